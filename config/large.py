@@ -1,0 +1,10 @@
+# BERT-large (24 layers, 1024 wide) with Courtois et al.'s recipe; none of the papers trains it.
+# $ torchrun --standalone --nproc_per_node=8 train.py config/large.py
+from config.base import *
+
+out_dir = 'out/large'
+n_layer = 24
+n_head = 16
+n_embd = 1024
+n_inner = 4096
+batch_size = 16

@@ -1,0 +1,13 @@
+# A small pairwise BERT on the docstrings of the installed Python packages: minutes on two cores, no network.
+# $ python train.py config/quickstart.py
+# Rotary positions: with learned ones the same run needs several times the steps (see config/tiny.py).
+from config.tiny import *
+
+out_dir = 'out/quickstart'
+attention = 'pairwise'
+position = 'rope'
+max_iters = 1500
+learning_rate = 2e-3
+eval_interval = 250
+checkpoint_interval = 500
+fill_samples = 4

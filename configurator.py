@@ -1,0 +1,207 @@
+"""Knobs: the globals of a stage script <- config files <- --key=value, left to right, the last one wins.
+
+    $ python train.py config/base_pairwise.py --batch_size=16 --attention=shared
+
+A knob is a lower-case global of a stage script that holds an int, float, bool, str or tuple when
+`configure(globals())` is called; its comment is its help text. A config file is Python, run in a namespace of
+its own, that assigns knobs.
+Everything a user can get wrong is a `UserError`: one line, exit status 2, no traceback.
+"""
+import ast
+import difflib
+import glob
+import io
+import math
+import os
+import sys
+import tokenize
+import traceback
+import types
+
+KINDS = (bool, int, float, str, tuple)
+
+
+class UserError(ValueError):
+    """What a user did and what would do, in one line."""
+
+
+def run(main):
+    """Call a stage's main(); a UserError or OSError becomes one line on stderr and exit status 2."""
+    try:
+        main()
+    except UserError as error:
+        sys.exit(complain(error))
+    except OSError as error:
+        sys.exit(complain(f'{error.filename}: {error.strerror}' if error.filename else error))
+
+
+def complain(message):
+    """Say what went wrong; returns 2, the exit status of a user's mistake."""
+    say(f'error: {message}')
+    return 2
+
+
+def say(message):
+    """One line on stderr, from the first process of each machine alone."""
+    if os.environ.get('LOCAL_RANK', '0') == '0':
+        print(' '.join(str(message).split()), file=sys.stderr, flush=True)
+
+
+def configure(scope, argv=None):
+    """Override the knobs in `scope`, a stage script's globals().  Returns (config, origins).
+
+    config   {name: value} of every knob, plain Python, as it is stored in checkpoints
+    origins  {name: file or 'command line'} of the knobs that were set
+    Raises UserError; prints the help text and exits on --help.
+    """
+    config = {name: value for name, value in scope.items() if is_knob(name, value)}
+    origins = {}
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if '--help' in arguments or '-h' in arguments:
+        print(help_text(scope, config))
+        sys.exit(0)
+    while arguments:
+        argument = arguments.pop(0)
+        if argument.startswith('--'):
+            name, equals, text = argument[2:].partition('=')
+            check_name(name, config, 'command line')
+            if not equals and (not arguments or arguments[0].startswith('--')):
+                raise UserError(f'command line: --{name} needs a value, as in --{name}={show(config[name])}')
+            text = text if equals else arguments.pop(0)
+            config[name] = parse(name, text, scope[name])
+            origins[name] = 'command line'
+        elif argument.startswith('-'):
+            raise UserError(f"command line: '{argument}' is neither a config file nor --key=value")
+        else:
+            for name, value, origin in read_config_file(argument, config):
+                config[name] = checked(name, value, scope[name], origin)
+                origins[name] = origin
+    scope.update(config)
+    return config, origins
+
+
+def is_knob(name, value):
+    return name.islower() and not name.startswith('_') and isinstance(value, KINDS)
+
+
+def check_name(name, config, origin):
+    if name not in config:
+        near = difflib.get_close_matches(name, config, n=1, cutoff=0.5)
+        hint = f"did you mean '{near[0]}'?" if near else 'see --help'
+        raise UserError(f"{origin}: no such key '{name}', {hint}")
+
+
+def parse(name, text, default):
+    """The value of `--name=text` in the type of `default`; a str is taken as it stands."""
+    if isinstance(default, str):
+        return text
+    if isinstance(default, bool):
+        if text.lower() not in ('true', 'false'):
+            raise UserError(f'command line: {name}={text!r}: a bool is true or false')
+        return text.lower() == 'true'
+    if isinstance(default, tuple):
+        items = [item.strip() for item in text.split(',') if item.strip()]
+        try:
+            return tuple(int(item) for item in items)
+        except ValueError:
+            raise UserError(f'command line: {name}={text!r}: whole numbers with commas between them, '
+                            f'as in --{name}=1000,2000') from None
+    kind = type(default)
+    try:
+        value = kind(text)
+    except ValueError:
+        wanted = 'a whole number' if kind is int else 'a number'
+        raise UserError(f'command line: {name}={text!r}: {wanted}, as in --{name}={show(default)}') from None
+    return checked(name, value, default, 'command line')
+
+
+def checked(name, value, default, origin):
+    """`value` in the type of `default`: int widens to float, a list to a tuple, a bool is never a number."""
+    kind = type(default)
+    if kind is tuple and isinstance(value, (tuple, list)):
+        if all(type(item) is int for item in value):
+            return tuple(value)
+    elif kind is float and type(value) is int:
+        value = float(value)
+    if type(value) is not kind or kind is tuple:
+        wanted = 'whole numbers' if kind is tuple else kind.__name__
+        raise UserError(f'{origin}: {name}={value!r}: must be {wanted}, as in {name} = {default!r}')
+    if kind is float and not math.isfinite(value) and not (math.isinf(default) and not math.isnan(value)):
+        raise UserError(f'{origin}: {name}={value}: must be finite')      # inf only where the default is inf
+    return value
+
+
+def read_config_file(path, config):
+    """Run a config file in a namespace of its own.  Yields (name, value, origin) for each knob it sets."""
+    try:
+        with open(path, 'rb') as file:
+            source = file.read()
+    except OSError as error:
+        reason = 'it is a directory' if os.path.isdir(path) else error.strerror
+        raise UserError(f'{path}: cannot read this config file: {reason}') from None
+    root = os.path.dirname(os.path.abspath(__file__))   # for `from config.base import *`, from anywhere
+    sys.path[:] = [root] + [entry for entry in sys.path if entry != root]
+    namespace = {'__name__': 'config_file', '__file__': path}
+    try:
+        exec(compile(source, path, 'exec'), namespace)
+    except SyntaxError as error:                            # without a line for a NUL byte
+        raise UserError(f'{error.filename or path}:{error.lineno or 1}: {error.msg}') from None
+    except BaseException as error:                          # a config file may raise anything, SystemExit too
+        raise UserError(f'{where(error, path)}: {type(error).__name__}: {error}') from None
+    for name, value in namespace.items():
+        if name.startswith('_') or isinstance(value, (types.ModuleType, types.FunctionType, type)):
+            continue
+        origin = definer(name, path, source)
+        check_name(name, config, origin)
+        yield name, value, origin
+
+
+def where(error, path):
+    """file:line of the innermost frame of a config file in the traceback of `error`."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__)
+              if frame.filename == path or os.sep + 'config' + os.sep in frame.filename]
+    return f'{os.path.relpath(frames[-1].filename)}:{frames[-1].lineno}' if frames else path
+
+
+def definer(name, path, source):
+    """The file that assigns `name`: `path`, or the config module that `path` star-imports."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Store):
+            return path
+    for module in list(sys.modules.values()):
+        if getattr(module, '__name__', '').startswith('config.') and name in vars(module):
+            with open(module.__file__, 'rb') as file:
+                return definer(name, os.path.relpath(module.__file__), file.read())
+    return path
+
+
+def show(value):
+    """A value as it is written on the command line."""
+    if isinstance(value, tuple):
+        return ','.join(map(str, value))
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def help_text(scope, config):
+    """Every knob with its default and its comment, then the config files."""
+    with open(scope['__file__'], encoding='utf-8') as file:
+        source = file.read()
+    comments = {}
+    lines = source.splitlines()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT and ' = ' in lines[token.start[0] - 1][:token.start[1]]:
+            name = lines[token.start[0] - 1].partition(' = ')[0]
+            comments.setdefault(name, token.string.lstrip('# '))
+    usage = f"usage: python {os.path.basename(scope['__file__'])} [config/FILE.py ...] [--key=value ...]"
+    summary = (scope.get('__doc__') or '').strip().partition('\n')[0]
+    knobs = [f'  --{name}={show(value)}'.ljust(36) + comments.get(name, '') for name, value in config.items()]
+    files = sorted(glob.glob(os.path.join(os.path.dirname(os.path.abspath(__file__)), 'config', '*.py')))
+    names = ['  config/' + os.path.basename(file) for file in files]
+    return '\n'.join([usage, '', summary, '', 'knobs:', *knobs, '', 'config files:', *names])
+
+
+def table(config, origins):
+    """The resolved knobs, one a line, with the origin of those that were set."""
+    lines = (f"  {name} = {show(value)}".ljust(40) + (f'<- {origins[name]}' if name in origins else '')
+             for name, value in config.items())
+    return '\n'.join(line.rstrip() for line in lines)

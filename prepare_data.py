@@ -1,0 +1,1167 @@
+"""Text to tokens: read a corpus, tokenize it, hold out validation documents, shuffle, write data/<name>/.
+
+    $ python prepare_data.py config/data_wikitext.py
+    $ python prepare_data.py --corpus='texts/*.jsonl.zst' --tokenizer=wordpiece:vocab.txt --name=mine
+
+Readers yield rows (where, text, bad): a usable row has bad = '', a bad one its kind, and a detail as text.
+Every document gets a 64-bit hash of its text, keyed by the seed. Tokenized documents are scattered over
+BUCKETS files by the top bits of the hash, then gathered bucket by bucket: the smallest hashes are held out
+for validation, so equal texts are on one side, and no more than the index of one bucket is ever in memory.
+
+data/<name>/ holds, for split in train, val and shard 00000 on:
+    <split>_00000.bin   little-endian uint16 (uint32 if vocab_size > 65536): each document's ids, then [SEP]
+    <split>_00000.idx   int64, the first token of each document in that shard, and the shard's length
+    word_start.bin      (vocab_size,) uint8, 1 where an id can start a word, for whole-word masking
+    the tokenizer       sentencepiece.model | vocab.txt | vocab.tiktoken
+    meta.json           what all of it is; see write_meta
+"""
+import array
+import ast
+import base64
+import collections
+import concurrent.futures
+import contextlib
+import functools
+import glob
+import gzip
+import hashlib
+import importlib.metadata
+import importlib.util
+import inspect
+import io
+import json
+import multiprocessing
+import os
+import pickle
+import platform
+import re
+import shutil
+import struct
+import sys
+import sysconfig
+import threading
+import time
+import warnings
+import zlib
+
+import numpy as np
+
+from configurator import UserError, configure, run
+
+corpus = 'docstrings'           # a row of CORPORA, a path, a glob or a hub id owner/name
+path = ''                       # in place of the row's source: files for oscar, packages for docstrings
+name = ''                       # folder under data_dir; empty: from the corpus
+data_dir = 'data'               # where prepared corpora live
+subset = ''                     # configuration of a hub dataset; empty: the row's own
+split = 'train'                 # split of a hub dataset
+revision = ''                   # git revision of a hub dataset; empty: the newest, which is recorded
+text_field = 'text'             # field or column that holds the text
+document_start = ''             # regular expression: a row that matches starts a document, others go on
+rows_per_document = 1           # successive rows joined into one document, for corpora of single sentences
+tokenizer = 'sentencepiece'     # sentencepiece[:file.model], wordpiece[:vocab.txt or id], tiktoken:NAME
+vocab_size = 4096               # pieces of a sentencepiece trained here; 4096 for small models, 32000 base
+lower_case = True               # trained sentencepiece and wordpiece; True for uncased vocabularies
+tokenizer_sample = 10_000_000   # characters that sentencepiece trains on; about 25 bytes of memory for each
+sample_from = 1_000_000_000     # characters at the head of the corpus that the sample is drawn from
+val_fraction = 0.01             # share of the documents held out, by hash
+val_documents = 10_000          # documents held out at most
+shard_bytes = 200_000_000       # size of a token file at most, unless one document is longer
+max_documents = 0               # stop after so many documents; 0: all
+max_bytes = 10_000_000          # longer rows are skipped, longer .txt files cut at blank lines
+num_proc = 0                    # worker processes; 0: one per core; the result does not depend on it
+seed = 1                        # of the held-out choice and of the document order
+
+FORMAT = 1                      # of the folder; train.py refuses any other
+BUCKETS = 256
+BATCH_BYTES = 500_000           # of text per task of a worker
+FLUSH_BYTES = 64_000_000        # of tokens held before the buckets are written
+WRITE_BYTES = 1_000_000         # of tokens held before a shard is written
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)      # 2^64 / golden ratio: spreads successive numbers
+INDEX = np.dtype([('hash', '<u8'), ('tokens', '<u8')])
+LIMITS = {                      # knob: lowest, highest, advice
+    'rows_per_document': (1, 10**6, '1 joins nothing'),
+    'vocab_size': (16, 10**6, '4096 to 32000 is usual'),
+    'tokenizer_sample': (1000, 10**9, '10000000 is usual'),
+    'sample_from': (1000, 10**12, '1000000000 is usual'),
+    'val_fraction': (0, 1, '0.01 is usual'),
+    'val_documents': (1, 10**9, '10000 is usual'),
+    'shard_bytes': (1000, 10**10, '200000000 is usual'),
+    'max_documents': (0, 10**12, '0 reads all'),
+    'max_bytes': (1000, 10**8, '10000000 is usual'),
+    'num_proc': (0, 1024, '0 is one per core'),
+    'seed': (0, 2**63 - 1, '1 is usual'),
+}
+
+
+# rows and their faults
+
+def check_text(value, most):
+    """Any value -> (text, bad): (the text, '') or ('', why it cannot be a document)."""
+    if not isinstance(value, str):
+        return '', 'null' if value is None else 'not a string'
+    if not value or value.isspace():
+        return '', 'empty'
+    if '\0' in value:
+        return '', 'NUL'
+    try:
+        size = len(value) if value.isascii() else len(value.encode())
+    except UnicodeEncodeError:
+        return '', 'lone surrogate'
+    return (value, '') if size <= most else ('', 'too long')
+
+
+def pick_field(row, config):
+    """The text of one record, a dict; a missing field is reported with the fields that are there."""
+    if not isinstance(row, dict):
+        return '', 'not an object'
+    if config['text_field'] not in row:
+        return ', '.join(map(str, row)), 'missing field'
+    return check_text(row[config['text_field']], config['max_bytes'])
+
+
+OSCAR_BLOCKED = {'agressif', 'adult', 'cryptojacking', 'dangerous_material', 'phishing', 'warez', 'ddos',
+                 'hacking', 'malware', 'mixed_adult', 'sect'}
+
+
+def pick_oscar(row, config):
+    """The text of an OSCAR record that passes the filter of Courtois et al. 2024, appendix A.
+
+    22.01 has metadata.annotation and neither perplexity nor categories; 23.01 has metadata.quality_warnings,
+    harmful_pp and categories. An absent field drops nothing, except the language. The first reason counts.
+    """
+    text, bad = pick_field(row, dict(config, text_field='content'))
+    meta = row.get('metadata') if isinstance(row, dict) else None
+    if bad or not isinstance(meta, dict):
+        return text, bad or 'no metadata'
+    label = (meta.get('identification') or {}).get('label')
+    perplexity = meta.get('harmful_pp')
+    if str(label).lower() != 'en':
+        return '', 'filtered: not English'
+    if meta.get('quality_warnings') or meta.get('annotation') or meta.get('annotations'):
+        return '', 'filtered: quality warning'
+    if perplexity is not None and not 5 <= perplexity <= 100_000:
+        return '', 'filtered: harmful_pp'
+    if OSCAR_BLOCKED.intersection(meta.get('categories') or ()):
+        return '', 'filtered: blocked category'
+    return text, ''
+
+
+def join_rows(rows, config):
+    """Rows of one line each -> documents; blank lines belong to the layout and are not counted as empty."""
+    starts = re.compile(config['document_start'])
+    first, lines, size = '', [], 0
+    for where, text, bad in rows:
+        if bad and bad != 'empty':
+            yield where, text, bad
+        if bad:
+            continue
+        full = starts.search(text) if config['document_start'] else len(lines) >= config['rows_per_document']
+        size += 4 * len(text)                                   # UTF-8 has at most 4 bytes a character
+        if lines and (full or size > config['max_bytes']):
+            yield first, '\n'.join(lines), ''
+            lines, size = [], 4 * len(text)
+        first = first if lines else where
+        lines.append(text.strip('\n'))
+    if lines:
+        yield first, '\n'.join(lines), ''
+
+
+# readers
+
+def open_bytes(file_name):
+    """A buffered binary stream over a plain, .gz or .zst file."""
+    if file_name.endswith('.gz'):
+        return gzip.open(file_name)
+    if file_name.endswith('.zst'):
+        zstandard = need('zstandard', 'reading .zst files')
+        reader = zstandard.ZstdDecompressor(max_window_size=2**31).stream_reader
+        return io.BufferedReader(reader(open(file_name, 'rb'), read_across_frames=True))
+    return open(file_name, 'rb')
+
+
+def read_lines(file_name, most):
+    """Yields (line number, line as str, bad); no line longer than `most` bytes is ever in memory."""
+    number = 0
+    try:
+        with open_bytes(file_name) as file:
+            while line := file.readline(most + 1):
+                number += 1
+                if len(line) > most and not line.endswith(b'\n'):
+                    while line and not line.endswith(b'\n'):
+                        line = file.readline(most)
+                    yield number, '', 'too long'
+                    continue
+                try:
+                    yield number, line.decode('utf-8-sig' if number == 1 else 'utf-8'), ''
+                except UnicodeDecodeError:
+                    yield number, '', 'invalid UTF-8'
+    except (EOFError, zlib.error, gzip.BadGzipFile):
+        yield number + 1, '', 'broken archive'
+    except Exception as error:                              # zstandard is optional, so its error class is too
+        if type(error).__name__ != 'ZstdError':
+            raise
+        yield number + 1, '', 'broken archive'
+
+
+def read_txt(file_name, config, pick):
+    """One document a file; a file longer than max_bytes is cut at blank lines."""
+    if not file_name.endswith(('.gz', '.zst')) and os.path.getsize(file_name) <= config['max_bytes']:
+        with contextlib.suppress(UnicodeDecodeError):           # else line by line, to name the line
+            text = read_bytes(file_name).decode('utf-8-sig')
+            if '\0' not in text:
+                yield 1, *check_text(text, config['max_bytes'])
+                return
+    first, lines, size, cut = 1, [], 0, 0                       # cut: lines up to the last blank one
+    for number, line, bad in read_lines(file_name, config['max_bytes']):
+        bad = bad or ('NUL' if '\0' in line else '')
+        if bad:
+            yield number, '', bad
+            continue
+        lines.append(line)
+        size += len(line.encode())
+        if size > config['max_bytes']:
+            cut = cut or len(lines) - 1
+            yield first, *check_text(''.join(lines[:cut]), config['max_bytes'])
+            lines, first, cut = lines[cut:], number + 1 + cut - len(lines), 0
+            size = len(''.join(lines).encode())
+        if line.isspace():
+            cut = len(lines)
+    yield first, *check_text(''.join(lines), config['max_bytes'])
+
+
+def read_jsonl(file_name, config, pick):
+    """One record a line; blank lines are no records."""
+    for number, line, bad in read_lines(file_name, config['max_bytes']):
+        if bad:
+            yield number, '', bad
+        elif not line.isspace():
+            try:
+                row = json.loads(line)
+            except (ValueError, RecursionError):
+                yield number, '', 'broken JSON'
+                continue
+            yield number, *pick(row, config)
+
+
+def read_parquet(file_name, config, pick):
+    """One record a row; strings are decoded here, because pyarrow raises for a whole batch."""
+    arrow = need('pyarrow', 'reading .parquet files')
+    parquet = importlib.import_module('pyarrow.parquet')
+    number = 0
+    try:
+        with parquet.ParquetFile(file_name) as file:
+            field = config['text_field']
+            names = file.schema_arrow.names
+            present = field if field in names else names[0]
+            for batch in file.iter_batches(256, columns=[present], use_threads=False):
+                column = batch.column(0)
+                if arrow.types.is_string(column.type) or arrow.types.is_large_string(column.type):
+                    column = column.cast(arrow.large_binary())
+                for value in column.to_pylist():
+                    number += 1
+                    try:
+                        value = value.decode() if isinstance(value, bytes) else value
+                    except UnicodeDecodeError:
+                        yield number, '', 'invalid UTF-8'
+                        continue
+                    yield number, *pick({field: value} if field in names else dict.fromkeys(names), config)
+    except arrow.ArrowException as error:
+        yield number + 1, str(error).partition('\n')[0], 'broken parquet'
+
+
+FORMATS = {'.txt': read_txt, '.jsonl': read_jsonl, '.parquet': read_parquet, '': read_txt}
+
+
+def file_format(file_name):
+    """The reader of a file by its ending, or None."""
+    return FORMATS.get(os.path.splitext(re.sub(r'\.(gz|zst)$', '', file_name))[1])
+
+
+def find_files(source):
+    """A file, a directory (searched to any depth) or a glob -> file names in sorted order."""
+    if os.path.isdir(source):
+        found = [os.path.join(folder, item) for folder, _, items in os.walk(source) for item in items]
+    else:
+        found = [source] if os.path.isfile(source) else [item for item in glob.glob(source, recursive=True)
+                                                         if os.path.isfile(item)]
+    return sorted(item for item in found if file_format(item))
+
+
+def read_files(source, config, progress, pick=pick_field):
+    """Local files.  Returns (rows, what to record about the source)."""
+    files = find_files(source)
+    if not files:
+        raise UserError(f'{source}: no .txt, .jsonl or .parquet file (.gz, .zst too) is there')
+    sizes = [os.path.getsize(item) for item in files]
+    progress.total = sum(sizes)
+
+    def rows():
+        for file_name, size in zip(files, sizes):
+            for number, text, bad in file_format(file_name)(file_name, config, pick):
+                yield f'{file_name}:{number}', text, bad
+            progress.done += size
+
+    return rows(), {'path': source, 'files': len(files), 'bytes': sum(sizes)}
+
+
+def read_oscar(source, config, progress):
+    """OSCAR 22.01 or 23.01 record files, filtered."""
+    if not source:
+        raise UserError("corpus='oscar' needs --path=<.jsonl.gz or .jsonl.zst files, a directory or a glob>")
+    return read_files(source, config, progress, pick_oscar)
+
+
+def read_hub(source, config, progress):
+    """A Hugging Face dataset, streamed at a pinned revision."""
+    datasets = need('datasets', 'reading from the Hugging Face hub')
+    hub = importlib.import_module('huggingface_hub')
+    try:
+        pinned = hub.HfApi().dataset_info(source, revision=config['revision'] or None).sha
+        data = datasets.load_dataset(source, config['subset'] or None, split=config['split'], streaming=True,
+                                     revision=pinned)
+        splits = data.info.splits or {}
+        progress.total = getattr(splits.get(config['split']), 'num_examples', 0) or 0
+    except Exception as error:                                  # the hub's libraries raise dozens of classes
+        raise UserError(hub_error(source, error)) from None
+
+    def rows():
+        try:
+            for number, row in enumerate(data, 1):
+                progress.done = number
+                yield f'{source}:{number}', *pick_field(row, config)
+        except UserError:
+            raise
+        except Exception as error:
+            raise UserError(hub_error(source, error)) from None
+
+    return rows(), {'hub': source, 'subset': config['subset'], 'split': config['split'], 'revision': pinned}
+
+
+def hub_error(source, error):
+    text = ' '.join(str(error).split())[:300]
+    return f'{source}: the Hugging Face hub did not give it: {type(error).__name__}: {text}'
+
+
+def read_docstrings(source, config, progress):
+    """The docstrings of installed packages, each text once, none below 40 characters; nothing is imported."""
+    roots = {package: package_root(package) for package in source.split()}
+    files = [(root, item) for root in roots.values() for item in python_files(root)]
+    progress.total = len(files)
+
+    def rows():
+        seen = set()
+        for found in ordered_map(parse_docstrings, files, config['num_proc']):
+            progress.done += 1
+            for where, text, bad in found:
+                key = text_hash(text, 0) if not bad else 0
+                if bad or key not in seen:
+                    yield where, text, bad
+                seen.add(key)
+
+    return rows(), {'packages': {package: package_version(package) for package in roots}, 'files': len(files)}
+
+
+def package_root(package):
+    """The folder of a package, found without importing it."""
+    if package == 'stdlib':
+        return sysconfig.get_path('stdlib')
+    found = importlib.util.find_spec(package) if package.isidentifier() else None
+    if found is None or not found.submodule_search_locations:
+        raise UserError(f"docstrings: no package '{package}' is installed; pip install {package}, "
+                        "or choose packages with --path='stdlib numpy'")
+    return found.submodule_search_locations[0]
+
+
+def package_version(package):
+    try:
+        return platform.python_version() if package == 'stdlib' else importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ''
+
+
+def python_files(root):
+    """Python files under `root` in sorted order; site-packages lies inside the standard library's folder."""
+    for folder, folders, items in os.walk(root):
+        folders[:] = sorted(set(folders) - {'site-packages', 'dist-packages', '__pycache__'})
+        for item in sorted(items):
+            if item.endswith('.py'):
+                yield os.path.join(folder, item)
+
+
+def parse_docstrings(root_and_file):
+    """One Python file -> rows of its docstrings and of the texts in add_docstr calls."""
+    root, file_name = root_and_file
+    where = os.path.join(os.path.basename(root), os.path.relpath(file_name, root))
+    try:
+        with open(file_name, 'rb') as file, warnings.catch_warnings():
+            warnings.simplefilter('ignore')                     # invalid escapes in other people's strings
+            tree = ast.parse(file.read())
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        return [(f'{where}:{getattr(error, "lineno", 1) or 1}', '', 'does not parse')]
+    rows, nodes = [], collections.deque([tree])
+    while nodes:
+        node = nodes.popleft()
+        for part in ('body', 'orelse', 'handlers', 'finalbody'):
+            children = getattr(node, part, None)                # a lambda's body is no list
+            nodes.extend(children if isinstance(children, list) else ())
+        for text, line in docstrings_of(node):
+            text = inspect.cleandoc(text)
+            text, bad = check_text(text, 10**7)
+            if bad or len(text) >= 40:
+                rows.append((f'{where}:{line}', text, bad))
+    return rows
+
+
+def docstrings_of(node):
+    """Yields (text, line) of the docstrings that a statement carries itself."""
+    if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)) and node.body:
+        first = node.body[0]
+        if isinstance(first, ast.Expr) and isinstance(getattr(first.value, 'value', None), str):
+            yield first.value.value, first.lineno
+    elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+        function = node.value.func
+        if re.search('add_(newdoc|docstr)', getattr(function, 'attr', getattr(function, 'id', ''))):
+            for item in ast.walk(node):                     # numpy and torch document compiled functions so
+                if isinstance(item, ast.Constant) and isinstance(item.value, str) and len(item.value) >= 80:
+                    yield item.value, item.lineno
+
+
+CORPORA = {
+    # name         reader           source                                             subset
+    'docstrings': (read_docstrings, 'stdlib torch numpy sympy networkx datasets',      ''),
+    'wikitext':   (read_hub,        'Salesforce/wikitext',                             'wikitext-103-raw-v1'),
+    'wikipedia':  (read_hub,        'wikimedia/wikipedia',                             '20231101.en'),
+    'books':      (read_hub,        'SamuelYang/bookcorpus',                           ''),
+    'c4':         (read_hub,        'allenai/c4',                                      'en'),
+    'fineweb':    (read_hub,        'HuggingFaceFW/fineweb',                           'sample-10BT'),
+    'oscar':      (read_oscar,      '',                                                ''),
+}
+
+
+def find_corpus(config):
+    """The corpus knob -> (default name, reader, source, subset)."""
+    wanted = config['corpus']
+    if wanted in CORPORA:
+        reader, source, part = CORPORA[wanted]
+        return wanted, reader, config['path'] or source, config['subset'] or part
+    if os.path.exists(wanted) or glob.glob(wanted, recursive=True):
+        stem = os.path.basename(os.path.abspath(wanted)).partition('.')[0]
+        return re.sub(r'\W+', '_', stem).strip('_') or 'files', read_files, wanted, ''
+    if re.fullmatch(r'[\w-][\w.-]*/[\w-][\w.-]*', wanted) and '.' not in os.path.splitext(wanted)[1]:
+        return wanted.partition('/')[2], read_hub, wanted, config['subset']
+    raise UserError(f"corpus='{wanted}': no such file; choose one of {', '.join(CORPORA)}, a path, a glob or "
+                    'a hub id owner/name')
+
+
+# tokenizers
+
+class SentencePieceTokenizer:
+    """Unigram sentencepiece, Kudo 2018, arXiv 1804.10959: trained on a sample, or a given .model.
+
+    Unigram, because bpe encodes 3.5 times slower and has 1 % more tokens on docstrings.  Trained here:
+    [PAD] 0, [UNK] 1, [CLS] 2, [SEP] 3, [MASK] 4 as control symbols, which no text can produce.  What a
+    given model lacks of them comes after its pieces.
+    """
+    file_name = 'sentencepiece.model'
+    packages = ('sentencepiece',)
+    names = {'pad': ('[PAD]', '<pad>'), 'cls': ('[CLS]', '<s>'), 'sep': ('[SEP]', '</s>'),
+             'mask': ('[MASK]', '<mask>')}
+
+    @staticmethod
+    def save(folder, argument, config, sample):
+        library = need('sentencepiece', 'this tokenizer')
+        model = read_bytes(argument) if argument else train_sentencepiece(library, config, sample)
+        write_bytes(os.path.join(folder, SentencePieceTokenizer.file_name), model)
+        return {'kind': 'sentencepiece', 'trained': not argument}
+
+    def __init__(self, folder, information):
+        library = need('sentencepiece', 'this tokenizer')
+        model = read_bytes(os.path.join(folder, self.file_name))
+        try:
+            self.model = library.SentencePieceProcessor(model_proto=model)
+        except RuntimeError:
+            raise UserError(f'{self.file_name}: not a sentencepiece model') from None
+        self.vocab_size = self.model.get_piece_size()
+        self.special = {'unk': self.model.unk_id()}
+        for key, names in self.names.items():
+            found = [self.model.piece_to_id(item) for item in names]
+            found = [item for item in found if self.model.is_control(item)]
+            self.special[key] = found[0] if found else self.vocab_size
+            self.vocab_size += not found
+        self.specials = set(self.special.values())
+
+    def encode(self, text):
+        return self.model.encode(text)
+
+    def encode_batch(self, texts):
+        return self.model.encode(texts, num_threads=1)
+
+    def decode(self, ids):
+        return self.model.decode([int(item) for item in ids if item not in self.specials])
+
+    def piece(self, item):
+        known = item < self.model.get_piece_size()
+        return self.model.id_to_piece(int(item)) if known else special_name(self, item)
+
+    def word_starts(self):
+        return [self.piece(item).startswith('\u2581') for item in range(self.vocab_size)]
+
+
+def train_sentencepiece(library, config, sample):
+    """The model's bytes.  The result depends on num_threads, hence one number for every machine."""
+    model = io.BytesIO()
+    try:
+        library.SentencePieceTrainer.train(
+            sentence_iterator=(line for text in sample for line in text.splitlines()), model_writer=model,
+            vocab_size=config['vocab_size'], model_type='unigram', character_coverage=0.9995, num_threads=8,
+            normalization_rule_name='nmt_nfkc_cf' if config['lower_case'] else 'nmt_nfkc', minloglevel=2,
+            pad_id=0, unk_id=1, bos_id=2, eos_id=3, pad_piece='[PAD]', unk_piece='[UNK]', bos_piece='[CLS]',
+            eos_piece='[SEP]', control_symbols='[MASK]')
+    except RuntimeError as error:
+        most = re.search(r'value <= (\d+)', str(error))
+        reason = f'this corpus allows at most {most[1]}' if most else str(error).rpartition('] ')[2].strip()
+        size = config['vocab_size']
+        raise UserError(f'vocab_size={size}: sentencepiece cannot train it: {reason}') from None
+    return model.getvalue()
+
+
+class WordPieceTokenizer:
+    """BERT's WordPiece, Devlin et al. 2018, arXiv 1810.04805: ids are lines of vocab.txt."""
+    file_name = 'vocab.txt'
+    packages = ('tokenizers',)
+
+    @staticmethod
+    def save(folder, argument, config, sample):
+        source = argument or 'google-bert/bert-base-uncased'
+        if not os.path.isfile(source):
+            if source.endswith('.txt'):
+                raise UserError(f'tokenizer: {source}: no such file')
+            hub = need('huggingface_hub', 'a vocabulary from the hub')
+            try:
+                source = hub.hf_hub_download(source, 'vocab.txt')
+            except Exception as error:                          # as in read_hub
+                raise UserError(hub_error(source, error)) from None
+        write_bytes(os.path.join(folder, WordPieceTokenizer.file_name), read_bytes(source))
+        return {'kind': 'wordpiece', 'lower_case': config['lower_case']}
+
+    def __init__(self, folder, information):
+        library = need('tokenizers', 'this tokenizer')
+        self.pieces = read_bytes(os.path.join(folder, self.file_name)).decode('utf-8', 'replace').splitlines()
+        vocabulary = {piece: item for item, piece in enumerate(self.pieces)}
+        missing = {'[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]'} - set(vocabulary)
+        if missing or len(vocabulary) < len(self.pieces):
+            fault = f'{min(missing)} is missing' if missing else 'a line is repeated'
+            raise UserError(f'{self.file_name}: not a BERT vocabulary: {fault}')
+        self.model = library.Tokenizer(library.models.WordPiece(vocabulary, unk_token='[UNK]'))
+        self.model.normalizer = library.normalizers.BertNormalizer(lowercase=information['lower_case'])
+        self.model.pre_tokenizer = library.pre_tokenizers.BertPreTokenizer()    # "[MASK]" -> "[", "mask", "]"
+        self.model.decoder = library.decoders.WordPiece()
+        self.vocab_size = len(self.pieces)
+        self.special = {key: vocabulary[f'[{key.upper()}]'] for key in ('pad', 'unk', 'cls', 'sep', 'mask')}
+
+    def encode(self, text):
+        return self.model.encode(text).ids
+
+    def encode_batch(self, texts):
+        return [item.ids for item in self.model.encode_batch_fast(texts)]
+
+    def decode(self, ids):
+        return self.model.decode([int(item) for item in ids if item not in self.special.values()])
+
+    def piece(self, item):
+        return self.pieces[item]
+
+    def word_starts(self):
+        return [not piece.startswith('##') for piece in self.pieces]
+
+
+class TiktokenTokenizer:
+    """Byte-level BPE of tiktoken by name, or a local file of "base64 rank" lines with GPT-2's pattern.
+
+    [PAD] [CLS] [SEP] [MASK] come after its ids; there is no [UNK].  A word can start with any token that
+    does not begin with a letter, a digit or the middle of a character.
+    """
+    file_name = 'vocab.tiktoken'
+    packages = ('tiktoken',)
+    gpt2 = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"""
+
+    @staticmethod
+    def save(folder, argument, config, sample):
+        library = need('tiktoken', 'this tokenizer')
+        target = os.path.join(folder, TiktokenTokenizer.file_name)
+        if os.path.isfile(argument):
+            write_bytes(target, read_bytes(argument))
+            return {'kind': 'tiktoken', 'name': os.path.basename(argument), 'pattern': TiktokenTokenizer.gpt2}
+        if argument not in library.list_encoding_names():
+            raise UserError(f"tokenizer='tiktoken:{argument}': no such file; choose a file or one of "
+                            f"{', '.join(library.list_encoding_names())}")
+        try:
+            encoding = library.get_encoding(argument)
+        except Exception as error:                          # a download: requests' or the network's classes
+            raise UserError(f'tiktoken:{argument}: cannot be downloaded: {type(error).__name__}') from None
+        ranks = sorted(encoding._mergeable_ranks.items(), key=lambda item: item[1])
+        write_bytes(target, b''.join(b'%s %d\n' % (base64.b64encode(token), rank) for token, rank in ranks))
+        return {'kind': 'tiktoken', 'name': argument, 'pattern': encoding._pat_str, 'ids': encoding.n_vocab}
+
+    def __init__(self, folder, information):
+        library = need('tiktoken', 'this tokenizer')
+        lines = read_bytes(os.path.join(folder, self.file_name)).split(b'\n')
+        try:
+            pairs = [line.split() for line in lines if line]
+            ranks = {base64.b64decode(token, validate=True): int(rank) for token, rank in pairs}
+        except ValueError:
+            raise UserError(f'{self.file_name}: not a tiktoken file of "base64 rank" lines') from None
+        lacking = [byte for byte in range(256) if bytes([byte]) not in ranks]
+        if lacking:
+            raise UserError(f'{self.file_name}: not a tiktoken file: byte {lacking[0]} has no rank')
+        self.model = library.Encoding(information['name'], pat_str=information['pattern'],
+                                      mergeable_ranks=ranks, special_tokens={})
+        self.tokens = {rank: token for token, rank in ranks.items()}
+        first = max(information.get('ids', 0), max(self.tokens) + 1)
+        self.special = {key: first + i for i, key in enumerate(('pad', 'cls', 'sep', 'mask'))}
+        self.vocab_size = first + len(self.special)
+
+    def encode(self, text):
+        return self.model.encode_ordinary(text)
+
+    def encode_batch(self, texts):
+        return [self.model.encode_ordinary(text) for text in texts]
+
+    def decode(self, ids):
+        return b''.join(self.tokens.get(int(item), b'') for item in ids).decode('utf-8', 'replace')
+
+    def piece(self, item):
+        known = item in self.tokens
+        return self.tokens[item].decode('utf-8', 'replace') if known else special_name(self, item)
+
+    def word_starts(self):
+        heads = [self.tokens.get(item, b' ').decode('utf-8', 'replace')[0] for item in range(self.vocab_size)]
+        return [not (head.isalnum() or head == '\ufffd') for head in heads]     # ufffd: part of a character
+
+
+TOKENIZERS = {'sentencepiece': SentencePieceTokenizer, 'wordpiece': WordPieceTokenizer,
+              'tiktoken': TiktokenTokenizer}
+
+
+def special_name(tokenizer, item):
+    """[PAD], [CLS] ... of a special id that the tokenizer's own files do not have; '' for an unused id."""
+    return next((f'[{key.upper()}]' for key, value in tokenizer.special.items() if value == item), '')
+
+
+def find_tokenizer(text):
+    """'kind:argument' -> (kind, argument)."""
+    kind, _, argument = text.partition(':')
+    if kind not in TOKENIZERS or (kind == 'tiktoken' and not argument):
+        raise UserError(f"tokenizer='{text}': choose one of sentencepiece, sentencepiece:<file.model>, "
+                        'wordpiece, wordpiece:<vocab.txt or hub id>, tiktoken:<name or file>')
+    return kind, argument
+
+
+def load_tokenizer(folder, meta):
+    """The tokenizer of a prepared folder: encode, encode_batch, decode, piece, vocab_size, special."""
+    return TOKENIZERS[meta['tokenizer']['kind']](folder, meta['tokenizer'])
+
+
+# plumbing
+
+def need(module, purpose):
+    """An optional package, or an error that names what to install."""
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise UserError(f'{purpose} needs the package {module}: pip install {module}') from None
+
+
+def read_bytes(file_name):
+    with open(file_name, 'rb') as file:
+        return file.read()
+
+
+def write_bytes(file_name, data):
+    """Write a whole file and wait until it is on the disk."""
+    with open(file_name, 'wb') as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def append_bytes(file_name, data):
+    with open(file_name, 'ab') as file:
+        file.write(data)
+
+
+def text_hash(text, seed):
+    """64 bits of BLAKE2b, RFC 7693, as an int."""
+    digest = hashlib.blake2b(text.encode(), digest_size=8, key=seed.to_bytes(8, 'little')).digest()
+    return int.from_bytes(digest, 'little')
+
+
+def die_with_parent():
+    """Run in a worker: a killed main process must not leave workers behind."""
+    def wait():
+        multiprocessing.parent_process().join()
+        os._exit(1)
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def ordered_map(function, items, num_proc):
+    """Yields function(item) in order; at most four items a worker are under way, so memory is bounded."""
+    if num_proc == 1:
+        yield from map(function, items)
+        return
+    waiting = collections.deque()
+    context = multiprocessing.get_context('spawn')
+    with concurrent.futures.ProcessPoolExecutor(num_proc, context, die_with_parent) as pool:
+        try:
+            for item in items:
+                waiting.append(pool.submit(function, item))
+                if len(waiting) > 4 * num_proc:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        except concurrent.futures.BrokenExecutor:
+            raise UserError('a worker process was killed; out of memory? Then a smaller --num_proc') from None
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+class Progress:
+    """What is done of what there is, in the reader's unit; on a terminal a line about it twice a second."""
+
+    def __init__(self):
+        self.total = self.done = self.read = 0              # total 0: unknown; read: characters of documents
+        self.started = self.shown = time.monotonic()
+
+    def show(self, text, fraction):
+        now = time.monotonic()
+        if now - self.shown < 0.5 or not sys.stderr.isatty():
+            return
+        self.shown = now
+        bar = f"{'#' * round(20 * fraction):.<20} {fraction:4.0%}" if fraction else 'size unknown'
+        left = f', {(now - self.started) * (1 / fraction - 1):,.0f} s left' if fraction else ''
+        print(f'\r{bar} {text}{left}\033[K', end='', file=sys.stderr, flush=True)
+
+
+def say(text):
+    print(('\r\033[K' if sys.stderr.isatty() else '') + text, file=sys.stderr, flush=True)
+
+
+# documents
+
+def good_documents(rows, source, config, skipped, progress):
+    """Rows -> texts.  Bad rows are counted in `skipped` by kind; five are named when reading ends."""
+    documents, examples, fields = 0, [], ''
+    for where, text, bad in rows:
+        if bad:
+            skipped[bad] += 1
+            if len(examples) < 5 and not bad.startswith('filtered'):
+                examples.append(f'{where}: {bad}' + (f' ({text})' if text else ''))
+            fields = text if bad == 'missing field' else fields
+            if not documents and skipped['missing field'] == 10_000:
+                break
+            continue
+        documents += 1
+        progress.read += len(text)
+        yield text
+        if documents == config['max_documents']:
+            break
+    counts = ', '.join(f'{kind} {count}' for kind, count in sorted(skipped.items()))
+    if not documents and skipped['missing field']:
+        wanted = config['text_field']
+        raise UserError(f"text_field='{wanted}': no row of {source} has it; its fields are {fields}")
+    if not documents:
+        raise UserError(f"{source}: no document in it{'; skipped: ' if counts else ''}{counts}"
+                        f"{'; the first: ' if examples else ''}{''.join(examples[:1])}")
+    for line in examples:
+        say(f'skipped {line}')
+    if counts:
+        say(f'skipped in all: {counts}')
+
+
+def take_sample(documents, folder, config, progress):
+    """Spools the head of the corpus.  Returns (a sample of it by hash, all documents from the start)."""
+    spool = os.path.join(folder, 'head')
+    chosen, size, read = [], 0, 0
+    with open(spool, 'wb') as file:
+        for text in documents:
+            pickle.dump(text, file)
+            chosen.append((text_hash(text, config['seed']), text))
+            size += len(text)
+            read += len(text)
+            share = progress.done / progress.total if progress.total else 0
+            progress.show(f'{read:,} characters read', share)
+            if size > 2 * config['tokenizer_sample']:
+                chosen, size = smallest(chosen, config['tokenizer_sample'])
+            if read >= config['sample_from']:
+                break
+
+    def everything():
+        with open(spool, 'rb') as file:
+            with contextlib.suppress(EOFError):
+                while True:
+                    yield pickle.load(file)
+        os.remove(spool)
+        yield from documents
+
+    return [text for _, text in smallest(chosen, config['tokenizer_sample'])[0]], everything()
+
+
+def smallest(chosen, most):
+    """The (hash, text) pairs of smallest hash with about `most` characters, and how many these are."""
+    kept, size = [], 0
+    for pair in sorted(chosen):
+        if size >= most:
+            break
+        kept.append(pair)
+        size += len(pair[1])
+    return kept, size
+
+
+def batches(documents):
+    """Texts -> lists of texts of about BATCH_BYTES characters."""
+    batch, size = [], 0
+    for text in documents:
+        batch.append(text)
+        size += len(text)
+        if size >= BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+@functools.lru_cache(maxsize=1)
+def worker_tokenizer(folder, information):
+    os.environ.setdefault('TOKENIZERS_PARALLELISM', 'false')    # the worker processes are the parallelism
+    return load_tokenizer(folder, {'tokenizer': json.loads(information)})
+
+
+def encode_texts(folder, information, seed, texts):
+    """Texts -> (hashes, numbers of tokens with the [SEP], ids one after another as bytes, characters)."""
+    tokenizer = worker_tokenizer(folder, information)
+    sep = tokenizer.special['sep']
+    ids = array.array('H' if tokenizer.vocab_size <= 65536 else 'I')
+    counts = []
+    for document in tokenizer.encode_batch(texts):
+        document.append(sep)
+        counts.append(len(document))
+        ids.extend(array.array(ids.typecode, document))
+    if sys.byteorder == 'big':
+        ids.byteswap()
+    return [text_hash(text, seed) for text in texts], counts, ids.tobytes(), sum(map(len, texts))
+
+
+# scatter and gather
+
+def bucket_file(folder, bucket, kind):
+    return os.path.join(folder, 'buckets', f'{bucket:03}.{kind}')
+
+
+def scatter(documents, folder, information, width, config, skipped, progress):
+    """Tokenizes the documents and appends each to the bucket of its hash.  Returns (documents, tokens)."""
+    os.mkdir(os.path.join(folder, 'buckets'))
+    ids, index = ([bytearray() for _ in range(BUCKETS)] for _ in range(2))
+    encode = functools.partial(encode_texts, folder, json.dumps(information), config['seed'])
+    documents_done = tokens_done = characters = held = 0
+    for hashes, counts, data, size in ordered_map(encode, batches(documents), config['num_proc']):
+        start, view = 0, memoryview(data)
+        for key, count in zip(hashes, counts):
+            if count > 1:
+                ids[key >> 56] += view[start:start + width * count]
+                index[key >> 56] += struct.pack('<QQ', key, count)
+                documents_done += 1
+                tokens_done += count
+            start += width * count
+        skipped.update({'no tokens': counts.count(1)} if 1 in counts else {})
+        characters += size
+        held += len(data)
+        if held > FLUSH_BYTES:
+            held = flush_buckets(folder, ids, index)
+        read = characters / progress.read * (progress.done / progress.total if progress.total else 0)
+        rate = tokens_done / (time.monotonic() - progress.started)
+        text = f'{documents_done:,} documents, {tokens_done:,} tokens, {rate:,.0f} tokens/s'
+        progress.show(text, min(read, 1))
+    flush_buckets(folder, ids, index)
+    return documents_done, tokens_done
+
+
+def flush_buckets(folder, ids, index):
+    """Empties the buffers into the bucket files.  Returns 0, the bytes now held."""
+    for bucket in range(BUCKETS):
+        for kind, buffers in (('ids', ids), ('index', index)):
+            append_bytes(bucket_file(folder, bucket, kind), buffers[bucket])
+            buffers[bucket] = bytearray()
+    return 0
+
+
+def choose_validation(hashes, taken, config):
+    """(N,) hashes of a bucket -> (N,) bool, True for the validation split.
+
+    Buckets come in rising order of the hash; `taken` documents are held out already.  Held out are the
+    smallest hashes below val_fraction, val_documents at most, equal hashes together, and one group at least.
+    """
+    values, group, counts = np.unique(hashes, return_inverse=True, return_counts=True)
+    held = values < np.uint64(config['val_fraction'] * 2**64)
+    held &= taken + np.cumsum(counts) <= config['val_documents']
+    held[0] |= taken == 0
+    return held[group]
+
+
+class ShardWriter:
+    """Appends documents to <split>_00000.bin and so on; a shard is closed before it exceeds `most` bytes."""
+
+    def __init__(self, folder, split, dtype, vocab_size, most):
+        self.folder, self.split, self.dtype, self.most = folder, split, np.dtype(dtype), most
+        self.counts = np.zeros(vocab_size, np.int64)            # of each id, in all shards
+        self.shards, self.documents, self.tokens = [], 0, 0
+        self.starts, self.parts, self.size, self.held = array.array('q'), [], 0, 0
+
+    def add(self, ids):
+        if self.size and self.size + len(ids) > self.most:
+            self.close()
+        self.starts.append(self.size // self.dtype.itemsize)
+        self.parts.append(ids)
+        self.size += len(ids)
+        self.held += len(ids)
+        if self.held > WRITE_BYTES:
+            self.flush()
+
+    def flush(self):
+        data = b''.join(self.parts)
+        append_bytes(os.path.join(self.folder, f'{self.split}_{len(self.shards):05}.bin'), data)
+        self.counts += np.bincount(np.frombuffer(data, self.dtype), minlength=len(self.counts))
+        self.parts, self.held = [], 0
+
+    def close(self):
+        if not self.size:
+            return
+        self.flush()
+        stem, tokens = f'{self.split}_{len(self.shards):05}', self.size // self.dtype.itemsize
+        self.documents += len(self.starts)
+        self.tokens += tokens
+        self.shards.append({'tokens': f'{stem}.bin', 'documents': f'{stem}.idx', 'n_tokens': tokens,
+                            'n_documents': len(self.starts)})
+        self.starts.append(tokens)
+        starts = np.asarray(self.starts).astype('<i8')
+        append_bytes(os.path.join(self.folder, f'{stem}.idx'), starts.tobytes())
+        self.starts, self.size = array.array('q'), 0
+
+
+def gather(folder, dtype, vocab_size, total, config, progress):
+    """Buckets -> shards.  Returns the writers (train, val).
+
+    Inside a bucket the order mixes the hash with the place, so that equal documents do not follow each other.
+    """
+    most = config['shard_bytes']
+    train, val = (ShardWriter(folder, part, dtype, vocab_size, most) for part in ('train', 'val'))
+    width, done = np.dtype(dtype).itemsize, 0
+    for bucket in range(BUCKETS):
+        index = np.fromfile(bucket_file(folder, bucket, 'index'), INDEX)
+        if len(index):
+            held = choose_validation(index['hash'], val.documents + len(val.starts), config)
+            sizes = index['tokens'].astype(np.int64) * width
+            starts = np.cumsum(sizes) - sizes
+            place = np.arange(len(index), dtype=np.uint64) * GOLDEN
+            with open(bucket_file(folder, bucket, 'ids'), 'rb') as file:
+                for i in np.argsort(index['hash'] ^ place, kind='stable'):
+                    (val if held[i] else train).add(os.pread(file.fileno(), sizes[i], starts[i]))
+        done += len(index)
+        progress.show(f'{done:,} documents shuffled', done / total)
+        for kind in ('ids', 'index'):
+            os.remove(bucket_file(folder, bucket, kind))
+    train.close()
+    val.close()
+    os.rmdir(os.path.join(folder, 'buckets'))
+    return train, val
+
+
+# meta.json
+
+def entropy(counts, sep):
+    """Unigram entropy in nats per token, of the training tokens without [SEP]."""
+    counts = np.where(np.arange(len(counts)) == sep, 0, counts)
+    share = counts[counts > 0] / counts.sum()
+    return float(-(share * np.log(share)).sum())
+
+
+def file_facts(file_name):
+    """{"bytes", "sha256"} of a file, which is on the disk afterwards."""
+    digest = hashlib.sha256()
+    with open(file_name, 'rb') as file:
+        os.fsync(file.fileno())
+        while block := file.read(2**20):
+            digest.update(block)
+    return {'bytes': os.path.getsize(file_name), 'sha256': digest.hexdigest()}
+
+
+def write_meta(folder, meta, splits, num_proc):
+    """Completes and writes meta.json: nothing in it depends on the time, the machine's cores or the place."""
+    names = sorted(os.listdir(folder))
+    names.remove('lock')
+    with concurrent.futures.ThreadPoolExecutor(num_proc) as pool:                   # hashlib releases the GIL
+        facts = pool.map(file_facts, [os.path.join(folder, item) for item in names])
+        meta['files'] = dict(zip(names, facts))
+    meta['splits'] = {writer.split: {'tokens': writer.tokens, 'documents': writer.documents,
+                                     'shards': writer.shards} for writer in splits}
+    write_bytes(os.path.join(folder, 'meta.json'), json.dumps(meta, indent=1).encode() + b'\n')
+
+
+def load_meta(folder):
+    """meta.json of a prepared folder as a dict, once every file it names has been found in its full size."""
+    file_name = os.path.join(folder, 'meta.json')
+    if not os.path.isfile(file_name):
+        name = os.path.basename(os.path.abspath(folder))
+        raise UserError(f'{folder}: not prepared (no meta.json): run python prepare_data.py --name={name} '
+                        'with its config/data_*.py or --corpus=...')
+    try:
+        meta = json.loads(read_bytes(file_name))
+        if meta['format'] != FORMAT:
+            raise UserError(f"{file_name}: format {meta['format']}, expected {FORMAT}: prepare it again")
+        files = {item: facts['bytes'] for item, facts in meta['files'].items()}
+        shards = [shard[key] for part in meta['splits'].values() for shard in part['shards']
+                  for key in ('tokens', 'documents')]
+    except UserError:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise UserError(f'{file_name}: broken: remove {folder} and prepare it again') from None
+    except OSError as error:
+        raise UserError(f'{file_name}: {error.strerror}') from None
+    for item in [*files, *shards]:
+        if item != os.path.basename(item) or item in ('', '.', '..') or item not in files or '\\' in item:
+            raise UserError(f'{file_name}: names {item!r}, which is not a file of this folder')
+        path = os.path.join(folder, item)
+        size = os.path.getsize(path) if os.path.isfile(path) else None
+        if size != files[item]:
+            found = 'missing' if size is None else f'{size} bytes'
+            raise UserError(f'{path}: {found}, should have {files[item]} bytes: remove {folder} and '
+                            'prepare it again')
+    return meta
+
+
+# one run
+
+def check_config(config):
+    """Ranges and forms; returns the config with the number of processes filled in."""
+    for knob, (low, high, advice) in LIMITS.items():
+        value = config[knob]
+        if not low <= value <= high or (isinstance(value, float) and value in (low, high)):
+            raise UserError(f'{knob}={value}: must lie between {low} and {high} ({advice})')
+    if config['name'] and not re.fullmatch(r'[\w-][\w.-]*', config['name']):
+        raise UserError(f"name='{config['name']}': letters, digits, '.', '_' and '-' only: it names a folder")
+    try:
+        re.compile(config['document_start'])
+    except re.error as error:
+        pattern = config['document_start']
+        raise UserError(f"document_start='{pattern}': not a regular expression: {error}") from None
+    find_tokenizer(config['tokenizer'])
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count()
+    return dict(config, num_proc=config['num_proc'] or cores)
+
+
+def is_prepared(folder, settings):
+    """Whether `folder` holds just this; an error if it holds something else."""
+    if not os.path.exists(folder):
+        return False
+    before = load_meta(folder)['settings']
+    for knob, value in settings.items():
+        if before.get(knob) != value:
+            raise UserError(f'{folder}: prepared with {knob}={before.get(knob)!r}, now {knob}={value!r}: '
+                            'give another --name or remove the folder')
+    return True
+
+
+@contextlib.contextmanager
+def work_folder(folder):
+    """A fresh <folder>.tmp that becomes <folder> when the block ends well, and is removed when it fails."""
+    temporary = folder + '.tmp'
+    os.makedirs(temporary, exist_ok=True)
+    with open(os.path.join(temporary, 'lock'), 'w') as lock:
+        try:
+            import fcntl                                    # not on Windows: two runs at once go unnoticed
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except ImportError:
+            pass
+        except OSError:
+            raise UserError(f'{temporary}: another run is preparing it') from None
+        try:
+            for item in os.listdir(temporary):                  # left by a killed run
+                item = os.path.join(temporary, item)
+                shutil.rmtree(item) if os.path.isdir(item) else item.endswith('lock') or os.remove(item)
+            yield temporary
+            os.remove(os.path.join(temporary, 'lock'))
+            os.rename(temporary, folder)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+
+
+def versions(packages):
+    found = {item: importlib.metadata.version(item) for item in packages}
+    return {'python': platform.python_version(), **found}
+
+
+def prepare(config):
+    """Prepare one corpus as the knobs in `config` say.  Returns the folder."""
+    config = check_config(config)
+    default_name, reader, source, config['subset'] = find_corpus(config)
+    settings = {knob: value for knob, value in config.items() if knob not in ('num_proc', 'data_dir', 'name')}
+    folder = os.path.join(config['data_dir'], config['name'] or default_name)
+    if is_prepared(folder, settings):
+        say(f'{folder}: already prepared')
+        return folder
+    try:
+        with work_folder(folder) as temporary:
+            write_corpus(temporary, os.path.basename(folder), reader, source, config, settings)
+    except OSError as error:
+        raise UserError(f'{error.filename or folder}: {error.strerror or error}') from None
+    return folder
+
+
+def write_corpus(folder, name, reader, source, config, settings):
+    """Everything that data/<name>/ holds, into `folder`."""
+    progress, skipped = Progress(), collections.Counter()
+    rows, origin = reader(source, config, progress)
+    if config['document_start'] or config['rows_per_document'] > 1:
+        rows = join_rows(rows, config)
+    say(f'preparing {name} from {source}')
+    documents, sample = good_documents(rows, source, config, skipped, progress), ()
+    kind, argument = find_tokenizer(config['tokenizer'])
+    if kind == 'sentencepiece' and not argument:
+        sample, documents = take_sample(documents, folder, config, progress)
+    information = TOKENIZERS[kind].save(folder, argument, config, sample)
+    tokenizer = TOKENIZERS[kind](folder, information)
+    dtype = 'uint16' if tokenizer.vocab_size <= 65536 else 'uint32'
+    little, progress.started = np.dtype(dtype).newbyteorder('<'), time.monotonic()
+    total, tokens = scatter(documents, folder, information, little.itemsize, config, skipped, progress)
+    if not total:
+        raise UserError(f'{source}: the tokenizer makes no token of any document')
+    train, val = gather(folder, little, tokenizer.vocab_size, total, config, progress)
+    if not train.documents:
+        raise UserError(f'{source}: {total} documents, none of them left for training: at least '
+                        'two different ones are needed')
+    write_bytes(os.path.join(folder, 'word_start.bin'), bytes(map(int, starts_with_specials(tokenizer))))
+    meta = {'format': FORMAT, 'name': name, 'corpus': config['corpus'], 'source': origin,
+            'text_field': config['text_field'], 'tokenizer': information, 'vocab_size': tokenizer.vocab_size,
+            'dtype': dtype, 'special': tokenizer.special,
+            'unigram_entropy': entropy(train.counts, tokenizer.special['sep']), 'splits': {}, 'files': {},
+            'skipped': dict(sorted(skipped.items())), 'settings': settings,
+            'versions': versions(('numpy', *TOKENIZERS[kind].packages))}
+    write_meta(folder, meta, (train, val), config['num_proc'])
+    seconds = time.monotonic() - progress.started
+    say(f'{name}: {train.documents:,} + {val.documents:,} documents, {train.tokens:,} + {val.tokens:,} '
+        f'tokens (train + val), vocabulary {tokenizer.vocab_size:,}, {tokens / seconds:,.0f} tokens/s')
+
+
+def starts_with_specials(tokenizer):
+    """(vocab_size,) bools: where a word can start; special tokens stand for themselves."""
+    specials = set(tokenizer.special.values())
+    return [start or item in specials for item, start in enumerate(tokenizer.word_starts())]
+
+
+def main():
+    config, _ = configure(globals())
+    prepare(config)
+
+
+if __name__ == '__main__':
+    run(main)

@@ -1,0 +1,178 @@
+"""configurator.py: knobs <- config files <- command line, and every way to get them wrong."""
+import glob
+import os
+import sys
+
+import pytest
+from conftest import ROOT, refused, stage
+
+import configurator
+import train
+from configurator import UserError, configure
+from model import model_config
+
+STAGE = '''"""A stage for tests."""
+from configurator import configure, run
+n_layer = 12                    # blocks
+learning_rate = 1e-4            # peak
+unbounded = float('inf')        # a limit
+compile = True                  # or not
+name = 'x'                      # free text
+milestones = ()                 # steps
+LIMIT = 3                       # no knob
+def main():
+    config, origins = configure(globals())
+    print(config, origins, n_layer)
+if __name__ == '__main__':
+    run(main)
+'''
+
+
+def scope():
+    names = {'n_layer': 12, 'learning_rate': 1e-4, 'unbounded': float('inf'), 'compile': True, 'name': 'x',
+             'milestones': (), 'LIMIT': 3, '_private': 1}
+    return {**names, '__file__': __file__, '__doc__': ''}
+
+
+@pytest.fixture
+def script(tmp_path):
+    path = tmp_path / 'stage.py'
+    path.write_text(STAGE)
+    return str(path)
+
+
+def write(folder, text, name='c.py'):
+    path = folder / name
+    path.write_text(text)
+    return str(path)
+
+
+@pytest.mark.parametrize('argument, key, value', [
+    ('--n_layer=3', 'n_layer', 3), ('--learning_rate=1', 'learning_rate', 1.0), ('--compile=FALSE', 'compile', False),
+    ('--compile=true', 'compile', True), ('--name=2024', 'name', '2024'), ('--name=x=y', 'name', 'x=y'),
+    ('--name=', 'name', ''), ('--name=nan', 'name', 'nan'), ('--milestones=1000,2000', 'milestones', (1000, 2000)),
+    ('--milestones=', 'milestones', ()), ('--unbounded=inf', 'unbounded', float('inf')), ('--n_layer=1_000', 'n_layer', 1000),
+])
+def test_values_on_the_command_line(argument, key, value):
+    names = scope()
+    config, origins = configure(names, [argument])
+    assert config[key] == value and type(config[key]) is type(value) and names[key] == value
+    assert origins == {key: 'command line'}
+
+
+def test_left_to_right_last_wins(tmp_path):
+    first, second = write(tmp_path, 'n_layer = 1\nname = "a"'), write(tmp_path, 'n_layer = 2', 'd.py')
+    config, origins = configure(scope(), ['--name=z', first, second, '--learning_rate', '3'])
+    assert (config['n_layer'], config['name'], config['learning_rate']) == (2, 'a', 3.0)
+    assert origins == {'n_layer': second, 'name': first, 'learning_rate': 'command line'}
+    assert configure(scope(), [second, '--n_layer=5', first])[0]['n_layer'] == 1
+
+
+def test_config_files_keep_their_helpers(tmp_path):
+    path = write(tmp_path, 'import math\ndef half(x):\n    return x // 2\n_size = 8\nn_layer = half(_size)\n'
+                           'milestones = [1, 2]\nlearning_rate = 1')
+    config, _ = configure(scope(), [path])
+    assert config == {**configure(scope(), [])[0], 'n_layer': 4, 'milestones': (1, 2), 'learning_rate': 1.0}
+    assert 'LIMIT' not in config and '_private' not in config
+
+
+def test_a_star_import_names_its_file(tmp_path, monkeypatch):
+    (tmp_path / 'config').mkdir()
+    write(tmp_path / 'config', 'learnng_rate = 1e-3', 'base.py')
+    monkeypatch.setattr(configurator, '__file__', str(tmp_path / 'configurator.py'))
+    for name in [name for name in sys.modules if name == 'config' or name.startswith('config.')]:
+        monkeypatch.delitem(sys.modules, name)
+    path = write(tmp_path, 'from config.base import *\nn_layer = 3')
+    with pytest.raises(UserError, match=r"base\.py: no such key 'learnng_rate', did you mean 'learning_rate'\?"):
+        configure(scope(), [path])
+    for name in [name for name in sys.modules if name == 'config' or name.startswith('config.')]:
+        del sys.modules[name]
+
+
+BAD_LINES = {
+    '--n_layr=3': "command line: no such key 'n_layr', did you mean 'n_layer'?",
+    '--LIMIT=3': "no such key 'LIMIT'",
+    '--zzzzz=3': "no such key 'zzzzz', see --help",
+    '--n_layer=3.0': "n_layer='3.0': a whole number",
+    '--n_layer=three': "n_layer='three': a whole number",
+    '--n_layer=': "n_layer='': a whole number",
+    '--n_layer=true': "n_layer='true'",
+    '--n_layer': '--n_layer needs a value, as in --n_layer=12',
+    '--learning_rate=fast': "learning_rate='fast': a number",
+    '--learning_rate=nan': 'learning_rate=nan: must be finite',
+    '--learning_rate=inf': 'learning_rate=inf: must be finite',
+    '--unbounded=nan': 'unbounded=nan: must be finite',
+    '--compile=1': "compile='1': a bool is true or false",
+    '--compile=yes': "compile='yes': a bool is true or false",
+    '--milestones=1,x': "milestones='1,x': whole numbers",
+    '-n_layer=3': "'-n_layer=3' is neither a config file nor --key=value",
+    '--': "no such key ''",
+    'missing.py': 'missing.py: cannot read this config file: No such file or directory',
+    '.': '.: cannot read this config file: it is a directory',
+}
+
+
+@pytest.mark.parametrize('argument', BAD_LINES)
+def test_malformed_command_lines(argument, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError) as error:
+        configure(scope(), [argument])
+    assert BAD_LINES[argument] in str(error.value) and '\n' not in str(error.value)
+
+
+BAD_FILES = {
+    'n_layer = = 3': 'c.py:1: invalid syntax',
+    'n_layer = 3\nname = 1 / 0': 'c.py:2: ZeroDivisionError: division by zero',
+    'raise SystemExit(0)': 'c.py:1: SystemExit',
+    'import nothing_like_this': "c.py:1: ModuleNotFoundError: No module named 'nothing_like_this'",
+    'n_layer = True': 'c.py: n_layer=True: must be int',
+    'n_layer = 3.0': 'c.py: n_layer=3.0: must be int',
+    'compile = 1': 'c.py: compile=1: must be bool',
+    'name = None': 'c.py: name=None: must be str',
+    'learning_rate = "1"': "c.py: learning_rate='1': must be float",
+    'learning_rate = float("nan")': 'c.py: learning_rate=nan: must be finite',
+    'milestones = (1, 2.5)': 'c.py: milestones=(1, 2.5): must be whole numbers',
+    'n_layr = 3': "c.py: no such key 'n_layr', did you mean 'n_layer'?",
+    'settings = {"n_layer": 3}': "c.py: no such key 'settings'",
+    'n_layer = 3\n\0': 'c.py',
+}
+
+
+@pytest.mark.parametrize('text', BAD_FILES)
+def test_malformed_config_files(text, tmp_path):
+    with pytest.raises(UserError) as error:
+        configure(scope(), [write(tmp_path, text)])
+    assert BAD_FILES[text] in str(error.value) and '\n' not in str(error.value)
+
+
+@pytest.mark.parametrize('argument', ['--n_layr=3', 'missing.py', '--compile=1'])
+def test_a_stage_says_one_line_and_exits_with_2(script, argument):
+    assert refused(stage(script, argument, env={**os.environ, 'PYTHONPATH': ROOT})).startswith('error: ')
+
+
+def test_a_failed_override_changes_nothing():
+    names = scope()
+    with pytest.raises(UserError):
+        configure(names, ['--n_layer=3', '--name=y', '--n_layr=3'])
+    assert names == scope()
+
+
+def test_help_lists_knobs_comments_and_config_files():
+    text = stage('train.py', '--help').stdout
+    for name in configure(vars(train), [])[0]:
+        assert f'--{name}=' in text
+    assert '--learning_rate=0.0001' in text and 'sequences per device and micro-step' in text
+    for path in glob.glob(os.path.join(ROOT, 'config', '*.py')):
+        assert f'config/{os.path.basename(path)}' in text
+
+
+@pytest.mark.parametrize('path', sorted(glob.glob(os.path.join(ROOT, 'config', '*.py'))), ids=os.path.basename)
+def test_every_config_file_loads(path):
+    import prepare_data
+    data = os.path.basename(path).startswith('data_')
+    before = {key: value for key, value in vars(prepare_data if data else train).items()}
+    config, origins = configure(dict(before), [path])
+    assert origins and open(path).read().startswith('# ')
+    if not data:
+        train.check_knobs(config, train.Ranks())
+        model_config(config, 30522)

@@ -1,0 +1,985 @@
+"""Masked-language-model pretraining on one device or many.
+
+    $ python train.py config/quickstart.py
+    $ torchrun --standalone --nproc_per_node=8 train.py config/base_pairwise.py
+    $ python train.py config/quickstart.py --fill="the [MASK] of a matrix"
+
+A step is a pure function of (weights, data, seed, step): its samples, masks and dropout are drawn from
+(seed, step), never from what ran before, so that a resumed run repeats an undisturbed one bit for bit.
+"""
+import contextlib
+import glob
+import hashlib
+import json
+import math
+import os
+import platform
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import asdict, dataclass
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from configurator import UserError, configure, run, say, table
+from model import (
+    EncoderConfig,
+    MaskedLM,
+    choose,
+    count_parameters,
+    model_config,
+    token_losses,
+    training_flops,
+)
+from prepare_data import load_meta, load_tokenizer
+
+# the run
+out_dir = 'out/run'             # checkpoints, metrics.jsonl, run.json and loss.png go here
+init_from = 'auto'              # scratch, resume, auto (newest checkpoint or scratch), a checkpoint or a BERT
+seed = 1                        # of weights, sample order, masks and dropout
+fill = ''                       # a text with [MASK]: print the checkpoint's predictions and stop
+export = ''                     # a folder: write the checkpoint there for transformers and stop
+# data
+dataset = 'docstrings'          # folder below data_dir that prepare_data.py wrote
+data_dir = 'data'               # parent folder of prepared corpora
+prepare = ''                    # config file for prepare_data.py, run when the dataset is not there yet
+block_size = 512                # tokens a row, [CLS] and [SEP] included
+packing = 'stream'              # stream: rows cut from joined documents; documents: one a row, padded
+mask_fraction = 0.15            # of the tokens of a row
+whole_word = False              # mask all pieces of a word together
+# model
+attention = 'original'          # original, symmetric, pairwise or shared
+position = 'absolute'           # absolute, none or rope
+pair_rank = 0                   # pairwise: rank of S, 0 for full
+pair_init = 'fan_in'            # pairwise: start of S; identity, fan_in or normal
+n_layer = 12                    # blocks
+n_head = 12                     # heads; must divide n_embd
+n_embd = 768                    # width
+n_inner = 3072                  # width of the MLP, usually 4 n_embd
+dropout = 0.0                   # after embeddings and sublayers; 0.1 in the papers, 0 is faster
+attention_dropout = 0.0         # of attention weights; 0.1 in the papers
+# optimization
+total_batch = 256               # sequences per optimizer step over all devices; micro-steps follow from it
+batch_size = 32                 # sequences per device and micro-step at most; halve it if out of memory
+max_iters = 200_000             # optimizer steps
+learning_rate = 1e-4            # peak
+min_lr = 0.0                    # where linear and cosine end
+warmup_iters = 10_000           # steps of linear warmup, at most max_iters
+schedule = 'linear'             # linear, cosine or constant, after the warmup
+beta1 = 0.9                     # of Adam
+beta2 = 0.999                   # of Adam
+adam_eps = 1e-12                # of Adam
+weight_decay = 0.01             # on matrices; never on biases, norms and diagonals
+grad_clip = 1.0                 # largest gradient norm; 0: no clipping
+# evaluation, log and checkpoints
+eval_interval = 1000            # steps between evaluations; 0: only at the end
+eval_samples = 10_000           # validation rows at most; 0: all
+log_interval = 100              # steps between log lines
+checkpoint_interval = 1000      # steps between checkpoints; 0: only at the end
+keep_checkpoints = 2            # newest ones that stay
+milestones = ()                 # steps whose checkpoints stay for ever, as in 1000,10000
+fill_samples = 3                # held-out sentences to fill in at the end
+wandb_project = ''              # log to Weights & Biases too
+# system
+device = 'auto'                 # auto, cpu, cuda, cuda:1 or mps
+dtype = 'auto'                  # auto (bfloat16 on GPUs that compute in it), float32, bfloat16 or float16
+compile = 'auto'                # auto (on for CUDA), true or false
+
+SCHEDULE = {                    # progress after the warmup, 0 to 1 -> share of the way up from min_lr
+    'linear': lambda progress: 1 - progress,
+    'cosine': lambda progress: (1 + math.cos(math.pi * progress)) / 2,
+    'constant': lambda progress: 1.0,
+}
+PEAK_FLOPS = {                  # part of the device's name -> dense bfloat16 FLOP/s, vendors' data sheets
+    'H200': 989e12, 'H100': 989e12, 'A100': 312e12, 'L40S': 362e12, 'L4': 121e12, 'A10': 125e12,
+    'RTX 4090': 165e12,
+}
+AT_LEAST = {                    # smallest value of the whole-number knobs
+    'total_batch': 1, 'batch_size': 1, 'max_iters': 1, 'log_interval': 1, 'keep_checkpoints': 1, 'seed': 0,
+    'warmup_iters': 0, 'eval_interval': 0, 'eval_samples': 0, 'checkpoint_interval': 0, 'fill_samples': 0,
+}
+COMMENT_LENGTH = 71             # bytes of 'sha256:' and 64 hexadecimal digits
+EVAL_ROWS = 256                 # rows whose validation masks are drawn together: it is part of the masks
+MAY_CHANGE = {'dropout', 'attention_dropout', 'n_label', 'pair_init'}   # model fields, after a checkpoint
+
+
+# ---- rows: [CLS] tokens [SEP], read from the shards one by one, so that memory never grows ----
+
+class StreamRows:
+    """Rows of block_size ids cut from the documents of a split, joined by [SEP]."""
+    padded = False
+
+    def __init__(self, folder, meta, split, block_size):
+        if block_size < 8:
+            raise UserError(f'block_size={block_size}: must be at least 8; 128 and 512 are usual')
+        self.folder, self.special, self.dtype = folder, meta['special'], np.dtype(meta['dtype'])
+        self.vocab_size, self.block_size, self.room = meta['vocab_size'], block_size, block_size - 2
+        self.shards = meta['splits'][split]['shards']
+        self.ends = np.cumsum([self.count(i) for i in range(len(self.shards))])   # rows up to shard ends
+        if not len(self):
+            raise UserError(f'{folder}: {split} holds less than one row of block_size={block_size}')
+
+    def __len__(self):
+        return int(self.ends[-1]) if len(self.ends) else 0
+
+    def count(self, i):
+        """Number of rows in shard i; its last, incomplete one is left out."""
+        return self.shards[i]['n_tokens'] // self.room
+
+    def span(self, i, index):
+        """(first token, number of tokens) of row `index` of shard i."""
+        return index * self.room, self.room
+
+    def get(self, indices):
+        """ids (len(indices), block_size) int64"""
+        ids = np.full((len(indices), self.block_size), self.special['pad'], np.int64)
+        ids[:, 0] = self.special['cls']
+        for row, index in zip(ids, indices, strict=True):
+            i = int(np.searchsorted(self.ends, index, side='right'))
+            start, length = self.span(i, int(index) - (int(self.ends[i - 1]) if i else 0))
+            name = self.shards[i]['tokens']
+            tokens = read_array(self.folder, name, self.dtype, start, length)
+            if len(tokens) != length or tokens.max(initial=0) >= self.vocab_size:
+                raise UserError(f'{self.folder}/{name}: truncated, or ids beyond {self.vocab_size}')
+            row[1:length + 1] = tokens
+            row[length + 1] = self.special['sep']
+        return ids
+
+
+class DocumentRows(StreamRows):
+    """One document a row, padded; a long one gives several rows.  Liu 2022, lengths that differ ("diff")."""
+    padded = True
+    COARSE = 1024               # documents between two entries of `before`, the table that finds a row
+
+    def count(self, i):
+        rows = self.documents(i, 0, self.shards[i]['n_documents'])[1]
+        sums = np.cumsum(np.add.reduceat(rows, np.arange(0, len(rows), self.COARSE)))
+        self.before = {**getattr(self, 'before', {}), i: np.concatenate([[0], sums])}
+        return int(sums[-1])
+
+    def documents(self, i, first, n):
+        """First tokens of documents `first` to `first` + n of shard i, and the rows of each but the last."""
+        starts = read_array(self.folder, self.shards[i]['documents'], np.dtype(np.int64), first, n + 1)
+        return starts, -(-(np.diff(starts) - 1) // self.room)           # less the [SEP] that ends each
+
+    def span(self, i, index):
+        block = int(np.searchsorted(self.before[i], index, side='right')) - 1
+        starts, rows = self.documents(i, block * self.COARSE, self.COARSE)
+        ends = self.before[i][block] + np.cumsum(rows)
+        document = int(np.searchsorted(ends, index, side='right'))
+        start = int(starts[document]) + (index - int(ends[document] - rows[document])) * self.room
+        return start, min(self.room, int(starts[document + 1]) - 1 - start)
+
+
+PACKING = {'stream': StreamRows, 'documents': DocumentRows}
+
+
+def read_array(folder, name, dtype, start, count):
+    return np.fromfile(os.path.join(folder, name), dtype, count, offset=start * dtype.itemsize)
+
+
+# ---- batches: pure functions of (data, seed, step) ----
+
+def shuffled(positions, n, seed, epoch):
+    """Images of `positions` (integers below n) under a permutation of range(n) drawn from (seed, epoch).
+
+    A Feistel network on an even number of bits, walked until it falls below n: a bijection without a table.
+    """
+    half = np.uint64(max(1, ((n - 1).bit_length() + 1) // 2))
+    low = np.uint64((1 << int(half)) - 1)
+    keys = np.random.SeedSequence([seed, epoch]).generate_state(8, np.uint64)
+    x = np.array(positions, np.uint64)
+    walking = np.ones(len(x), bool)
+    while walking.any():
+        left, right = x[walking] >> half, x[walking] & low
+        for key in keys:
+            mixed = (right ^ key) * np.uint64(0x9E3779B97F4A7C15)           # 2^64 / golden ratio, mod 2^64
+            mixed = (mixed ^ (mixed >> np.uint64(29))) * (key | np.uint64(1))
+            left, right = right, left ^ (mixed >> np.uint64(32)) & low
+        x[walking] = left << half | right
+        walking = x >= n
+    return x.astype(np.int64)
+
+
+class Masker:
+    """BERT's masking with static shapes.  Devlin et al. 2018, section 3.1
+
+    Of each row the ceil(fraction n) tokens with the smallest random scores are predicted, n its real tokens;
+    80 % of them become [MASK], 10 % a random ordinary token, 10 % stay. Special tokens are neither chosen nor
+    put in. Every row gives k = ceil(fraction T) positions; a padded row fills the surplus with weight 0. With
+    `word_start` (V,) the pieces of a word share a score and are taken whole; the first word that would exceed
+    the number of its row ends the selection.
+    """
+
+    def __init__(self, meta, block_size, fraction, word_start=None):
+        if not 0 < fraction < 1:
+            raise UserError(f'mask_fraction={fraction}: must lie between 0 and 1; 0.15 is usual')
+        self.fraction, self.word_start, self.special = fraction, word_start, meta['special']
+        self.block_size, self.k = block_size, int(self.share(block_size))
+        self.is_special = np.zeros(meta['vocab_size'], bool)
+        self.is_special[list(self.special.values())] = True
+        self.ordinary = np.flatnonzero(~self.is_special)
+
+    def share(self, n):
+        return np.ceil(self.fraction * n - 1e-9).astype(int)                # 0.15 * 20 is 3, rounding aside
+
+    def draw(self, seed, step, n_rows):
+        """Random numbers for n_rows: scores (n_rows, T), actions (n_rows, k), replacements (n_rows, k)."""
+        rng = np.random.default_rng([seed, step])
+        return (rng.random((n_rows, self.block_size), np.float32), rng.random((n_rows, self.k), np.float32),
+                self.ordinary[rng.integers(0, len(self.ordinary), (n_rows, self.k))])
+
+    def apply(self, ids, scores, actions, replacements):
+        """ids (B, T) -> {'ids' (B, T), 'positions', 'targets' (B, k) int64, 'weights' (B, k) float32}"""
+        special = self.is_special[ids]
+        wanted = np.minimum(self.share((ids != self.special['pad']).sum(1)), (~special).sum(1))     # (B,)
+        if self.word_start is not None:
+            word = words(self.word_start[ids].astype(bool), special)
+            scores = np.take_along_axis(scores, word, axis=1)
+        order = np.argsort(np.where(special, 2, scores), axis=1, kind='stable')
+        positions = order[:, :self.k]
+        complete = np.broadcast_to(np.arange(self.k), positions.shape)  # index at which a choice is complete
+        if self.word_start is not None:
+            complete = run_ends(np.take_along_axis(word, order, axis=1))[:, :self.k]
+        chosen = complete < wanted[:, None]
+        targets = np.take_along_axis(ids, positions, axis=1)
+        shown = np.where(actions < 0.8, self.special['mask'], np.where(actions < 0.9, replacements, targets))
+        inputs = ids.copy()
+        np.put_along_axis(inputs, positions, np.where(chosen, shown, targets), axis=1)
+        return {'ids': inputs, 'positions': positions, 'targets': targets,
+                'weights': chosen.astype(np.float32)}
+
+
+def words(starts, special):
+    """Number of each token's word; a special token and the one behind it start words.  (B, T) -> (B, T)"""
+    starts = starts | special
+    starts[:, 1:] |= special[:, :-1]
+    return np.cumsum(starts, axis=1) - 1
+
+
+def run_ends(numbers):
+    """Index of the last entry of the run of equal numbers around each entry.  (B, T) -> (B, T)"""
+    length = numbers.shape[1]
+    ends = np.full(numbers.shape, length - 1)
+    ends[:, :-1] = np.where(numbers[:, 1:] != numbers[:, :-1], np.arange(length - 1), length)
+    return np.minimum.accumulate(ends[:, ::-1], axis=1)[:, ::-1]
+
+
+class Loader:
+    """Batches by step.  `share` is this rank's slice of the global batch; masks are drawn for all of it.
+
+    total_batch  rows of the global batch
+    limit        0: every row once per epoch, in an order drawn from (seed, epoch); n: rows 0 to n, once
+    """
+
+    def __init__(self, rows, masker, seed, total_batch, share, limit=0):
+        self.rows, self.masker, self.seed = rows, masker, seed
+        self.total_batch, self.share, self.limit = total_batch, share, min(limit, len(rows))
+
+    def indices(self, step):
+        """Row numbers in the corpus of this rank's part of a step."""
+        positions = np.arange(step * self.total_batch, (step + 1) * self.total_batch)[self.share]
+        if self.limit:
+            return positions[positions < self.limit]
+        epochs, positions = np.divmod(positions, len(self.rows))
+        return np.concatenate([shuffled(positions[epochs == epoch], len(self.rows), self.seed, int(epoch))
+                               for epoch in np.unique(epochs)])
+
+    def batch(self, step):
+        """{'ids', 'positions', 'targets', 'weights'[, 'keep']} of this rank, as arrays."""
+        ids = self.rows.get(self.indices(step))
+        draws = self.masker.draw(self.seed, step, self.total_batch)
+        batch = self.masker.apply(ids, *(draw[self.share][:len(ids)] for draw in draws))
+        if self.rows.padded:
+            batch['keep'] = ids != self.rows.special['pad']
+        return batch
+
+
+def prefetch(make, steps, depth=2):
+    """Yield make(step) for each step, made by a background thread at most `depth` ahead."""
+    ready, closed = queue.Queue(depth), threading.Event()
+
+    def hand_over(item):
+        while not closed.is_set():
+            with contextlib.suppress(queue.Full):
+                return ready.put(item, timeout=0.1)
+
+    def work():
+        try:
+            for step in steps:
+                hand_over((make(step), None))
+                if closed.is_set():
+                    return
+        except Exception as error:                      # raised again where the batch is wanted
+            hand_over((None, error))
+
+    threading.Thread(target=work, daemon=True).start()
+    try:
+        for _ in steps:
+            batch, error = ready.get()
+            if error:
+                raise error
+            yield batch
+    finally:
+        closed.set()
+
+
+def micro_batches(batch, size, device):
+    """Split a rank's batch into parts of at most `size` rows, as tensors on `device`."""
+    n = len(batch['ids'])
+    n_parts = -(-n // size)
+    parts = []
+    for i in range(n_parts):
+        rows = slice(n * i // n_parts, n * (i + 1) // n_parts)
+        part = {key: torch.from_numpy(value[rows]) for key, value in batch.items()}
+        if device.type == 'cuda':
+            part = {key: value.pin_memory() for key, value in part.items()}
+        parts.append({key: value.to(device, non_blocking=True) for key, value in part.items()})
+    return parts
+
+
+# ---- devices and ranks ----
+
+@dataclass
+class Ranks:
+    """Place of this process among those that torchrun started; a process alone is rank 0 of 1."""
+    rank: int = 0
+    world: int = 1
+    local: int = 0
+
+    @property
+    def main(self):
+        return self.rank == 0
+
+    def share(self, n):
+        """This rank's slice of n rows; sizes differ by one at most."""
+        return slice(n * self.rank // self.world, n * (self.rank + 1) // self.world)
+
+    def sum(self, tensor):
+        """Sum over the ranks, in place."""
+        if self.world > 1:
+            dist.all_reduce(tensor)
+        return tensor
+
+    def agree(self, value):
+        """Rank 0's value, on every rank."""
+        box = [value]
+        if self.world > 1:
+            dist.broadcast_object_list(box)
+        return box[0]
+
+
+def join_ranks(device):
+    """(Ranks, torch.device) of this process, which joins torchrun's process group where there is one."""
+    ranks = Ranks(*(int(os.environ.get(name, default)) for name, default in
+                    (('RANK', 0), ('WORLD_SIZE', 1), ('LOCAL_RANK', 0))))
+    if device == 'auto':
+        accelerator = 'mps' if torch.backends.mps.is_available() else 'cpu'
+        device = 'cuda' if torch.cuda.is_available() else accelerator
+    try:
+        found = torch.device(device)
+        if found.type == 'cuda' and found.index is None:
+            found = torch.device('cuda', ranks.local)
+        torch.zeros(1, device=found)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f'device={device!r}: {reason}; choose auto, cpu, cuda or mps') from None
+    if found.type == 'cuda':
+        torch.cuda.set_device(found)
+        torch.set_float32_matmul_precision('high')      # TF32 where float32 is left
+    if 'RANK' in os.environ:
+        dist.init_process_group('nccl' if found.type == 'cuda' else 'gloo')
+    return ranks, found
+
+
+def choose_dtype(dtype, device):
+    """torch dtype of the forward pass; 'auto' is bfloat16 on CUDA devices from Ampere on, else float32."""
+    if dtype == 'auto':
+        native = device.type == 'cuda' and torch.cuda.get_device_capability(device) >= (8, 0)
+        dtype = 'bfloat16' if native else 'float32'
+    return choose('dtype', dtype, {name: getattr(torch, name) for name in ('float32', 'bfloat16', 'float16')})
+
+
+def autocast(device, dtype):
+    return contextlib.nullcontext() if dtype == torch.float32 else torch.autocast(device.type, dtype)
+
+
+def peak_flops(device):
+    """Data-sheet FLOP/s of a CUDA device, or None."""
+    name = torch.cuda.get_device_name(device) if device.type == 'cuda' else ''
+    return next((peak for part, peak in PEAK_FLOPS.items() if part in name), None)
+
+
+def compiled_or_eager(model, wanted, part, device, dtype):
+    """torch.compile(model), tried in both directions on a micro-batch; the model itself where that fails."""
+    if not choose('compile', wanted.lower(), {'auto': device.type == 'cuda', 'true': True, 'false': False}):
+        return model
+    try:
+        compiled = torch.compile(model)
+        with autocast(device, dtype):
+            losses = compiled(**{key: value for key, value in part.items() if key != 'weights'})
+        losses.sum().backward()
+        return compiled
+    except Exception as error:                          # of many kinds: no compiler, unknown device, ...
+        say(f'torch.compile fails here, running without it: {str(error).strip().splitlines()[0]}')
+        return model
+    finally:
+        model.zero_grad(set_to_none=True)
+
+
+# ---- one optimizer step ----
+
+def make_optimizer(model, learning_rate, betas, eps, weight_decay, device):
+    """AdamW, fused on CUDA, with decay on all that has two or more dimensions, S of `pairwise` included."""
+    groups = [{'params': [p for p in model.parameters() if p.dim() >= 2], 'weight_decay': weight_decay},
+              {'params': [p for p in model.parameters() if p.dim() < 2], 'weight_decay': 0.0}]
+    return torch.optim.AdamW(groups, lr=learning_rate, betas=betas, eps=eps, fused=device.type == 'cuda')
+
+
+def rate_at(step, peak, low, warmup, total, schedule):
+    """Learning rate of update `step`, from 0: linear warmup to the peak, then SCHEDULE towards `low`."""
+    if step < warmup:
+        return peak * (step + 1) / warmup
+    progress = (step - warmup) / max(1, total - warmup)
+    assert 0 <= progress <= 1, f'step {step} lies outside a schedule of {total} steps'
+    return low + (peak - low) * SCHEDULE[schedule](progress)
+
+
+def seed_step(seed, step, rank):
+    """Seed torch for a step: dropout is a function of (seed, step, rank); no state is carried on."""
+    torch.manual_seed(int(np.random.SeedSequence([seed, step, rank]).generate_state(1, np.uint64)[0]))
+
+
+def forward_backward(model, parts, count, scaler, ranks, device, dtype):
+    """Add the gradients of this rank's micro-batches; returns their part of the step's loss, a sum / count.
+
+    count  () tensor, masked tokens of the whole step over all ranks and micro-steps
+    """
+    total = torch.zeros((), device=device)
+    for i, part in enumerate(parts):
+        weights = part.pop('weights')
+        silent = ranks.world > 1 and i < len(parts) - 1             # gradients travel once a step
+        with model.no_sync() if silent else contextlib.nullcontext():
+            with autocast(device, dtype):
+                losses = model(**part)                              # (b, k)
+            loss = (losses * weights).sum() / count
+            scaler.scale(loss * ranks.world).backward()             # DDP divides by the number of ranks
+        total += loss.detach()
+    return total
+
+
+@torch.no_grad()
+def evaluate(model, loader, batch_size, ranks, device, dtype):
+    """Loss (nats), accuracy and perplexity a masked token, over a loader with a limit and all ranks."""
+    model.eval()
+    sums = torch.zeros(3, dtype=torch.float64)                      # loss, hits, tokens
+    for step in range(-(-loader.limit // loader.total_batch)):
+        for part in micro_batches(loader.batch(step), batch_size, device):
+            weights, targets = part.pop('weights'), part.pop('targets')
+            with autocast(device, dtype):
+                logits = model(**part)                              # (b, k, V)
+            losses = token_losses(logits, targets) * weights
+            hits = (logits.argmax(-1) == targets) * weights
+            sums += torch.stack([losses.sum(), hits.sum(), weights.sum()]).cpu()
+    model.train()
+    loss, hits, tokens = ranks.sum(sums.to(device) if ranks.world > 1 else sums).tolist()
+    loss, accuracy = loss / max(1, tokens), hits / max(1, tokens)
+    return {'loss': loss, 'accuracy': accuracy, 'perplexity': math.exp(min(loss, 700))}
+
+
+# ---- checkpoints: tensors and plain Python in one file that carries its own digest ----
+
+def checkpoint_name(step):
+    return f'ckpt_{step:07d}.pt'
+
+
+def checkpoints(folder):
+    """Checkpoint files of a run, oldest first."""
+    return sorted(glob.glob(os.path.join(glob.escape(folder), 'ckpt_*.pt')))
+
+
+def digest(file, length):
+    """sha256 of the first `length` bytes of an open file, as the comment that ends a checkpoint."""
+    file.seek(0)
+    sha = hashlib.sha256()
+    while length > 0 and (block := file.read(min(length, 1 << 20))):
+        sha.update(block)
+        length -= len(block)
+    return b'sha256:' + sha.hexdigest().encode()
+
+
+def write_checkpoint(path, content):
+    """Write `content` so that `path` is whole or not there: temporary file, digest, flush, rename.
+
+    torch.save writes a zip archive. The digest of all bytes before it becomes the archive's comment, so that
+    plain torch.load reads the file. Raises UserError when it cannot be written; what was there stays intact.
+    """
+    temporary = path + '.tmp'
+    try:
+        with open(temporary, 'w+b') as file:
+            torch.save(content, file)
+            length = file.seek(0, os.SEEK_END)
+            file.seek(length - 2)                       # the archive's last field: the length of its comment
+            file.write(COMMENT_LENGTH.to_bytes(2, 'little'))
+            file.write(digest(file, length))            # which leaves the file at its end
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        sync_folder(os.path.dirname(path))
+    except (OSError, RuntimeError) as error:            # torch.save reports a full disk as a RuntimeError
+        with contextlib.suppress(OSError):
+            os.remove(temporary)
+        reason = getattr(error, 'strerror', None) or str(error).splitlines()[0]
+        raise UserError(f'{path}: cannot be written: {reason}; earlier checkpoints are intact') from None
+
+
+def sync_folder(folder):
+    """Make a rename in `folder` outlast a power failure."""
+    handle = os.open(folder or '.', os.O_RDONLY)
+    os.fsync(handle)
+    os.close(handle)
+
+
+def read_checkpoint(path):
+    """Content of a checkpoint.  Raises UserError when it is missing, damaged or no checkpoint."""
+    try:
+        with open(path, 'rb') as file:
+            length = file.seek(0, os.SEEK_END) - COMMENT_LENGTH
+            if length < 0 or digest(file, length) != file.read():
+                raise UserError(f'{path}: damaged, or not a checkpoint: its digest does not match')
+        return torch.load(path, map_location='cpu', weights_only=True)
+    except OSError as error:
+        raise UserError(f'{path}: cannot be read: {error.strerror}') from None
+
+
+def newest_checkpoint(folder):
+    """(path, content) of the newest good checkpoint, or (None, None); damaged ones are named on stderr."""
+    paths = checkpoints(folder)
+    for path in reversed(paths):
+        try:
+            return path, read_checkpoint(path)
+        except UserError as error:
+            say(f'{error}; taking the one before')
+    if paths:
+        raise UserError(f'{folder}: every checkpoint is damaged; start again in another out_dir')
+    return None, None
+
+
+def find_checkpoint(init_from, out_dir):
+    """(path, content) of the checkpoint to go on from; (None, None) where weights are new or a BERT's."""
+    if init_from in ('auto', 'resume'):
+        path, content = newest_checkpoint(out_dir)
+        if path is None and init_from == 'resume':
+            raise UserError(f"init_from='resume': no checkpoint in {out_dir}")
+        return path, content
+    later = checkpoints(out_dir)
+    if init_from == 'scratch' and later:
+        raise UserError(f"init_from='scratch': {out_dir} holds {os.path.basename(later[-1])}; "
+                        'go on with --init_from=resume or choose another --out_dir')
+    if init_from.endswith('.pt'):
+        path, content = init_from, read_checkpoint(init_from)
+    elif init_from != 'scratch' and checkpoints(init_from):
+        path, content = newest_checkpoint(init_from)
+    else:
+        return None, None
+    if later and later[-1] > os.path.join(out_dir, checkpoint_name(content['step'])):
+        raise UserError(f'init_from={init_from!r}: {out_dir} holds a later {os.path.basename(later[-1])}; '
+                        'choose another --out_dir')
+    return path, content
+
+
+def refuse_difference(where, stored, ours, what):
+    """Raise UserError that names the first field in which two dicts differ."""
+    for key, value in ours.items():
+        if stored.get(key) != value:
+            raise UserError(f'{where}: {what} differs: {key} is {stored.get(key)!r} there and {value!r} here')
+
+
+def data_identity(meta):
+    """What a checkpoint remembers of its data: digests of the tokenizer and of the shards of each split."""
+    parts = {'tokenizer': [], 'train': [], 'val': []}
+    for name, entry in sorted(meta['files'].items()):
+        parts.get(name.partition('_')[0], parts['tokenizer']).append(f"{name} {entry['sha256']}")
+    return {'vocab_size': meta['vocab_size'], **{
+        part: hashlib.sha256(''.join(lines).encode()).hexdigest()[:16] for part, lines in parts.items()}}
+
+
+def prune_checkpoints(folder, keep, milestones):
+    """Delete all but the milestones and the newest `keep` of the others."""
+    spared = {checkpoint_name(step) for step in milestones}
+    for path in [path for path in checkpoints(folder) if os.path.basename(path) not in spared][:-keep]:
+        os.remove(path)
+
+
+# ---- log ----
+
+class Log:
+    """Lines on stdout and in metrics.jsonl, and Weights & Biases when asked, from the first rank alone."""
+
+    def __init__(self, folder, step, ranks, project, config):
+        self.main, self.path, self.wandb = ranks.main, os.path.join(folder, 'metrics.jsonl'), None
+        if not self.main:
+            return
+        lines = [line for line in read_metrics(folder) if line['step'] <= step]     # what the checkpoint saw
+        write_whole(self.path, ''.join(json.dumps(line) + '\n' for line in lines))
+        if project:
+            try:
+                import wandb
+            except ImportError:
+                raise UserError('wandb_project needs the wandb package: pip install wandb') from None
+            self.wandb = wandb.init(project=project, name=os.path.basename(folder), config=config)
+
+    def write(self, kind, step, text, **values):
+        if not self.main:
+            return
+        if sys.stderr.isatty():
+            print('\r\033[K', end='', file=sys.stderr, flush=True)                  # the progress bar
+        print(text, flush=True)
+        with open(self.path, 'a') as file:
+            file.write(json.dumps({'kind': kind, 'step': step, **values}) + '\n')
+        if self.wandb:
+            self.wandb.log({f'{kind}/{key}': value for key, value in values.items()}, step=step)
+
+
+def read_metrics(folder):
+    """Lines of a run's metrics.jsonl as dicts; one that a kill cut off is dropped."""
+    lines, path = [], os.path.join(folder, 'metrics.jsonl')
+    if os.path.exists(path):
+        with open(path) as file:
+            for line in file:
+                with contextlib.suppress(json.JSONDecodeError):
+                    lines.append(json.loads(line))
+    return lines
+
+
+def write_whole(path, text):
+    """Replace a text file in one step."""
+    with open(path + '.tmp', 'w') as file:
+        file.write(text)
+    os.replace(path + '.tmp', path)
+
+
+def progress_bar(step, total, ranks):
+    """Redraw a bar on the last line of a terminal."""
+    if ranks.main and sys.stderr.isatty():
+        filled = 40 * step // total
+        print(f"\r[{'#' * filled}{'.' * (40 - filled)}] {step}/{total}", end='', file=sys.stderr, flush=True)
+
+
+def clock(seconds):
+    minutes, seconds = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f'{hours}:{minutes:02d}:{seconds:02d}' if hours else f'{minutes}:{seconds:02d}'
+
+
+def describe(config, origins, model, loader, ranks, device, dtype):
+    """The head of a log: the resolved knobs and what follows from them."""
+    share = -(-loader.total_batch // ranks.world)
+    return '\n'.join([
+        table(config, origins),
+        f'{count_parameters(model):,} parameters on {device} in {str(dtype)[6:]}; '
+        f'{len(loader.rows):,} training rows of {loader.rows.block_size} tokens',
+        f"total_batch {loader.total_batch} = {ranks.world} process(es) x {-(-share // config['batch_size'])} "
+        f"micro-step(s) of at most {config['batch_size']} sequences"])
+
+
+def changed_knobs(old, new):
+    """Knobs that differ from a checkpoint's, for the log."""
+    pairs = [f'{key} {old.get(key)!r} -> {value!r}' for key, value in new.items() if old.get(key) != value]
+    return f"; changed: {', '.join(pairs)}" if pairs else ''
+
+
+def write_manifest(folder, config, identity, device, ranks):
+    """Append to run.json what makes this launch: command, revision, versions, device, data and knobs."""
+    def git(*arguments):
+        with contextlib.suppress(OSError):              # git may not be installed
+            here = os.path.dirname(os.path.abspath(__file__))
+            result = subprocess.run(['git', '-C', here, *arguments], capture_output=True, text=True)
+            return result.stdout.strip() if result.returncode == 0 else None
+
+    path, launches = os.path.join(folder, 'run.json'), []
+    if os.path.exists(path):
+        with contextlib.suppress(json.JSONDecodeError), open(path) as file:
+            launches = json.load(file)
+    status = git('status', '--porcelain')
+    name = torch.cuda.get_device_name(device) if device.type == 'cuda' else f'{device} {platform.machine()}'
+    launches.append({
+        'argv': sys.argv, 'date': time.strftime('%Y-%m-%dT%H:%M:%S%z'),
+        'git_revision': git('rev-parse', 'HEAD'), 'git_dirty': None if status is None else bool(status),
+        'world_size': ranks.world, 'device': name,
+        'python': platform.python_version(), 'torch': torch.__version__, 'numpy': np.__version__,
+        'data': identity, 'config': config})
+    write_whole(path, json.dumps(launches, indent=1))
+
+
+def plot_losses(folder, unigram):
+    """loss.png: training and validation loss against the unigram entropy of the corpus; needs matplotlib."""
+    try:
+        import matplotlib
+    except ImportError:
+        print('no loss.png without matplotlib: pip install matplotlib')
+        return
+    matplotlib.use('Agg')
+    import matplotlib.pyplot as plt
+    metrics = read_metrics(folder)
+    figure, axes = plt.subplots(figsize=(7, 4))
+    for kind, style in (('train', '-'), ('val', 'o-')):
+        axes.plot([line['step'] for line in metrics if line['kind'] == kind],
+                  [line['loss'] for line in metrics if line['kind'] == kind], style, label=kind)
+    axes.axhline(unigram, color='gray', linestyle='--', label='unigram entropy')
+    axes.set(xlabel='step', ylabel='masked-LM loss, nats a token', title=os.path.basename(folder))
+    axes.legend()
+    figure.savefig(os.path.join(folder, 'loss.png'), dpi=120, bbox_inches='tight')
+    plt.close(figure)
+
+
+# ---- filling in masks ----
+
+@torch.no_grad()
+def predictions(model, tokenizer, special, ids):
+    """A line for each [MASK] in `ids` (no [CLS], no [SEP]): the best five tokens and their probabilities."""
+    row = torch.tensor([[special['cls'], *ids, special['sep']]], device=next(model.parameters()).device)
+    masks = (row[0] == special['mask']).nonzero()[:, 0]
+    best = model.eval()(row, positions=masks[None])[0].float().softmax(-1).topk(5)
+    return ['    ' + '   '.join(f'{tokenizer.piece(token)} {p:.3f}' for p, token in zip(*pair, strict=True))
+            for pair in zip(best.values.tolist(), best.indices.tolist(), strict=True)]
+
+
+def fill_masks(model, tokenizer, special, text):
+    """`text` and the predictions for its [MASK]s.  Raises UserError when it has none or is too long."""
+    first, *others = text.split('[MASK]')
+    if not others:
+        raise UserError(f'fill={text!r}: put a [MASK] where a word is to be filled in')
+    ids = tokenizer.encode(first.rstrip())
+    for part in others:
+        ids += [special['mask'], *tokenizer.encode(part)]
+    if len(ids) + 2 > model.config.block_size:
+        raise UserError(f'fill: {len(ids)} tokens, but the model reads at most {model.config.block_size - 2}')
+    return '\n'.join([text, *predictions(model, tokenizer, special, ids)])
+
+
+def masked_sentences(rows, tokenizer, word_start, special, n):
+    """Beginnings of `n` rows, each with a whole word masked, always the same: [(text, the word, ids)]."""
+    rng, sentences = np.random.default_rng(0), []
+    for index in rng.permutation(len(rows)):
+        ids = rows.get([index])[0, 1:-1][:40].tolist()
+        whole = [i for i in range(8, len(ids) - 4) if word_start[ids[i]] and word_start[ids[i + 1]]
+                 and len(word := tokenizer.decode([ids[i]])) > 3 and word.isalpha()]
+        if whole and len(sentences) < n and special['sep'] not in ids:
+            i = int(rng.choice(whole))
+            text = f'{tokenizer.decode(ids[:i])} [MASK] {tokenizer.decode(ids[i + 1:])}'
+            sentences.append((text, tokenizer.decode([ids[i]]), ids[:i] + [special['mask']] + ids[i + 1:]))
+    return sentences
+
+
+# ---- main ----
+
+def check_knobs(config, ranks):
+    """Raise UserError for a knob out of range, as far as nothing else checks it where it is used."""
+    for key, least in {**AT_LEAST, 'total_batch': ranks.world}.items():
+        if config[key] < least:
+            raise UserError(f'{key}={config[key]}: must be at least {least}')
+    for key in ('min_lr', 'weight_decay', 'grad_clip'):
+        if config[key] < 0:
+            raise UserError(f'{key}={config[key]}: must not be negative')
+    for key in ('learning_rate', 'adam_eps'):
+        if config[key] <= 0:
+            raise UserError(f'{key}={config[key]}: must be positive')
+    for key in ('beta1', 'beta2'):
+        if not 0 <= config[key] < 1:
+            raise UserError(f'{key}={config[key]}: must lie in [0, 1)')
+    for small, large in (('warmup_iters', 'max_iters'), ('min_lr', 'learning_rate')):
+        if config[small] > config[large]:
+            raise UserError(f'{small}={config[small]}: must be at most {large}={config[large]}')
+    choose('schedule', config['schedule'], SCHEDULE)
+
+
+def prepared(dataset, data_dir, prepare, ranks):
+    """(folder, meta) of a prepared corpus, prepared first when `prepare` names a config file for that."""
+    folder = os.path.join(data_dir, dataset)
+    if prepare and ranks.main and not os.path.exists(os.path.join(folder, 'meta.json')):
+        here = os.path.dirname(os.path.abspath(__file__))
+        print(f'{folder} is not there yet: preparing it with {prepare}', flush=True)
+        command = [sys.executable, os.path.join(here, 'prepare_data.py'), os.path.join(here, prepare)]
+        status = subprocess.run([*command, f'--name={dataset}', f'--data_dir={data_dir}']).returncode
+        if status:
+            raise UserError(f'{prepare}: preparing {folder} failed with status {status}')
+    ranks.agree(None)                                   # the others wait for the first
+    return folder, load_meta(folder)
+
+
+def make_model(encoder_config, init_from, path, content):
+    """MaskedLM with a checkpoint's weights, a BERT's, or new ones.  Raises UserError where shapes differ."""
+    shape = {key: value for key, value in asdict(encoder_config).items() if key not in MAY_CHANGE}
+    if path:
+        refuse_difference(path, content['model_config'], shape, 'the model')
+    model = MaskedLM(encoder_config)
+    if path:
+        model.load_state_dict(content['model'])
+    elif init_from not in ('auto', 'scratch'):
+        bert = load_bert(init_from)
+        refuse_difference(init_from, asdict(bert.config), shape, 'the model')
+        model.load_state_dict(bert.state_dict())
+    return model
+
+
+def load_bert(name):
+    try:
+        return MaskedLM.from_pretrained(name)
+    except (OSError, ValueError) as error:
+        if isinstance(error, UserError):
+            raise
+        reason = str(error).strip().splitlines()[0]
+        raise UserError(f'init_from={name!r}: neither a checkpoint nor a BERT: {reason}') from None
+
+
+def use_checkpoint(fill, export, init_from, out_dir, folder, meta):
+    """Load the run's checkpoint or the one that init_from names; print predictions or write a BERT folder."""
+    path, content = find_checkpoint('resume' if init_from in ('auto', 'scratch') else init_from, out_dir)
+    if path:
+        refuse_difference(path, content['data'], {'tokenizer': data_identity(meta)['tokenizer']}, 'the data')
+        model = MaskedLM(EncoderConfig(**content['model_config']))
+        model.load_state_dict(content['model'])
+    else:
+        model = load_bert(init_from)
+    if fill:
+        print(fill_masks(model, load_tokenizer(folder, meta), meta['special'], fill))
+    if export:
+        model.save_pretrained(export)
+        load_tokenizer(folder, meta).save(export)
+        print(f'wrote {export}: transformers.BertForMaskedLM.from_pretrained({export!r}) loads it')
+
+
+def main():
+    config, origins = configure(globals())
+    ranks, torch_device = join_ranks(device)
+    check_knobs(config, ranks)
+    torch_dtype = choose_dtype(dtype, torch_device)
+    folder, meta = prepared(dataset, data_dir, prepare, ranks)
+    if fill or export:
+        return use_checkpoint(fill, export, init_from, out_dir, folder, meta)
+    os.makedirs(out_dir, exist_ok=True)
+
+    # data
+    word_start = np.fromfile(os.path.join(folder, 'word_start.bin'), np.uint8)
+    masker = Masker(meta, block_size, mask_fraction, word_start if whole_word else None)
+    rows = choose('packing', packing, PACKING)
+    train_rows, val_rows = (rows(folder, meta, split, block_size) for split in ('train', 'val'))
+    loader = Loader(train_rows, masker, seed, total_batch, ranks.share(total_batch))
+    val_loader = Loader(val_rows, masker, 0, EVAL_ROWS, ranks.share(EVAL_ROWS), eval_samples or len(val_rows))
+    identity, unigram = data_identity(meta), meta['unigram_entropy']
+
+    # model, optimizer, and where a checkpoint left them
+    path, content = find_checkpoint(init_from, out_dir)
+    if (agreed := ranks.agree(path)) != path:
+        path, content = agreed, read_checkpoint(agreed)
+    torch.manual_seed(seed)
+    raw = make_model(model_config(config, meta['vocab_size']), init_from, path, content).to(torch_device)
+    optimizer = make_optimizer(raw, learning_rate, (beta1, beta2), adam_eps, weight_decay, torch_device)
+    scaler = torch.amp.GradScaler(torch_device.type, enabled=torch_dtype == torch.float16)
+    step, best_loss = 0, math.inf
+    if path:
+        refuse_difference(path, content['data'], identity, 'the data')
+        optimizer.load_state_dict(content['optimizer'])
+        scaler.load_state_dict(content['scaler'])
+        step, best_loss = content['step'], content['best_loss']
+
+    # compile and wrap
+    sample = micro_batches(loader.batch(step), batch_size, torch_device)[0]
+    model = compiled_or_eager(raw, compile, sample, torch_device, torch_dtype)
+    wrapped = DistributedDataParallel(model) if ranks.world > 1 else model
+    flops, peak = total_batch * training_flops(raw.config, block_size, masker.k), peak_flops(torch_device)
+
+    # log and signals
+    if ranks.main:
+        write_manifest(out_dir, config, identity, torch_device, ranks)
+        print(describe(config, origins, raw, loader, ranks, torch_device, torch_dtype))
+        if path:
+            print(f"continuing {path} at step {step}{changed_knobs(content['config'], config)}", flush=True)
+    log = Log(out_dir, step, ranks, wandb_project, config)
+    stop = []                                           # signals that asked for the end
+    for name in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(name, lambda number, frame: stop.append(number))
+
+    def validate():
+        scores = evaluate(model, val_loader, batch_size, ranks, torch_device, torch_dtype)
+        text = (f"step {step}: validation loss {scores['loss']:.4f} (unigram {unigram:.4f}), masked accuracy "
+                f"{scores['accuracy']:.2%}, perplexity {scores['perplexity']:.1f}")
+        log.write('val', step, text, **scores)
+        return min(best_loss, scores['loss'])
+
+    # the loop
+    if step == 0:
+        best_loss = validate()
+    logged, since, waited = step, time.time(), 0.0      # last log line: step, time; seconds of waiting since
+    batches = prefetch(loader.batch, range(step, max_iters))
+    while step < max_iters:
+        before = time.time()
+        batch = next(batches)
+        waited += time.time() - before
+        parts = micro_batches(batch, batch_size, torch_device)
+        rate = rate_at(step, learning_rate, min_lr, warmup_iters, max_iters, schedule)
+        for group in optimizer.param_groups:
+            group['lr'] = rate
+        seed_step(seed, step, ranks.rank)
+        counts = torch.tensor([float(batch['weights'].sum()), len(stop)], device=torch_device)
+        count, stopping = ranks.sum(counts)
+        loss = forward_backward(wrapped, parts, count.clamp(min=1), scaler, ranks, torch_device, torch_dtype)
+        scaler.unscale_(optimizer)
+        norm = torch.nn.utils.clip_grad_norm_(raw.parameters(), grad_clip or math.inf)
+        loss, norm, stopping = torch.stack([ranks.sum(loss), norm, stopping]).tolist()   # the only host read
+        if not math.isfinite(loss) or not (math.isfinite(norm) or scaler.is_enabled()):
+            first = step * total_batch
+            raise UserError(f'step {step}: loss {loss}, gradient norm {norm} on samples {first} to '
+                            f'{first + total_batch - 1}; no update was made; try a lower learning_rate')
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad(set_to_none=True)
+        step += 1
+        if step % log_interval == 0 or step == max_iters:
+            seconds = time.time() - since
+            per_step, share = seconds / (step - logged), waited / seconds
+            speed = total_batch * block_size / per_step
+            mfu = flops / per_step / ranks.world / peak if peak else None
+            text = (f'step {step}/{max_iters}: loss {loss:.4f}, lr {rate:.2e}, norm {norm:.2f}, '
+                    f"{speed:,.0f} tokens/s, mfu {f'{mfu:.1%}' if mfu else 'n/a'}, loader {share:.1%}, "
+                    f'eta {clock((max_iters - step) * per_step)}')
+            log.write('train', step, text, loss=loss, lr=rate, norm=norm, tokens_per_second=speed, mfu=mfu,
+                      loader_seconds=waited / (step - logged), loader_share=share)
+            logged, since, waited = step, time.time(), 0.0
+        progress_bar(step, max_iters, ranks)
+        paused = time.time()
+        if step == max_iters or (eval_interval and step % eval_interval == 0):
+            best_loss = validate()
+        due = checkpoint_interval and step % checkpoint_interval == 0
+        if ranks.main and (due or stopping or step in milestones or step == max_iters):
+            write_checkpoint(os.path.join(out_dir, checkpoint_name(step)), {
+                'step': step, 'model': raw.state_dict(), 'optimizer': optimizer.state_dict(),
+                'scaler': scaler.state_dict(), 'rng': {'seed': seed, 'step': step},         # see seed_step
+                'config': config, 'model_config': asdict(raw.config), 'data': identity,
+                'best_loss': best_loss})
+            prune_checkpoints(out_dir, keep_checkpoints, milestones)
+        since += time.time() - paused
+        if stopping:
+            say(f'stopped by signal after step {step}; {out_dir}/{checkpoint_name(step)} is written; '
+                'the same command goes on from there')
+            sys.exit(128 + (stop[0] if stop else signal.SIGTERM))
+
+    if ranks.main:
+        plot_losses(out_dir, unigram)
+        tokenizer, special = load_tokenizer(folder, meta), meta['special']
+        for text, word, ids in masked_sentences(val_rows, tokenizer, word_start, special, fill_samples):
+            print('', text, f'    masked: {word}', *predictions(raw, tokenizer, special, ids), sep='\n')
+    if ranks.world > 1:
+        dist.barrier()                                  # nobody leaves while another still talks
+        dist.destroy_process_group()
+
+
+if __name__ == '__main__':
+    run(main)
