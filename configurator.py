@@ -42,9 +42,10 @@ def complain(message):
 
 
 def say(message):
-    """One line on stderr, from the first process of each machine alone."""
+    """One line on stderr, over a progress bar, from the first process of each machine alone."""
     if os.environ.get('LOCAL_RANK', '0') == '0':
-        print(' '.join(str(message).split()), file=sys.stderr, flush=True)
+        bar = '\r\033[K' if sys.stderr.isatty() else ''
+        print(bar + ' '.join(str(message).split()), file=sys.stderr, flush=True)
 
 
 def configure(scope, argv=None):

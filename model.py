@@ -22,12 +22,12 @@ from configurator import UserError
 @dataclass
 class EncoderConfig:
     """Shape and operators of an encoder; the defaults are BERT-base.  Raises UserError for the impossible."""
-    vocab_size: int = 30522
-    block_size: int = 512           # tokens, the longest row that learned positions cover
-    n_layer: int = 12
-    n_head: int = 12
-    n_embd: int = 768
-    n_inner: int = 3072             # width of the MLP, 4 D in BERT
+    vocab_size: int = 30522         # V
+    block_size: int = 512           # longest row, in tokens
+    n_layer: int = 12               # L
+    n_head: int = 12                # H
+    n_embd: int = 768               # D
+    n_inner: int = 3072             # F, width of the MLP
     n_segment: int = 2
     attention: str = 'original'     # a row of ATTENTION
     position: str = 'absolute'      # a row of POSITION
@@ -38,6 +38,10 @@ class EncoderConfig:
     n_label: int = 2                # classes of a SequenceClassifier
 
     def __post_init__(self):
+        for field in fields(self):
+            value, kind = getattr(self, field.name), type(field.default)
+            if type(value) is not kind and (kind, type(value)) != (float, int):
+                raise UserError(f'{field.name}={value!r}: must be {kind.__name__}')
         choose('attention', self.attention, ATTENTION)
         choose('position', self.position, POSITION)
         choose('pair_init', self.pair_init, PAIR_INIT)
@@ -52,6 +56,8 @@ class EncoderConfig:
             raise UserError(f'n_embd={self.n_embd}: must be a multiple of n_head={self.n_head}')
         if self.position == 'rope' and self.head_size % 2:
             raise UserError(f"position='rope': n_embd / n_head = {self.head_size} must be even")
+        if self.pair_rank and self.attention != 'pairwise':
+            raise UserError(f"pair_rank={self.pair_rank}: only attention='pairwise' has a rank; choose 0")
         if not 0 <= self.pair_rank <= self.head_size:
             raise UserError(f'pair_rank={self.pair_rank}: choose 0 (full) or 1 to n_embd / n_head = '
                             f'{self.head_size}')
@@ -317,13 +323,13 @@ class Encoder(nn.Module):
 
         ids       (B, T) int64, T at most block_size
         segments  (B, T) int64 below n_segment; None: all 0
-        keep      (B, T) bool, True at real tokens; None: no padding
+        keep      (B, T) bool or 0 and 1, true at real tokens; None: no padding
         """
         if ids.size(1) > self.config.block_size:
             raise ValueError(f'{ids.size(1)} tokens in a row, but block_size={self.config.block_size}')
         x = self.token(ids) + (self.segment.weight[0] if segments is None else self.segment(segments))
         x = self.dropout(self.norm(self.position.embed(x)))
-        mask = None if keep is None else keep[:, None, None, :]             # (B, 1, 1, T)
+        mask = None if keep is None else keep.bool()[:, None, None, :]      # (B, 1, 1, T)
         for block in self.blocks:
             x = block(x, self.position, mask)
         return x
@@ -369,16 +375,16 @@ class MaskedLM(nn.Module):
     @classmethod
     def from_pretrained(cls, name):
         """A Hugging Face BERT (hub name or local folder) as `original` + `absolute`, in eval mode."""
+        c = transformers().BertConfig.from_pretrained(name)
+        if (c.hidden_act, c.layer_norm_eps, c.tie_word_embeddings) != ('gelu', 1e-12, True):
+            raise UserError(f'{name}: hidden_act={c.hidden_act}, layer_norm_eps={c.layer_norm_eps}, '
+                            f'tie_word_embeddings={c.tie_word_embeddings}: must be gelu, 1e-12 and True')
         source = transformers().BertForMaskedLM.from_pretrained(name)
-        c = source.config
         model = cls(EncoderConfig(
             vocab_size=c.vocab_size, block_size=c.max_position_embeddings, n_layer=c.num_hidden_layers,
             n_head=c.num_attention_heads, n_embd=c.hidden_size, n_inner=c.intermediate_size,
             n_segment=c.type_vocab_size, dropout=c.hidden_dropout_prob,
             attention_dropout=c.attention_probs_dropout_prob))
-        if c.hidden_act != 'gelu' or c.layer_norm_eps != 1e-12:
-            raise UserError(f'{name}: hidden_act={c.hidden_act}, layer_norm_eps={c.layer_norm_eps}: '
-                            'only BERT with gelu and 1e-12 can be loaded')
         weights = source.state_dict()
         model.load_state_dict({ours: weights[theirs] for ours, theirs in hugging_face_names(model).items()})
         return model.eval()
@@ -409,6 +415,11 @@ def token_losses(logits, targets):
     return losses.view_as(targets)
 
 
+def pool(hidden, pooler):
+    """BERT's pooler: tanh of a Linear of the state of [CLS].  hidden (B, T, D) -> (B, D)"""
+    return pooler(hidden[:, 0]).tanh()
+
+
 class SequenceClassifier(nn.Module):
     """[CLS] state, Linear(D, D), tanh, dropout, Linear(D, n_label).  Devlin et al. 2018, section 4.1"""
 
@@ -424,8 +435,42 @@ class SequenceClassifier(nn.Module):
 
     def forward(self, ids, segments=None, keep=None):
         """Logits (B, n_label); arguments as Encoder.forward."""
-        pooled = self.pooler(self.encoder(ids, segments, keep)[:, 0]).tanh()
-        return self.classifier(self.dropout(pooled))
+        return self.classifier(self.dropout(pool(self.encoder(ids, segments, keep), self.pooler)))
+
+
+class SpanClassifier(nn.Module):
+    """Start and end of an answer: Linear(D, 2) on every state.  Devlin et al. 2018, section 4.2"""
+
+    def __init__(self, config):
+        super().__init__()
+        self.config = config
+        self.encoder = Encoder(config)
+        self.classifier = nn.Linear(config.n_embd, 2)
+        init_weights(self.classifier)
+
+    def forward(self, ids, segments=None, keep=None):
+        """Logits of start and of end, (B, T) each; arguments as Encoder.forward."""
+        return self.classifier(self.encoder(ids, segments, keep)).unbind(-1)
+
+
+class MultipleChoice(nn.Module):
+    """One of C texts: BERT's pooler, dropout and Linear(D, 1) on each.  Devlin et al. 2018, section 4.4"""
+
+    def __init__(self, config):
+        super().__init__()
+        self.config = config
+        self.encoder = Encoder(config)
+        self.pooler = nn.Linear(config.n_embd, config.n_embd)
+        self.dropout = nn.Dropout(config.dropout)
+        self.classifier = nn.Linear(config.n_embd, 1)
+        init_weights(self.pooler)
+        init_weights(self.classifier)
+
+    def forward(self, ids, segments=None, keep=None):
+        """Logits (B, C); ids, segments, keep (B, C, T), else as Encoder.forward."""
+        rows = [None if x is None else x.flatten(0, 1) for x in (ids, segments, keep)]
+        pooled = self.dropout(pool(self.encoder(*rows), self.pooler))
+        return self.classifier(pooled).view(ids.shape[:2])
 
 
 # ---- Hugging Face ----

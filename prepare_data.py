@@ -29,6 +29,7 @@ import importlib.metadata
 import importlib.util
 import inspect
 import io
+import itertools
 import json
 import multiprocessing
 import os
@@ -46,9 +47,9 @@ import zlib
 
 import numpy as np
 
-from configurator import UserError, configure, run
+from configurator import UserError, configure, run, say
 
-corpus = 'docstrings'           # a row of CORPORA, a path, a glob or a hub id owner/name
+corpus = 'docstrings'           # rows of CORPORA, as in books+wikipedia; a path, a glob, a hub id owner/name
 path = ''                       # in place of the row's source: files for oscar, packages for docstrings
 name = ''                       # folder under data_dir; empty: from the corpus
 data_dir = 'data'               # where prepared corpora live
@@ -56,8 +57,6 @@ subset = ''                     # configuration of a hub dataset; empty: the row
 split = 'train'                 # split of a hub dataset
 revision = ''                   # git revision of a hub dataset; empty: the newest, which is recorded
 text_field = 'text'             # field or column that holds the text
-document_start = ''             # regular expression: a row that matches starts a document, others go on
-rows_per_document = 1           # successive rows joined into one document, for corpora of single sentences
 tokenizer = 'sentencepiece'     # sentencepiece[:file.model], wordpiece[:vocab.txt or id], tiktoken:NAME
 vocab_size = 4096               # pieces of a sentencepiece trained here; 4096 for small models, 32000 base
 lower_case = True               # trained sentencepiece and wordpiece; True for uncased vocabularies
@@ -79,7 +78,6 @@ WRITE_BYTES = 1_000_000         # of tokens held before a shard is written
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)      # 2^64 / golden ratio: spreads successive numbers
 INDEX = np.dtype([('hash', '<u8'), ('tokens', '<u8')])
 LIMITS = {                      # knob: lowest, highest, advice
-    'rows_per_document': (1, 10**6, '1 joins nothing'),
     'vocab_size': (16, 10**6, '4096 to 32000 is usual'),
     'tokenizer_sample': (1000, 10**9, '10000000 is usual'),
     'sample_from': (1000, 10**12, '1000000000 is usual'),
@@ -146,18 +144,21 @@ def pick_oscar(row, config):
     return text, ''
 
 
-def join_rows(rows, config):
-    """Rows of one line each -> documents; blank lines belong to the layout and are not counted as empty."""
-    starts = re.compile(config['document_start'])
+def join_rows(rows, joined, most):
+    """Rows of one line each -> documents of at most `most` bytes.
+
+    joined  how many rows make a document, or the regular expression of the row that starts one
+    Blank rows belong to the layout and are not counted as empty.
+    """
     first, lines, size = '', [], 0
     for where, text, bad in rows:
         if bad and bad != 'empty':
             yield where, text, bad
         if bad:
             continue
-        full = starts.search(text) if config['document_start'] else len(lines) >= config['rows_per_document']
+        full = re.search(joined, text) if isinstance(joined, str) else len(lines) >= joined
         size += 4 * len(text)                                   # UTF-8 has at most 4 bytes a character
-        if lines and (full or size > config['max_bytes']):
+        if lines and (full or size > most):
             yield first, '\n'.join(lines), ''
             lines, size = [], 4 * len(text)
         first = first if lines else where
@@ -296,7 +297,7 @@ def read_files(source, config, progress, pick=pick_field):
     progress.total = sum(sizes)
 
     def rows():
-        for file_name, size in zip(files, sizes):
+        for file_name, size in zip(files, sizes, strict=True):
             for number, text, bad in file_format(file_name)(file_name, config, pick):
                 yield f'{file_name}:{number}', text, bad
             progress.done += size
@@ -427,28 +428,29 @@ def docstrings_of(node):
 
 
 CORPORA = {
-    # name         reader           source                                             subset
-    'docstrings': (read_docstrings, 'stdlib torch numpy sympy networkx datasets',      ''),
-    'wikitext':   (read_hub,        'Salesforce/wikitext',                             'wikitext-103-raw-v1'),
-    'wikipedia':  (read_hub,        'wikimedia/wikipedia',                             '20231101.en'),
-    'books':      (read_hub,        'SamuelYang/bookcorpus',                           ''),
-    'c4':         (read_hub,        'allenai/c4',                                      'en'),
-    'fineweb':    (read_hub,        'HuggingFaceFW/fineweb',                           'sample-10BT'),
-    'oscar':      (read_oscar,      '',                                                ''),
+    # name         reader           source                                 subset                 rows joined
+    'docstrings': (read_docstrings, 'stdlib torch numpy sympy networkx datasets', '',             None),
+    'wikitext':   (read_hub,        'Salesforce/wikitext',                 'wikitext-103-raw-v1', '^ = [^=]'),
+    'wikipedia':  (read_hub,        'wikimedia/wikipedia',                 '20231101.en',         None),
+    'books':      (read_hub,        'SamuelYang/bookcorpus',               '',                    256),
+    'c4':         (read_hub,        'allenai/c4',                          'en',                  None),
+    'fineweb':    (read_hub,        'HuggingFaceFW/fineweb',               'sample-10BT',         None),
+    'oscar':      (read_oscar,      '',                                    '',                    None),
 }
 
 
 def find_corpus(config):
-    """The corpus knob -> (default name, reader, source, subset)."""
+    """The corpus knob -> (default name, parts); a part is (reader, source, subset, rows joined)."""
     wanted = config['corpus']
-    if wanted in CORPORA:
-        reader, source, part = CORPORA[wanted]
-        return wanted, reader, config['path'] or source, config['subset'] or part
+    names = wanted.split('+')
+    if all(item in CORPORA for item in names):
+        return '_'.join(names), [(reader, config['path'] or source, config['subset'] or subset, joined)
+                                 for reader, source, subset, joined in (CORPORA[item] for item in names)]
     if os.path.exists(wanted) or glob.glob(wanted, recursive=True):
         stem = os.path.basename(os.path.abspath(wanted)).partition('.')[0]
-        return re.sub(r'\W+', '_', stem).strip('_') or 'files', read_files, wanted, ''
+        return re.sub(r'\W+', '_', stem).strip('_') or 'files', [(read_files, wanted, '', None)]
     if re.fullmatch(r'[\w-][\w.-]*/[\w-][\w.-]*', wanted) and '.' not in os.path.splitext(wanted)[1]:
-        return wanted.partition('/')[2], read_hub, wanted, config['subset']
+        return wanted.partition('/')[2], [(read_hub, wanted, config['subset'], None)]
     raise UserError(f"corpus='{wanted}': no such file; choose one of {', '.join(CORPORA)}, a path, a glob or "
                     'a hub id owner/name')
 
@@ -742,10 +744,6 @@ class Progress:
         print(f'\r{bar} {text}{left}\033[K', end='', file=sys.stderr, flush=True)
 
 
-def say(text):
-    print(('\r\033[K' if sys.stderr.isatty() else '') + text, file=sys.stderr, flush=True)
-
-
 # documents
 
 def good_documents(rows, source, config, skipped, progress):
@@ -796,10 +794,9 @@ def take_sample(documents, folder, config, progress):
                 break
 
     def everything():
-        with open(spool, 'rb') as file:
-            with contextlib.suppress(EOFError):
-                while True:
-                    yield pickle.load(file)
+        with open(spool, 'rb') as file, contextlib.suppress(EOFError):
+            while True:
+                yield pickle.load(file)
         os.remove(spool)
         yield from documents
 
@@ -865,7 +862,7 @@ def scatter(documents, folder, information, width, config, skipped, progress):
     documents_done = tokens_done = characters = held = 0
     for hashes, counts, data, size in ordered_map(encode, batches(documents), config['num_proc']):
         start, view = 0, memoryview(data)
-        for key, count in zip(hashes, counts):
+        for key, count in zip(hashes, counts, strict=True):
             if count > 1:
                 ids[key >> 56] += view[start:start + width * count]
                 index[key >> 56] += struct.pack('<QQ', key, count)
@@ -1000,7 +997,7 @@ def write_meta(folder, meta, splits, num_proc):
     names.remove('lock')
     with concurrent.futures.ThreadPoolExecutor(num_proc) as pool:                   # hashlib releases the GIL
         facts = pool.map(file_facts, [os.path.join(folder, item) for item in names])
-        meta['files'] = dict(zip(names, facts))
+        meta['files'] = dict(zip(names, facts, strict=True))
     meta['splits'] = {writer.split: {'tokens': writer.tokens, 'documents': writer.documents,
                                      'shards': writer.shards} for writer in splits}
     write_bytes(os.path.join(folder, 'meta.json'), json.dumps(meta, indent=1).encode() + b'\n')
@@ -1048,11 +1045,6 @@ def check_config(config):
             raise UserError(f'{knob}={value}: must lie between {low} and {high} ({advice})')
     if config['name'] and not re.fullmatch(r'[\w-][\w.-]*', config['name']):
         raise UserError(f"name='{config['name']}': letters, digits, '.', '_' and '-' only: it names a folder")
-    try:
-        re.compile(config['document_start'])
-    except re.error as error:
-        pattern = config['document_start']
-        raise UserError(f"document_start='{pattern}': not a regular expression: {error}") from None
     find_tokenizer(config['tokenizer'])
     cores = len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count()
     return dict(config, num_proc=config['num_proc'] or cores)
@@ -1077,7 +1069,7 @@ def work_folder(folder):
     os.makedirs(temporary, exist_ok=True)
     with open(os.path.join(temporary, 'lock'), 'w') as lock:
         try:
-            import fcntl                                    # not on Windows: two runs at once go unnoticed
+            import fcntl  # not on Windows: two runs at once go unnoticed
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except ImportError:
             pass
@@ -1103,7 +1095,7 @@ def versions(packages):
 def prepare(config):
     """Prepare one corpus as the knobs in `config` say.  Returns the folder."""
     config = check_config(config)
-    default_name, reader, source, config['subset'] = find_corpus(config)
+    default_name, parts = find_corpus(config)
     settings = {knob: value for knob, value in config.items() if knob not in ('num_proc', 'data_dir', 'name')}
     folder = os.path.join(config['data_dir'], config['name'] or default_name)
     if is_prepared(folder, settings):
@@ -1111,18 +1103,28 @@ def prepare(config):
         return folder
     try:
         with work_folder(folder) as temporary:
-            write_corpus(temporary, os.path.basename(folder), reader, source, config, settings)
+            write_corpus(temporary, os.path.basename(folder), parts, config, settings)
     except OSError as error:
         raise UserError(f'{error.filename or folder}: {error.strerror or error}') from None
     return folder
 
 
-def write_corpus(folder, name, reader, source, config, settings):
+def read_parts(parts, config, progress):
+    """The parts of a corpus, one after the other.  Returns (rows, what to record about the sources)."""
+    streams, origins = [], []
+    for reader, source, subset, joined in parts:
+        rows, origin = reader(source, dict(config, subset=subset), progress)
+        streams.append(join_rows(rows, joined, config['max_bytes']) if joined else rows)
+        origins.append(origin)
+    progress.total *= len(parts) == 1                       # each part counts in its own unit
+    return itertools.chain(*streams), origins[0] if len(parts) == 1 else {'parts': origins}
+
+
+def write_corpus(folder, name, parts, config, settings):
     """Everything that data/<name>/ holds, into `folder`."""
     progress, skipped = Progress(), collections.Counter()
-    rows, origin = reader(source, config, progress)
-    if config['document_start'] or config['rows_per_document'] > 1:
-        rows = join_rows(rows, config)
+    rows, origin = read_parts(parts, config, progress)
+    source = ' + '.join(part[1] for part in parts)
     say(f'preparing {name} from {source}')
     documents, sample = good_documents(rows, source, config, skipped, progress), ()
     kind, argument = find_tokenizer(config['tokenizer'])

@@ -16,7 +16,17 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import model as source
 from configurator import UserError
-from model import ATTENTION, PAIR_INIT, POSITION, Encoder, EncoderConfig, MaskedLM, SequenceClassifier
+from model import (
+    ATTENTION,
+    PAIR_INIT,
+    POSITION,
+    Encoder,
+    EncoderConfig,
+    MaskedLM,
+    MultipleChoice,
+    SequenceClassifier,
+    SpanClassifier,
+)
 
 SMALL = {'vocab_size': 23, 'block_size': 12, 'n_layer': 2, 'n_head': 3, 'n_embd': 12, 'n_inner': 20}
 KEEP = torch.arange(6) < torch.tensor([[6], [4], [5]])         # (B, T) of batch(), padded on the right
@@ -402,7 +412,7 @@ def test_head_on_gathered_positions_is_the_full_head():
 
 # ---- initial values ----
 
-@pytest.mark.parametrize('kind', [MaskedLM, SequenceClassifier])
+@pytest.mark.parametrize('kind', [MaskedLM, SequenceClassifier, SpanClassifier, MultipleChoice])
 @each_position
 @each_variant
 def test_initial_values(variant, position, kind):
@@ -502,6 +512,9 @@ def test_compiles_to_one_graph(variant):
     ({'n_embd': 9, 'position': 'rope'}, ["position='rope'", '3', 'even']),
     ({'attention': 'pairwise', 'pair_rank': 5}, ['pair_rank=5', '4']),
     ({'attention': 'pairwise', 'pair_rank': -1}, ['pair_rank=-1', '4']),
+    ({'attention': 'shared', 'pair_rank': 2}, ['pair_rank=2', "attention='pairwise'"]),
+    ({'n_layer': 1.5}, ['n_layer=1.5', 'int']), ({'n_head': True}, ['n_head=True', 'int']),
+    ({'dropout': '0.1'}, ["dropout='0.1'", 'float']), ({'attention': ['x']}, ["attention=['x']", 'str']),
     *[({name: value}, [f'{name}={value}', '[0, 1)'])
       for name in ('dropout', 'attention_dropout') for value in (-0.1, 1.0, math.nan)],
     *[({name: 0}, [f'{name}=0', 'at least 1']) for name in
@@ -595,6 +608,32 @@ def test_bert_gives_the_gradients_of_hugging_face(bert, train):
         assert difference(one, other) < 1e-4 * max(other.abs().max().item(), 1e-2), name
 
 
+@pytest.mark.parametrize('ours, theirs, head', [
+    (SequenceClassifier, 'BertForSequenceClassification', 'classifier'),
+    (SpanClassifier, 'BertForQuestionAnswering', 'qa_outputs'),
+    (MultipleChoice, 'BertForMultipleChoice', 'classifier')])
+def test_heads_give_the_logits_of_hugging_face(ours, theirs, head):
+    transformers = pytest.importorskip('transformers')
+    theirs = randomised(getattr(transformers, theirs)(transformers.BertConfig(**SIZES)))
+    ours = ours(EncoderConfig(40, 16, 3, 4, 24, 36)).eval()
+    weights, names = theirs.state_dict(), source.hugging_face_names(ours)
+    names = {name: their_name for name, their_name in names.items() if name.startswith('encoder.')}
+    for kind in ('weight', 'bias'):
+        names.update({f'pooler.{kind}': f'bert.pooler.dense.{kind}', f'classifier.{kind}': f'{head}.{kind}'})
+    ours.load_state_dict({name: weights[names[name]] for name in ours.state_dict()})
+    ids, segments, keep = padded_batch()
+    if isinstance(ours, MultipleChoice):                            # (B, C, T): three choices for each of two
+        ids, segments, keep = (torch.stack([x, x.roll(1, 0)]) for x in (ids, segments, keep))
+    given = ours(ids, segments, keep)
+    wanted = theirs(input_ids=ids, token_type_ids=segments, attention_mask=keep.long())
+    if isinstance(ours, SpanClassifier):
+        given = torch.stack(given)[:, keep]
+        wanted = torch.stack([wanted.start_logits, wanted.end_logits])[:, keep]
+    else:
+        wanted = wanted.logits
+    assert difference(given, wanted) < 1e-5 * wanted.abs().max()
+
+
 def test_export_and_import_again(tmp_path):
     transformers = pytest.importorskip('transformers')
     ours = randomised(MaskedLM(EncoderConfig(**SMALL, dropout=0.2, attention_dropout=0.3))).train()
@@ -623,7 +662,8 @@ def test_export_refuses_what_bert_has_no_layer_for(variant, position, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize('setting', [{'hidden_act': 'gelu_new'}, {'layer_norm_eps': 1e-5}], ids=str)
+@pytest.mark.parametrize('setting', [
+    {'hidden_act': 'gelu_new'}, {'layer_norm_eps': 1e-5}, {'tie_word_embeddings': False}], ids=str)
 def test_import_refuses_other_berts(setting, tmp_path):
     transformers = pytest.importorskip('transformers')
     transformers.BertForMaskedLM(transformers.BertConfig(**SIZES, **setting)).save_pretrained(tmp_path)

@@ -13,8 +13,10 @@ import hashlib
 import json
 import math
 import os
+import pickle
 import platform
 import queue
+import shutil
 import signal
 import subprocess
 import sys
@@ -556,6 +558,8 @@ def read_checkpoint(path):
         return torch.load(path, map_location='cpu', weights_only=True)
     except OSError as error:
         raise UserError(f'{path}: cannot be read: {error.strerror}') from None
+    except (pickle.UnpicklingError, RuntimeError):      # a good digest, but not what write_checkpoint wrote
+        raise UserError(f'{path}: holds more than tensors and plain Python, so it is not loaded') from None
 
 
 def newest_checkpoint(folder):
@@ -852,7 +856,7 @@ def use_checkpoint(fill, export, init_from, out_dir, folder, meta):
         print(fill_masks(model, load_tokenizer(folder, meta), meta['special'], fill))
     if export:
         model.save_pretrained(export)
-        load_tokenizer(folder, meta).save(export)
+        shutil.copy(os.path.join(folder, load_tokenizer(folder, meta).file_name), export)
         print(f'wrote {export}: transformers.BertForMaskedLM.from_pretrained({export!r}) loads it')
 
 

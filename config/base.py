@@ -1,4 +1,4 @@
-# BERT-base on OSCAR with Courtois et al.'s recipe (2024, section 3.3): 200k steps of 256 x 512 tokens, 26B in all.
+# BERT-base on OSCAR with Courtois et al.'s recipe (2024, section 3.3): 200k steps of 256 x 512 tokens.
 # $ torchrun --standalone --nproc_per_node=8 train.py config/base.py
 # Expect (their figure 2b): the loss leaves its first plateau at step 25,000 with `original`.
 out_dir = 'out/base'

@@ -2,5 +2,4 @@
 # $ python prepare_data.py config/data_books.py
 # Expect 290,000 documents, 4.9 GB of lower-cased text, about 2.5 GB on disk, twice that while it runs
 corpus = 'books'
-rows_per_document = 256
 tokenizer = 'wordpiece'

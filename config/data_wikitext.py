@@ -2,5 +2,4 @@
 # $ python prepare_data.py config/data_wikitext.py
 # Expect a download of 0.3 GB and about 28,000 documents, 540 MB of text
 corpus = 'wikitext'
-document_start = '^ = [^=]'
 vocab_size = 8192

@@ -1,4 +1,4 @@
-"""What the tests share: a small corpus of real text, prepared once, and ways to run a stage as a user does."""
+"""What the tests share: a small corpus of real text, prepared once, and ways to run a stage as users do."""
 import os
 import subprocess
 import sys
@@ -9,25 +9,30 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 sys.path.insert(0, ROOT)
 os.environ.setdefault('OMP_NUM_THREADS', '1')           # of the processes that tests start; two run at a time
 TINY = ['--n_layer=2', '--n_head=2', '--n_embd=16', '--n_inner=32', '--block_size=32', '--total_batch=8',
-        '--learning_rate=1e-3', '--warmup_iters=2', '--eval_interval=0', '--eval_samples=32', '--fill_samples=0',
-        '--log_interval=1', '--checkpoint_interval=0', '--dropout=0.1', '--attention_dropout=0.1', '--device=cpu']
+        '--learning_rate=1e-3', '--warmup_iters=2', '--eval_interval=0', '--eval_samples=32', '--log_interval=1',
+        '--checkpoint_interval=0', '--dropout=0.1', '--attention_dropout=0.1', '--fill_samples=0', '--device=cpu']
 
 
 def stage(*command, timeout=120, **keywords):
     """Run `python command...` in the repository; returns the finished process with its text."""
-    return subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True, timeout=timeout,
-                          **keywords)
+    return subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True,
+                          timeout=timeout, **keywords)
 
 
 def torchrun(*command, n=2, timeout=180, **keywords):
-    return stage('-m', 'torch.distributed.run', '--standalone', f'--nproc_per_node={n}', *command, timeout=timeout,
-                 **keywords)
+    return stage('-m', 'torch.distributed.run', '--standalone', f'--nproc_per_node={n}', *command,
+                 timeout=timeout, **keywords)
+
+
+def tiny(corpus, out_dir):
+    """Knobs of a tiny run on the `corpus` fixture."""
+    data_dir, dataset = os.path.split(corpus)
+    return [f'--data_dir={data_dir}', f'--dataset={dataset}', f'--out_dir={out_dir}', *TINY]
 
 
 def train(corpus, out_dir, *knobs, run=stage):
     """A tiny training run on the `corpus` fixture that must succeed."""
-    data_dir, dataset = os.path.split(corpus)
-    done = run('train.py', f'--data_dir={data_dir}', f'--dataset={dataset}', f'--out_dir={out_dir}', *TINY, *knobs)
+    done = run('train.py', *tiny(corpus, out_dir), *knobs)
     assert done.returncode == 0, done.stderr
     return done
 
@@ -44,7 +49,7 @@ def refused(done):
 def corpus(tmp_path_factory):
     """Folder of the prepared docstrings of four packages of the standard library, in several shards."""
     data_dir = tmp_path_factory.mktemp('data')
-    done = stage('prepare_data.py', '--path=email unittest asyncio logging', '--name=tiny', f'--data_dir={data_dir}',
-                 '--vocab_size=400', '--val_fraction=0.1', '--shard_bytes=40000', '--num_proc=1')
+    done = stage('prepare_data.py', '--path=email unittest asyncio logging', '--name=tiny',
+                 f'--data_dir={data_dir}', '--vocab_size=400', '--val_fraction=0.1', '--shard_bytes=40000', '--num_proc=1')
     assert done.returncode == 0, done.stderr
     return str(data_dir / 'tiny')

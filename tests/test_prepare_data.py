@@ -21,12 +21,12 @@ import pytest
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 sys.path.insert(0, ROOT)
 
-import prepare_data                                                                             # noqa: E402
-from configurator import UserError, is_knob                                                     # noqa: E402
+import prepare_data  # noqa: E402
+from configurator import UserError, is_knob  # noqa: E402
 
 pytest.importorskip('sentencepiece')
-WORDS = ('red green blue small large quick slow river mountain house walks sings reads under over the of and '
-         '[MASK]').split()
+WORDS = ['red', 'green', 'blue', 'small', 'large', 'quick', 'slow', 'river', 'mountain', 'house', 'walks',
+         'sings', 'reads', 'under', 'over', 'the', 'of', 'and', '[MASK]']
 VOCAB = ['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]', '[', ']', 'mask', 'the', 'of', 'and', 'red', 'ri',
          '##ver', 'walks']
 DEFAULTS = {name: value for name, value in vars(prepare_data).items() if is_knob(name, value)}
@@ -267,11 +267,11 @@ def test_rows_are_joined():
     rows = [(f'f:{i}', text, bad) for i, (text, bad) in enumerate(
         [(' = A = \n', ''), ('', 'empty'), ('one\n', ''), (' = = s = = \n', ''), (' = B = \n', ''),
          ('', 'NUL'), ('two', '')])]
-    config = dict(DEFAULTS, document_start='^ = [^=]')
-    assert list(prepare_data.join_rows(rows, config)) == [
+    assert list(prepare_data.join_rows(rows, '^ = [^=]', 10**6)) == [
         ('f:0', ' = A = \none\n = = s = = ', ''), ('f:5', '', 'NUL'), ('f:4', ' = B = \ntwo', '')]
-    config = dict(DEFAULTS, rows_per_document=2)
-    assert [text.count('\n') for _, text, bad in prepare_data.join_rows(rows, config) if not bad] == [1, 1, 0]
+    joined = [text for _, text, bad in prepare_data.join_rows(rows, 2, 10**6) if not bad]
+    assert [text.count('\n') for text in joined] == [1, 1, 0]
+    assert all(len(text) < 20 for _, text, bad in prepare_data.join_rows(rows, 9, 60))
 
 
 def test_oscar_filter_on_both_schemas(tmp_path):
@@ -334,6 +334,12 @@ def test_hub_rows_revision_and_errors(tmp_path, monkeypatch):
     _, meta = prepare(tmp_path, corpus='wikipedia')
     assert asked == [('wikimedia/wikipedia', '20231101.en', 'train', 'abc123')]
     assert meta['source']['revision'] == 'abc123' and meta['skipped'] == {'null': 1}
+    folder, meta = prepare(tmp_path, corpus='books+wikipedia')
+    books, wikipedia = meta['source']['parts']
+    assert (books['hub'], wikipedia['hub']) == ('SamuelYang/bookcorpus', 'wikimedia/wikipedia')
+    assert asked[1:] == [('SamuelYang/bookcorpus', None, 'train', 'abc123'), asked[0]]
+    assert meta['name'] == 'books_wikipedia' and meta['skipped'] == {'null': 2}
+    assert len(read_split(folder, meta, 'train') + read_split(folder, meta, 'val')) == 1 + 50
     monkeypatch.setattr(hub.HfApi, 'dataset_info', lambda self, name, revision: 1 / 0)
     with pytest.raises(UserError, match='owner/name: the Hugging Face hub .* ZeroDivisionError'):
         prepare(tmp_path, corpus='owner/name', name='other')

@@ -1,0 +1,607 @@
+"""train.py: batches, masks, resume, ranks, signals, checkpoints under damage, refusals, fill and export."""
+import contextlib
+import glob
+import json
+import math
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import ROOT, refused, stage, tiny, torchrun, train
+
+import train as source
+from configurator import UserError
+from model import ATTENTION, EncoderConfig, MaskedLM
+from prepare_data import load_meta, load_tokenizer
+from train import PACKING, SCHEDULE, DocumentRows, Loader, Masker, Ranks, StreamRows, shuffled
+
+
+@pytest.fixture(scope='module')
+def meta(corpus):
+    return load_meta(corpus)
+
+
+def split_ids(corpus, meta, split):
+    """The documents of a split, in file order, read as prepare_data's format says."""
+    documents = []
+    for shard in meta['splits'][split]['shards']:
+        ids = np.fromfile(os.path.join(corpus, shard['tokens']), meta['dtype']).astype(np.int64)
+        starts = np.fromfile(os.path.join(corpus, shard['documents']), np.int64)
+        documents.append([ids[a:b] for a, b in zip(starts[:-1], starts[1:], strict=True)])
+    return documents
+
+
+def weights(path):
+    return torch.load(path, weights_only=True)
+
+
+def metrics(out_dir, kind='train'):
+    with open(os.path.join(out_dir, 'metrics.jsonl')) as file:
+        lines = [json.loads(line) for line in file]
+    return [{key: line.get(key) for key in ('step', 'loss', 'lr', 'norm', 'accuracy')} for line in lines
+            if line['kind'] == kind]
+
+
+def same_checkpoint(one, other):
+    """Equality to the bit of parameters, optimizer tensors, step and best loss."""
+    one, other = weights(one), weights(other)
+    assert one['model'].keys() == other['model'].keys()
+    for name, value in one['model'].items():
+        assert torch.equal(value, other['model'][name]), name
+    for index, state in one['optimizer']['state'].items():
+        for name, value in state.items():
+            assert torch.equal(value, other['optimizer']['state'][index][name]), (index, name)
+    assert one['step'] == other['step'] and one['best_loss'] == other['best_loss']
+
+
+# ---- rows ----
+
+def test_stream_rows_are_the_stream_cut(corpus, meta):
+    rows = StreamRows(corpus, meta, 'train', 32)
+    wanted = []
+    for shard in split_ids(corpus, meta, 'train'):
+        stream = np.concatenate(shard)
+        wanted += [stream[i:i + 30] for i in range(0, len(stream) - 29, 30)]
+    assert len(meta['splits']['train']['shards']) > 2 and len(rows) == len(wanted)
+    ids = rows.get(np.arange(len(rows)))
+    assert (ids[:, 0] == meta['special']['cls']).all() and (ids[:, -1] == meta['special']['sep']).all()
+    assert (ids[:, 1:-1] == np.stack(wanted)).all()
+
+
+def test_document_rows_hold_each_document_once(corpus, meta, monkeypatch):
+    monkeypatch.setattr(DocumentRows, 'COARSE', 7)
+    rows = DocumentRows(corpus, meta, 'train', 32)
+    special = meta['special']
+    wanted = [document[:-1][i:i + 30] for shard in split_ids(corpus, meta, 'train') for document in shard
+              for i in range(0, len(document) - 1, 30)]
+    assert len(rows) == len(wanted)
+    for row, tokens in zip(rows.get(np.arange(len(rows))), wanted, strict=True):
+        padding = [special['pad']] * (30 - len(tokens))
+        assert row.tolist() == [special['cls'], *tokens, special['sep'], *padding]
+
+
+@pytest.mark.parametrize('n', [1, 2, 3, 7, 64, 1000, 4097])
+def test_shuffled_is_a_permutation_of_each_epoch(n):
+    orders = [shuffled(np.arange(n), n, seed, epoch).tolist() for seed, epoch in ((1, 0), (1, 1), (2, 0))]
+    assert all(sorted(order) == list(range(n)) for order in orders)
+    if n > 60:
+        assert orders[0] != orders[1] != orders[2] != orders[0]
+        assert shuffled(np.arange(5, 9), n, 1, 0).tolist() == orders[0][5:9]        # position by position
+        gaps = np.abs(np.diff(orders[0]))
+        assert abs(gaps.mean() / (n / 3) - 1) < 0.25                    # as far apart as in a random order
+
+
+def test_an_epoch_sees_every_row_once(corpus, meta):
+    rows = StreamRows(corpus, meta, 'val', 32)
+    loader = Loader(rows, Masker(meta, 32, 0.15), 1, 8, slice(0, 8))
+    seen = np.concatenate([loader.indices(step) for step in range(2 * len(rows) // 8 + 1)])
+    assert sorted(seen[:len(rows)]) == sorted(seen[len(rows):2 * len(rows)]) == list(range(len(rows)))
+    assert (seen[:len(rows)] != seen[len(rows):2 * len(rows)]).any()
+
+
+@pytest.mark.parametrize('world', [2, 3, 8])
+@pytest.mark.parametrize('packing', PACKING)
+def test_ranks_see_the_batches_of_one_process(packing, world, corpus, meta):
+    rows, masker = PACKING[packing](corpus, meta, 'train', 32), Masker(meta, 32, 0.15)
+    whole = Loader(rows, masker, 1, 16, slice(0, 16)).batch(5)
+    parts = [Loader(rows, masker, 1, 16, Ranks(rank, world).share(16)).batch(5) for rank in range(world)]
+    for key, value in whole.items():
+        assert (np.concatenate([part[key] for part in parts]) == value).all()
+    assert (whole['ids'] != Loader(rows, masker, 2, 16, slice(0, 16)).batch(5)['ids']).any()
+
+
+def test_prefetch_yields_in_order_and_raises_what_its_thread_raised():
+    assert list(source.prefetch(lambda step: step * 2, range(3, 8))) == [6, 8, 10, 12, 14]
+    batches = source.prefetch(lambda step: 1 // (2 - step), range(5))
+    assert [next(batches), next(batches)] == [0, 1]
+    with pytest.raises(ZeroDivisionError):
+        next(batches)
+
+
+# ---- masks ----
+
+def test_masking_statistics(corpus, meta):
+    rows, masker = StreamRows(corpus, meta, 'train', 64), Masker(meta, 64, 0.15)
+    ids = rows.get(np.arange(min(len(rows), 2000)))
+    batch = masker.apply(ids, *masker.draw(1, 2, len(ids)))
+    assert masker.k == 10 and batch['positions'].shape == (len(ids), 10) and (batch['weights'] == 1).all()
+    assert all(len(set(row)) == 10 for row in batch['positions'])
+    shown = np.take_along_axis(batch['ids'], batch['positions'], 1)
+    targets = np.take_along_axis(ids, batch['positions'], 1)
+    assert (batch['targets'] == targets).all() and not masker.is_special[targets].any()
+    masked, kept = shown == meta['special']['mask'], shown == targets
+    n = shown.size
+    for share, wanted in ((masked.mean(), 0.8), ((~masked & ~kept).mean(), 0.1 * (1 - 1 / 400))):
+        assert abs(share - wanted) < 5 * math.sqrt(wanted * (1 - wanted) / n)
+    replaced = shown[~masked & ~kept]
+    assert not masker.is_special[replaced].any() and len(set(replaced)) > 300
+    untouched = np.ones(ids.shape, bool)
+    np.put_along_axis(untouched, batch['positions'], False, 1)
+    assert (batch['ids'][untouched] == ids[untouched]).all()
+    chances = np.bincount(batch['positions'].ravel(), minlength=64)[1:-1] / len(ids)
+    assert abs(chances.mean() - 10 / 62) < 1e-9 and chances.std() < 3 * math.sqrt(10 / 62 / len(ids))
+
+
+@pytest.mark.parametrize('length, k', [(20, 3), (60, 9), (100, 15), (128, 20), (512, 77)])
+def test_k_is_the_ceiling_of_15_percent(meta, length, k):
+    assert Masker(meta, length, 0.15).k == k
+
+
+def test_short_rows_give_weight_0_to_the_surplus(corpus, meta):
+    rows, masker = DocumentRows(corpus, meta, 'train', 64), Masker(meta, 64, 0.15)
+    ids = rows.get(np.arange(300))
+    batch = masker.apply(ids, *masker.draw(1, 0, len(ids)))
+    real = (ids != meta['special']['pad']).sum(1)
+    assert real.min() < 20 and (batch['weights'].sum(1) == np.ceil(real * 0.15 - 1e-9)).all()
+    idle = batch['weights'] == 0
+    changed = np.take_along_axis(batch['ids'], batch['positions'], 1)[idle]
+    assert (changed == batch['targets'][idle]).all()
+    assert not masker.is_special[batch['targets'][~idle]].any()
+    only_special = np.full((1, 64), meta['special']['pad'])
+    assert masker.apply(only_special, *masker.draw(1, 0, 1))['weights'].sum() == 0
+
+
+def test_whole_words_are_taken_whole(corpus, meta):
+    word_start = np.fromfile(os.path.join(corpus, 'word_start.bin'), np.uint8)
+    rows, masker = StreamRows(corpus, meta, 'train', 64), Masker(meta, 64, 0.15, word_start)
+    ids = rows.get(np.arange(500))
+    batch = masker.apply(ids, *masker.draw(1, 0, len(ids)))
+    partly = 0
+    for row, positions, chosen in zip(ids, batch['positions'], batch['weights'], strict=True):
+        taken = set(positions[chosen == 1])
+        word = [0]
+        for i in range(1, 64):
+            first = word_start[row[i]] or masker.is_special[row[i]] or masker.is_special[row[i - 1]]
+            word.append(word[-1] + bool(first))
+        for number in set(word):
+            members = {i for i in range(64) if word[i] == number}
+            assert not members & taken or members <= taken
+            partly += len(members) > 1 and members <= taken
+    assert partly > 100                                             # words of several pieces are among them
+    assert 0.7 < batch['weights'].mean() <= 1
+    assert not masker.is_special[batch['targets'][batch['weights'] == 1]].any()
+
+
+# ---- optimization ----
+
+@pytest.mark.parametrize('schedule', SCHEDULE)
+def test_schedule(schedule):
+    rates = [source.rate_at(step, 1.0, 0.1, 10, 110, schedule) for step in range(110)]
+    assert rates[0] == pytest.approx(0.1) and rates[9] == rates[10] == 1
+    assert rates[:10] == sorted(rates[:10]) and rates[10:] == sorted(rates[10:], reverse=True)
+    assert rates[60] == pytest.approx(1 if schedule == 'constant' else 0.55)
+    assert rates[109] == pytest.approx({'linear': 0.109, 'cosine': 0.1, 'constant': 1}[schedule], abs=1e-3)
+    with pytest.raises(AssertionError):
+        source.rate_at(111, 1.0, 0.1, 10, 110, schedule)
+
+
+@pytest.mark.parametrize('attention', ATTENTION)
+def test_decay_is_on_matrices_alone(attention):
+    model = MaskedLM(EncoderConfig(50, 8, 2, 2, 8, 16, attention=attention))
+    optimizer = source.make_optimizer(model, 1e-3, (0.9, 0.999), 1e-8, 0.01, torch.device('cpu'))
+    decay = {id(p): group['weight_decay'] for group in optimizer.param_groups for p in group['params']}
+    for name, parameter in model.named_parameters():
+        plain = name.endswith(('bias', 'diag')) or 'norm' in name
+        assert decay[id(parameter)] == (0 if plain else 0.01), name
+
+
+def test_evaluation_equals_full_logits(corpus, meta):
+    rows = StreamRows(corpus, meta, 'val', 32)
+    loader = Loader(rows, Masker(meta, 32, 0.15), 0, 16, slice(0, 16), limit=40)
+    model = MaskedLM(EncoderConfig(400, 32, 2, 2, 16, 32))
+    scores = source.evaluate(model, loader, 5, Ranks(), torch.device('cpu'), torch.float32)
+    assert model.training
+    losses, hits = [], []
+    for step in range(3):
+        batch = {key: torch.from_numpy(value) for key, value in loader.batch(step).items()}
+        logits = model.eval()(batch['ids']).detach()
+        for i in range(len(logits)):
+            at = logits[i, batch['positions'][i]]
+            losses += F.cross_entropy(at, batch['targets'][i], reduction='none').tolist()
+            hits += (at.argmax(-1) == batch['targets'][i]).tolist()
+    assert len(losses) == 40 * 5
+    assert scores['loss'] == pytest.approx(np.mean(losses), rel=1e-5)
+    assert scores['accuracy'] == pytest.approx(np.mean(hits))
+    assert scores['perplexity'] == pytest.approx(math.exp(np.mean(losses)), rel=1e-4)
+
+
+# ---- resume ----
+
+@pytest.mark.parametrize('attention, position', [
+    *((attention, 'absolute') for attention in ATTENTION), ('pairwise', 'none'), ('pairwise', 'rope')])
+def test_ten_steps_and_ten_resumed_are_twenty(attention, position, corpus, tmp_path):
+    """Dropout on, every logged loss, parameter and optimizer tensor, to the bit."""
+    knobs = [f'--attention={attention}', f'--position={position}', '--max_iters=20', '--eval_interval=5',
+             '--milestones=10']
+    train(corpus, tmp_path / 'whole', *knobs)
+    (tmp_path / 'parts').mkdir()
+    shutil.copy(tmp_path / 'whole' / 'ckpt_0000010.pt', tmp_path / 'parts')
+    lines = (tmp_path / 'whole' / 'metrics.jsonl').read_text().splitlines()
+    (tmp_path / 'parts' / 'metrics.jsonl').write_text('\n'.join(lines[:-3]) + '\n{"cut off')      # by a kill
+    done = train(corpus, tmp_path / 'parts', *knobs, '--init_from=resume')
+    assert 'ckpt_0000010.pt at step 10' in done.stdout
+    same_checkpoint(tmp_path / 'whole' / 'ckpt_0000020.pt', tmp_path / 'parts' / 'ckpt_0000020.pt')
+    for kind, n in (('train', 20), ('val', 5)):
+        assert metrics(tmp_path / 'whole', kind) == metrics(tmp_path / 'parts', kind)
+        assert len(metrics(tmp_path / 'whole', kind)) == n
+
+
+def test_a_finished_run_stays_as_it_is_and_a_longer_one_says_what_changed(corpus, tmp_path):
+    train(corpus, tmp_path, '--max_iters=4')
+    before = (tmp_path / 'ckpt_0000004.pt').read_bytes()
+    done = train(corpus, tmp_path, '--max_iters=4')
+    assert 'at step 4' in done.stdout and (tmp_path / 'ckpt_0000004.pt').read_bytes() == before
+    done = train(corpus, tmp_path, '--max_iters=6', '--seed=5')
+    assert 'max_iters 4 -> 6' in done.stdout and 'seed 1 -> 5' in done.stdout
+    assert weights(tmp_path / 'ckpt_0000006.pt')['step'] == 6
+    assert len(json.loads((tmp_path / 'run.json').read_text())) == 3
+
+
+def test_checkpoints_that_stay(corpus, tmp_path):
+    train(corpus, tmp_path, '--max_iters=12', '--checkpoint_interval=2', '--milestones=3,4')
+    assert [os.path.basename(path) for path in source.checkpoints(tmp_path)] == [
+        f'ckpt_{step:07d}.pt' for step in (3, 4, 10, 12)]
+    content = weights(tmp_path / 'ckpt_0000012.pt')
+    assert set(content) == {'step', 'model', 'optimizer', 'scaler', 'rng', 'config', 'model_config', 'data',
+                            'best_loss'}
+    manifest = json.loads((tmp_path / 'run.json').read_text())[0]
+    assert manifest['config']['max_iters'] == 12 and manifest['data'] == content['data'] and manifest['torch']
+
+
+@pytest.mark.parametrize('dtype', ['bfloat16', 'float16'])
+def test_half_precision_trains_and_resumes(dtype, corpus, tmp_path):
+    knobs = [f'--dtype={dtype}', '--max_iters=6', '--milestones=3', '--dropout=0', '--attention_dropout=0']
+    train(corpus, tmp_path / 'half', *knobs)
+    train(corpus, tmp_path / 'full', *knobs, '--dtype=float32')
+    half, full = (metrics(tmp_path / name)[-1]['loss'] for name in ('half', 'full'))
+    assert half != full and abs(half - full) < 0.02
+    (tmp_path / 'again').mkdir()
+    shutil.copy(tmp_path / 'half' / 'ckpt_0000003.pt', tmp_path / 'again')
+    train(corpus, tmp_path / 'again', *knobs)
+    same_checkpoint(tmp_path / 'half' / 'ckpt_0000006.pt', tmp_path / 'again' / 'ckpt_0000006.pt')
+
+
+def test_documents_and_whole_words_train(corpus, tmp_path):
+    train(corpus, tmp_path, '--packing=documents', '--whole_word=true', '--max_iters=8', '--position=rope',
+          '--schedule=cosine', '--grad_clip=0', '--eval_interval=8', '--learning_rate=1e-2')
+    first, last = metrics(tmp_path, 'val')
+    assert len(metrics(tmp_path)) == 8 and last['loss'] < first['loss']
+
+
+# ---- ranks ----
+
+def test_two_processes_equal_accumulation_equal_one(corpus, tmp_path):
+    knobs = ['--max_iters=6', '--dropout=0', '--attention_dropout=0', '--learning_rate=1e-4',
+             '--packing=documents']
+    train(corpus, tmp_path / 'one', *knobs)
+    train(corpus, tmp_path / 'micro', *knobs, '--batch_size=3')
+    train(corpus, tmp_path / 'two', *knobs, run=torchrun)
+    train(corpus, tmp_path / 'both', *knobs, '--batch_size=2', run=torchrun)
+    for name in ('micro', 'two', 'both'):
+        for kind in ('train', 'val'):
+            for one, other in zip(*(metrics(tmp_path / run, kind) for run in ('one', name)), strict=True):
+                assert one['loss'] == pytest.approx(other['loss'], rel=1e-5)
+                assert one['norm'] == other['norm'] or one['norm'] == pytest.approx(other['norm'], rel=1e-4)
+        for key, value in weights(tmp_path / 'one' / 'ckpt_0000006.pt')['model'].items():
+            other = weights(tmp_path / name / 'ckpt_0000006.pt')['model'][key]
+            assert (value - other).abs().max() < 6e-5, (name, key)      # Adam's steps are 1e-4 each
+
+
+def test_a_resumed_pair_of_processes_repeats_itself(corpus, tmp_path):
+    train(corpus, tmp_path / 'whole', '--max_iters=8', '--milestones=4', run=torchrun)
+    (tmp_path / 'parts').mkdir()
+    shutil.copy(tmp_path / 'whole' / 'ckpt_0000004.pt', tmp_path / 'parts')
+    train(corpus, tmp_path / 'parts', '--max_iters=8', run=torchrun)
+    same_checkpoint(tmp_path / 'whole' / 'ckpt_0000008.pt', tmp_path / 'parts' / 'ckpt_0000008.pt')
+
+
+def started(corpus, out_dir, *knobs, command=(), steps=3):
+    """A long run in the background, once it has logged a few steps."""
+    process = subprocess.Popen(
+        [sys.executable, *command, 'train.py', *tiny(corpus, out_dir), *knobs], cwd=ROOT, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
+    deadline = time.time() + 90
+    while time.time() < deadline and process.poll() is None:
+        with contextlib.suppress(OSError):
+            if len(metrics(out_dir)) >= steps:
+                return process
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGKILL)
+    raise AssertionError(process.communicate())
+
+
+@pytest.mark.parametrize('number, n', [(signal.SIGTERM, 1), (signal.SIGINT, 1), (signal.SIGTERM, 2)])
+def test_a_signal_saves_at_the_next_step_and_nothing_is_lost(number, n, corpus, tmp_path):
+    command = ('-m', 'torch.distributed.run', '--standalone', f'--nproc_per_node={n}') if n > 1 else ()
+    knobs = ['--max_iters=400', '--log_interval=1', '--eval_interval=50']
+    process = started(corpus, tmp_path / 'cut', *knobs, command=command)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode != 0
+    paths = source.checkpoints(tmp_path / 'cut')
+    step = weights(paths[-1])['step']
+    assert len(paths) == 1 and 3 <= step < 400 and f'stopped by signal after step {step}' in err
+    if n == 1:
+        assert process.returncode == 128 + number and 'Traceback' not in err
+    run = torchrun if n > 1 else stage
+    train(corpus, tmp_path / 'cut', *knobs, run=run)
+    train(corpus, tmp_path / 'whole', *knobs, run=run)
+    same_checkpoint(tmp_path / 'whole' / 'ckpt_0000400.pt', tmp_path / 'cut' / 'ckpt_0000400.pt')
+    assert metrics(tmp_path / 'whole') == metrics(tmp_path / 'cut')
+
+
+HARM = '''
+import sys
+sys.path.insert(0, {root!r})
+import configurator, numpy, os, signal, train
+batch, write, save = train.Loader.batch, train.write_checkpoint, train.torch.save
+def harmed(self, step):
+    result = batch(self, step)
+    if self.limit == 0 and step == 5 and os.environ.get('RANK', '0') == {rank!r}:
+        result['weights'] = result['weights'] * numpy.float32({value})
+    return result
+def killed(content, file):
+    save(content, file)
+    if content['step'] == {kill_at}:
+        file.seek(100)
+        file.truncate()
+        file.flush()
+        os.kill(os.getpid(), signal.SIGKILL)
+train.Loader.batch, train.torch.save = harmed, killed
+sys.argv[0] = 'train.py'
+configurator.run(train.main)
+'''
+
+
+def harmful(tmp_path, rank='0', value='1', kill_at=-1):
+    """A train.py that multiplies a rank's weights in step 5, or kills itself in the middle of a save."""
+    path = tmp_path / 'harmful.py'
+    path.write_text(HARM.format(root=ROOT, rank=rank, value=value, kill_at=kill_at))
+    return str(path)
+
+
+@pytest.mark.parametrize('value', ['nan', 'inf'])
+@pytest.mark.parametrize('n', [1, 2])
+def test_a_loss_that_is_not_finite_on_one_rank_stops_all_before_the_update(n, value, corpus, tmp_path):
+    script = harmful(tmp_path, rank=str(n - 1), value=f"float('{value}')")
+    command = [script, *tiny(corpus, tmp_path), '--max_iters=20', '--checkpoint_interval=5']
+    done = torchrun(*command) if n > 1 else stage(*command)
+    lines = [line for line in done.stderr.splitlines() if line.startswith('error: ')]
+    assert done.returncode != 0 and len(lines) == 1
+    assert lines[0].startswith('error: step 5: loss ') and 'samples 40 to 47' in lines[0]
+    if n == 1:
+        assert refused(done) == lines[0]
+    assert [line['step'] for line in metrics(tmp_path)] == [1, 2, 3, 4, 5]
+    assert weights(source.checkpoints(tmp_path)[-1])['step'] == 5
+
+
+def test_a_kill_in_the_middle_of_a_save_loses_nothing(corpus, tmp_path):
+    knobs = ['--max_iters=12', '--checkpoint_interval=4']
+    done = stage(harmful(tmp_path, kill_at=8), *tiny(corpus, tmp_path / 'cut'), *knobs)
+    assert done.returncode == -signal.SIGKILL
+    assert [os.path.basename(path) for path in source.checkpoints(tmp_path / 'cut')] == ['ckpt_0000004.pt']
+    assert os.path.exists(tmp_path / 'cut' / 'ckpt_0000008.pt.tmp')
+    train(corpus, tmp_path / 'cut', *knobs)
+    train(corpus, tmp_path / 'whole', *knobs)
+    same_checkpoint(tmp_path / 'whole' / 'ckpt_0000012.pt', tmp_path / 'cut' / 'ckpt_0000012.pt')
+    assert not glob.glob(str(tmp_path / 'cut' / '*.tmp'))
+
+
+# ---- checkpoints under damage ----
+
+@pytest.fixture(scope='module')
+def finished(corpus, tmp_path_factory):
+    """Folder of a finished run with two checkpoints, of `original` + `absolute`."""
+    folder = tmp_path_factory.mktemp('finished')
+    train(corpus, folder, '--max_iters=8', '--checkpoint_interval=4')
+    return folder
+
+
+def flip(content, position):
+    changed = bytearray(content)
+    changed[position // 8] ^= 1 << position % 8
+    return bytes(changed)
+
+
+def test_every_kind_of_damage_is_found(finished, tmp_path):
+    path = tmp_path / 'ckpt_0000008.pt'
+    whole = (finished / 'ckpt_0000008.pt').read_bytes()
+    rng = random.Random(1)
+    damaged = [whole[:length] for length in (0, 1, 70, len(whole) // 2, len(whole) - 1)]
+    damaged += [whole + b'\0', bytes(len(whole))]
+    damaged += [flip(whole, rng.randrange(8 * len(whole))) for _ in range(100)]
+    damaged += [flip(whole, 8 * (len(whole) - i) - 1) for i in range(1, 100)]      # the comment
+    for content in damaged:
+        path.write_bytes(content)
+        with pytest.raises(UserError, match='damaged'):
+            source.read_checkpoint(str(path))
+    path.write_bytes(whole)
+    assert source.read_checkpoint(str(path))['step'] == 8
+    assert torch.load(path, weights_only=True)['step'] == 8                     # the digest is no obstacle
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_taken(finished, corpus, tmp_path):
+    shutil.copytree(finished, tmp_path / 'run')
+    whole = (tmp_path / 'run' / 'ckpt_0000008.pt').read_bytes()
+    (tmp_path / 'run' / 'ckpt_0000008.pt').write_bytes(flip(whole, 80_000))
+    done = train(corpus, tmp_path / 'run', '--max_iters=8', '--checkpoint_interval=4')
+    assert 'ckpt_0000008.pt: damaged' in done.stderr and 'ckpt_0000004.pt at step 4' in done.stdout
+    same_checkpoint(finished / 'ckpt_0000008.pt', tmp_path / 'run' / 'ckpt_0000008.pt')
+    for path in source.checkpoints(tmp_path / 'run'):
+        with open(path, 'w'):
+            pass
+    with pytest.raises(UserError, match='every checkpoint is damaged'):
+        source.newest_checkpoint(str(tmp_path / 'run'))
+
+
+def test_a_hostile_checkpoint_runs_nothing(tmp_path):
+    class Hostile:
+        def __reduce__(self):
+            return open, (str(tmp_path / 'harm'), 'w')
+
+    source.write_checkpoint(str(tmp_path / 'ckpt_0000001.pt'), {'step': Hostile()})
+    with pytest.raises(UserError, match='ckpt_0000001.pt'):
+        source.read_checkpoint(str(tmp_path / 'ckpt_0000001.pt'))
+    assert not (tmp_path / 'harm').exists()
+
+
+def test_an_unwritable_folder_is_one_line(tmp_path):
+    with pytest.raises(UserError, match='missing/x.pt: cannot be written: No such file'):
+        source.write_checkpoint(str(tmp_path / 'missing' / 'x.pt'), {'step': 1})
+
+
+# ---- what is refused ----
+
+def run_with(corpus, out_dir, *knobs):
+    return stage('train.py', *tiny(corpus, out_dir), '--max_iters=8', *knobs)
+
+
+@pytest.mark.parametrize('knobs, words', [
+    (['--n_layer=3'], 'the model differs: n_layer is 2 there and 3 here'),
+    (['--attention=shared'], "attention is 'original' there and 'shared' here"),
+    (['--block_size=64'], 'block_size is 32 there and 64 here'),
+    (['--init_from=scratch'], 'holds ckpt_0000008.pt'),
+    (['--init_from=no/such/bert'], "init_from='no/such/bert': neither a checkpoint nor a BERT"),
+    (['--init_from=no.pt'], 'no.pt: cannot be read: No such file'),
+    (['--fill=no mask here'], "fill='no mask here': put a [MASK]"),
+    (['--fill=' + '[MASK] ' * 31], 'tokens, but the model reads at most 30'),
+])
+def test_a_checkpoint_that_does_not_fit_is_refused(knobs, words, finished, corpus):
+    assert words in refused(run_with(corpus, finished, *knobs))
+
+
+@pytest.mark.parametrize('part', ['tokenizer', 'train', 'val'])
+def test_other_data_is_refused_by_name(part, finished, corpus, tmp_path):
+    shutil.copytree(corpus, tmp_path / 'tiny')
+    path = tmp_path / 'tiny' / 'meta.json'
+    text = json.loads(path.read_text())
+    name = next(name for name in text['files'] if name.startswith({'tokenizer': 'sentence'}.get(part, part)))
+    text['files'][name]['sha256'] = '0' * 64
+    path.write_text(json.dumps(text))
+    assert f'the data differs: {part} is ' in refused(run_with(str(tmp_path / 'tiny'), finished))
+
+
+@pytest.mark.parametrize('knob, words', [
+    ('--total_batch=0', 'total_batch=0: must be at least 1'), ('--batch_size=0', 'batch_size=0: must be at least'),
+    ('--learning_rate=0', 'learning_rate=0.0: must be positive'), ('--beta2=1', 'beta2=1.0: must lie in [0, 1)'),
+    ('--weight_decay=-1', 'weight_decay=-1.0: must not be'), ('--seed=-1', 'seed=-1: must be at least 0'),
+    ('--warmup_iters=9', 'warmup_iters=9: must be at most max_iters=8'), ('--schedule=x', 'linear, cosine'),
+    ('--min_lr=1', 'min_lr=1.0: must be at most learning_rate=0.001'), ('--dropout=1', 'dropout=1.0: must lie'),
+    ('--n_head=3', 'n_embd=16: must be a multiple of n_head=3'), ('--attention=x', 'original, symmetric'),
+    ('--position=x', 'absolute, none, rope'), ('--packing=x', 'stream, documents'), ('--dtype=x', 'float32'),
+    ('--device=x', "device='x'"), ('--device=cuda', "device='cuda'"), ('--compile=x', 'auto, true, false'),
+    ('--block_size=4', 'block_size=4: must be at least 8'), ('--mask_fraction=1', 'mask_fraction=1.0: must'),
+    ('--dataset=none', 'none: not prepared'), ('--pair_rank=3', "pair_rank=3: only attention='pairwise'"),
+    ('--init_from=resume', "init_from='resume': no checkpoint in"), ('--log_interval=0', 'log_interval=0'),
+])
+def test_knobs_out_of_range(knob, words, corpus, tmp_path, monkeypatch, capsys):
+    """In this process: the one line and the status of a stage are what test_configurator sees of it."""
+    if knob == '--device=cuda' and torch.cuda.is_available():
+        pytest.skip('there is a CUDA device')
+    monkeypatch.setattr(sys, 'argv', ['train.py', *tiny(corpus, tmp_path), '--max_iters=8', knob])
+    for name in source.configure(dict(vars(source)), [])[0]:
+        monkeypatch.setattr(source, name, getattr(source, name))    # back to the default afterwards
+    with pytest.raises(UserError) as error:
+        source.main()
+    assert words in str(error.value) and '\n' not in str(error.value)
+
+
+def test_a_truncated_shard_is_named(corpus, meta, tmp_path):
+    shutil.copytree(corpus, tmp_path / 'tiny')
+    name = meta['splits']['train']['shards'][0]['tokens']
+    os.truncate(tmp_path / 'tiny' / name, 1000)
+    with pytest.raises(UserError, match=name):
+        load_meta(str(tmp_path / 'tiny'))
+    rows = StreamRows(str(tmp_path / 'tiny'), meta, 'train', 32)
+    with pytest.raises(UserError, match=f'{name}: truncated'):
+        rows.get([40])
+
+
+def test_compile_falls_back_with_one_line(monkeypatch, capsys, corpus, meta):
+    monkeypatch.setattr(torch, 'compile', lambda model: lambda **part: 1 / 0)
+    loader = Loader(StreamRows(corpus, meta, 'train', 32), Masker(meta, 32, 0.15), 1, 4, slice(0, 4))
+    part = source.micro_batches(loader.batch(0), 4, torch.device('cpu'))[0]
+    model = MaskedLM(EncoderConfig(400, 32, 1, 2, 16, 32))
+    assert source.compiled_or_eager(model, 'true', part, torch.device('cpu'), torch.float32) is model
+    assert capsys.readouterr().err == 'torch.compile fails here, running without it: division by zero\n'
+
+
+# ---- fill, export, BERT ----
+
+def test_fill_prints_five_predictions_for_each_mask(finished, corpus, meta):
+    done = run_with(corpus, finished, '--fill=the [MASK] of a [MASK]')
+    lines = done.stdout.splitlines()
+    assert done.returncode == 0 and lines[0] == 'the [MASK] of a [MASK]' and len(lines) == 3
+    tokenizer, special = load_tokenizer(corpus, meta), meta['special']
+    content = source.read_checkpoint(str(finished / 'ckpt_0000008.pt'))
+    model = MaskedLM(EncoderConfig(**content['model_config'])).eval()
+    model.load_state_dict(content['model'])
+    ids = [special['cls'], *tokenizer.encode('the'), special['mask'], *tokenizer.encode(' of a'), special['mask']]
+    logits = model(torch.tensor([[*ids, special['sep']]]))[0]
+    masks = [i for i, token in enumerate(ids) if token == special['mask']]
+    for line, where in zip(lines[1:], masks, strict=True):
+        best = logits[where].softmax(-1).topk(5)
+        best = zip(best.values.tolist(), best.indices.tolist(), strict=True)
+        assert line.strip() == '   '.join(f'{tokenizer.piece(i)} {p:.3f}' for p, i in best)
+
+
+def test_export_loads_in_transformers_and_comes_back(finished, corpus, tmp_path):
+    transformers = pytest.importorskip('transformers')
+    done = run_with(corpus, finished, f'--export={tmp_path / "bert"}')
+    assert done.returncode == 0, done.stderr
+    assert os.path.exists(tmp_path / 'bert' / 'sentencepiece.model')
+    theirs = transformers.BertForMaskedLM.from_pretrained(tmp_path / 'bert').eval()
+    content = source.read_checkpoint(str(finished / 'ckpt_0000008.pt'))
+    ours = MaskedLM(EncoderConfig(**content['model_config'])).eval()
+    ours.load_state_dict(content['model'])
+    ids = torch.randint(5, 400, (2, 32))
+    assert (theirs(ids).logits - ours(ids)).abs().max() < 1e-4
+    train(corpus, tmp_path / 'tuned', f'--init_from={tmp_path / "bert"}', '--max_iters=1', '--warmup_iters=0',
+          '--learning_rate=1e-12')
+    back = weights(tmp_path / 'tuned' / 'ckpt_0000001.pt')['model']
+    assert all((back[name] - value).abs().max() < 1e-9 for name, value in content['model'].items())
+    assert 'n_layer is 2 there and 3 here' in refused(
+        run_with(corpus, tmp_path / 'other', f'--init_from={tmp_path / "bert"}', '--n_layer=3'))
+
+
+def test_export_refuses_what_bert_cannot_hold(corpus, tmp_path):
+    train(corpus, tmp_path, '--max_iters=2', '--attention=shared')
+    line = refused(run_with(corpus, tmp_path, f'--export={tmp_path / "bert"}', '--attention=shared'))
+    assert "attention='shared'" in line and not (tmp_path / 'bert').exists()
+
+
+def test_predictions_of_a_trained_model_beat_chance(corpus, tmp_path):
+    """600 steps on real text: below the unigram entropy, which bare frequencies cannot reach."""
+    train(corpus, tmp_path, '--max_iters=600', '--learning_rate=5e-3', '--warmup_iters=60', '--position=rope',
+          '--n_embd=64', '--n_inner=128', '--total_batch=16', '--dropout=0', '--attention_dropout=0',
+          '--log_interval=100', '--attention=pairwise', '--eval_samples=0')
+    score = metrics(tmp_path, 'val')[-1]
+    assert score['loss'] < load_meta(corpus)['unigram_entropy'] - 0.3 and score['accuracy'] > 0.1
