@@ -444,6 +444,15 @@ def make_optimizer(model, learning_rate, betas, eps, weight_decay, device):
     return torch.optim.AdamW(groups, lr=learning_rate, betas=betas, eps=eps, fused=device.type == 'cuda')
 
 
+def load_optimizer(optimizer, state):
+    """Take the tensors of a checkpoint's optimizer; rates, decay and betas stay those of this run."""
+    options = [{key: value for key, value in group.items() if key != 'params'}
+               for group in optimizer.param_groups]
+    optimizer.load_state_dict(state)
+    for group, option in zip(optimizer.param_groups, options, strict=True):
+        group.update(option)
+
+
 def rate_at(step, peak, low, warmup, total, schedule):
     """Learning rate of update `step`, from 0: linear warmup to the peak, then SCHEDULE towards `low`."""
     if step < warmup:
@@ -890,7 +899,7 @@ def main():
     step, best_loss = 0, math.inf
     if path:
         refuse_difference(path, content['data'], identity, 'the data')
-        optimizer.load_state_dict(content['optimizer'])
+        load_optimizer(optimizer, content['optimizer'])
         scaler.load_state_dict(content['scaler'])
         step, best_loss = content['step'], content['best_loss']
 
@@ -973,6 +982,8 @@ def main():
         if stopping:
             say(f'stopped by signal after step {step}; {out_dir}/{checkpoint_name(step)} is written; '
                 'the same command goes on from there')
+            if ranks.world > 1:
+                dist.barrier()                          # torchrun ends the others when one leaves
             sys.exit(128 + (stop[0] if stop else signal.SIGTERM))
 
     if ranks.main:

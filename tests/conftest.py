@@ -9,8 +9,9 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 sys.path.insert(0, ROOT)
 os.environ.setdefault('OMP_NUM_THREADS', '1')           # of the processes that tests start; two run at a time
 TINY = ['--n_layer=2', '--n_head=2', '--n_embd=16', '--n_inner=32', '--block_size=32', '--total_batch=8',
-        '--learning_rate=1e-3', '--warmup_iters=2', '--eval_interval=0', '--eval_samples=32', '--log_interval=1',
-        '--checkpoint_interval=0', '--dropout=0.1', '--attention_dropout=0.1', '--fill_samples=0', '--device=cpu']
+        '--learning_rate=1e-3', '--warmup_iters=2', '--eval_interval=0', '--eval_samples=32',
+        '--log_interval=1', '--checkpoint_interval=0', '--fill_samples=0', '--dropout=0.1',
+        '--attention_dropout=0.1', '--device=cpu']
 
 
 def stage(*command, timeout=120, **keywords):
@@ -50,6 +51,7 @@ def corpus(tmp_path_factory):
     """Folder of the prepared docstrings of four packages of the standard library, in several shards."""
     data_dir = tmp_path_factory.mktemp('data')
     done = stage('prepare_data.py', '--path=email unittest asyncio logging', '--name=tiny',
-                 f'--data_dir={data_dir}', '--vocab_size=400', '--val_fraction=0.1', '--shard_bytes=40000', '--num_proc=1')
+                 f'--data_dir={data_dir}', '--vocab_size=400', '--val_fraction=0.1', '--shard_bytes=40000',
+                 '--num_proc=1')
     assert done.returncode == 0, done.stderr
     return str(data_dir / 'tiny')

@@ -6,6 +6,7 @@ import hashlib
 import itertools
 import json
 import os
+import pathlib
 import random
 import signal
 import subprocess
@@ -65,7 +66,7 @@ def read_split(folder, meta, split):
         assert starts[0] == 0 and starts[-1] == len(ids) == shard['n_tokens']
         assert len(starts) - 1 == shard['n_documents']
         assert np.array_equal(starts[1:] - 1, np.flatnonzero(ids == meta['special']['sep']))
-        documents += [tuple(ids[a:b - 1].tolist()) for a, b in zip(starts, starts[1:])]
+        documents += [tuple(ids[a:b - 1].tolist()) for a, b in zip(starts, starts[1:], strict=False)]
     assert len(documents) == meta['splits'][split]['documents']
     return documents
 
@@ -239,7 +240,7 @@ def test_zst_and_parquet(tmp_path):
     zstandard, arrow = pytest.importorskip('zstandard'), pytest.importorskip('pyarrow')
     parquet = pytest.importorskip('pyarrow.parquet')
     texts = make_texts(40)
-    data = open(write_jsonl(tmp_path / 'a.jsonl', texts, 'body'), 'rb').read()
+    data = pathlib.Path(write_jsonl(tmp_path / 'a.jsonl', texts, 'body')).read_bytes()
     half = data.index(b'\n', len(data) // 2) + 1
     frames = [zstandard.ZstdCompressor().compress(part) for part in (data[:half], data[half:])]
     (tmp_path / 'a.jsonl.zst').write_bytes(b''.join(frames))

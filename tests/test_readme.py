@@ -1,0 +1,117 @@
+"""Every fenced command of README.md runs as it stands there, with tiny overrides where it is long."""
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+
+import pytest
+from conftest import ROOT, TINY
+
+with open(os.path.join(ROOT, 'README.md')) as readme:
+    PAGE = readme.read()
+COMMANDS = [command for block in re.findall(r'```sh\n(.*?)```', PAGE, re.S)
+            for line in block.splitlines() for command in line.split(' && ')]
+BERT = {'num_hidden_layers': 2, 'num_attention_heads': 2, 'hidden_size': 16, 'intermediate_size': 32,
+        'max_position_embeddings': 32, 'vocab_size': 400}
+
+
+@pytest.fixture(scope='module')
+def home(corpus, tmp_path_factory):
+    """A copy of the repository with the small corpus under every name that the page uses."""
+    home = tmp_path_factory.mktemp('home')
+    for name in os.listdir(ROOT):
+        if name.endswith(('.py', '.txt', '.toml', '.md')):
+            shutil.copy(os.path.join(ROOT, name), home)
+    for name in ('config', 'tests'):
+        shutil.copytree(os.path.join(ROOT, name), home / name)
+    for name in ('oscar', 'wikipedia', 'books_wikipedia'):
+        shutil.copytree(corpus, home / 'data' / name)
+    return home
+
+
+def changed(command):
+    """`command` with what makes it small; the words that the page has stay in front."""
+    words = shlex.split(command)
+    if 'train.py' in words and '--help' not in words:
+        quick = 'config/quickstart.py' in words
+        words += ['--max_iters=20', '--warmup_iters=2', '--eval_samples=64'] if quick else [*TINY, '--max_iters=4']
+    if 'prepare_data.py' in words:
+        words += ['--vocab_size=200', '--val_fraction=0.1']
+        if not any(word.startswith('--corpus=') for word in words):
+            words += ['--tokenizer=sentencepiece', '--corpus=texts', '--text_field=body', f'--name={os.path.basename(words[2])[5:-3]}_tiny']
+    if words[0] == 'torchrun':
+        words = [sys.executable, '-m', 'torch.distributed.run', *words[1:], '--device=cpu']
+        words = ['--nproc_per_node=2' if word == '--nproc_per_node=8' else word for word in words]
+        words = ['--rdzv_endpoint=localhost:29511' if 'rdzv_endpoint' in word else word for word in words]
+    elif words[0] in ('python', 'pytest'):
+        words = [sys.executable, *(['-m', 'pytest', '--collect-only', '-q'] if words[0] == 'pytest' else words[1:])]
+    return ['--init_from=bert' if word.startswith('--init_from=') else word for word in words]
+
+
+def prepare_for(words, home):
+    """What the command needs besides the repository: texts, a BERT, an out_dir of its own."""
+    (home / 'texts').mkdir(exist_ok=True)
+    with open(home / 'texts' / 'a.jsonl', 'w') as file:
+        for i in range(300):
+            print(json.dumps({'body': f'{PAGE[i * 20:i * 20 + 300]} {i}'}), file=file)
+    subprocess.run(['gzip', '-kf', 'a.jsonl'], cwd=home / 'texts', check=True)
+    letters = [mark + chr(code) for mark in ('', '##') for code in range(33, 127)]
+    (home / 'vocab.txt').write_text('\n'.join(['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]', *letters]))
+    if any('wordpiece' in word for word in words):
+        pytest.importorskip('tokenizers')
+    if '--init_from=bert' in words:
+        transformers = pytest.importorskip('transformers')
+        transformers.BertForMaskedLM(transformers.BertConfig(**BERT)).save_pretrained(home / 'bert')
+    if any(word.startswith('--export=') for word in words):
+        pytest.importorskip('transformers')
+    elif 'config/quickstart.py' not in words:
+        shutil.rmtree(home / 'out', ignore_errors=True)
+
+
+@pytest.mark.parametrize('command', [command for command in COMMANDS if not command.startswith('pip ')])
+def test_command(command, home):
+    """In the order of the page: --fill and --export use what the commands above them left."""
+    words = changed(command)
+    prepare_for(words, home)
+    n_nodes = 2 if '--nnodes=2' in words else 1
+    environment = {**os.environ, 'HF_HUB_OFFLINE': '1'}
+    nodes = [subprocess.Popen(words, cwd=home, env=environment, text=True, stdout=subprocess.PIPE,
+                              stderr=subprocess.PIPE) for _ in range(n_nodes)]
+    outputs = [node.communicate(timeout=300) for node in nodes]
+    assert [node.returncode for node in nodes] == [0] * n_nodes, outputs
+    out = ''.join(out for out, _ in outputs)
+    if '--fill=' in command:
+        assert re.search(r'returns the \[MASK\] of a matrix\n    \S+ 0\.\d{3}', out)
+    elif command == 'python train.py config/quickstart.py':
+        assert 'unigram' in out and out.count('[MASK]') == out.count('masked: ') == 4
+        assert (home / 'out' / 'quickstart' / 'loss.png').exists() or 'pip install matplotlib' in out
+
+
+def test_the_page_has_its_commands_and_files():
+    assert len(COMMANDS) >= 12 and COMMANDS[0] == 'pip install -r requirements.txt'
+    for command in COMMANDS:
+        for name in re.findall(r'[\w/-]+\.(?:py|txt)\b', command):
+            assert os.path.exists(os.path.join(ROOT, name)) or name == 'vocab.txt', command
+    listed = re.findall(r'^(\S+)  +\S', PAGE[PAGE.index('## Files'):], re.M)
+    assert all(os.path.exists(os.path.join(ROOT, name)) for name in listed)
+    stages = {name for name in os.listdir(ROOT) if name.endswith('.py')}
+    assert stages <= set(listed)
+
+
+def test_the_table_of_operators_is_that_of_the_model():
+    from model import ATTENTION
+    rows = re.findall(r'^\| `(\w+)` \|.*\| ([\d,]+) \| ([\d,]+) \| ([\d,]+) \|$', PAGE, re.M)
+    assert [row[0] for row in rows] == list(ATTENTION)
+    import torch
+
+    from model import EncoderConfig, MaskedLM, count_parameters
+    shapes = {1: (4, 8, 512, 2048), 2: (12, 12, 768, 3072), 3: (24, 16, 1024, 4096)}
+    for row in rows:
+        for column, (n_layer, n_head, n_embd, n_inner) in shapes.items():
+            with torch.device('meta'):
+                model = MaskedLM(EncoderConfig(n_layer=n_layer, n_head=n_head, n_embd=n_embd, n_inner=n_inner,
+                                               attention=row[0]))
+            assert f'{count_parameters(model):,}' == row[column]
