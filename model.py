@@ -510,10 +510,12 @@ def hugging_face_names(model):
 
 
 def transformers():
+    """The package, silent; only Hugging Face's weights need it."""
     try:
         import transformers as module
     except ImportError:
         raise UserError('Hugging Face weights need transformers: pip install transformers') from None
+    module.utils.logging.disable_progress_bar()
     return module
 
 

@@ -36,18 +36,20 @@ def changed(command):
     """`command` with what makes it small; the words that the page has stay in front."""
     words = shlex.split(command)
     if 'train.py' in words and '--help' not in words:
-        quick = 'config/quickstart.py' in words
-        words += ['--max_iters=20', '--warmup_iters=2', '--eval_samples=64'] if quick else [*TINY, '--max_iters=4']
+        quick = ['--max_iters=20', '--warmup_iters=2', '--eval_samples=64']
+        words += quick if 'config/quickstart.py' in words else [*TINY, '--max_iters=4']
     if 'prepare_data.py' in words:
         words += ['--vocab_size=200', '--val_fraction=0.1']
         if not any(word.startswith('--corpus=') for word in words):
-            words += ['--tokenizer=sentencepiece', '--corpus=texts', '--text_field=body', f'--name={os.path.basename(words[2])[5:-3]}_tiny']
+            words += ['--tokenizer=sentencepiece', '--corpus=texts', '--text_field=body', '--name=tiny']
     if words[0] == 'torchrun':
         words = [sys.executable, '-m', 'torch.distributed.run', *words[1:], '--device=cpu']
         words = ['--nproc_per_node=2' if word == '--nproc_per_node=8' else word for word in words]
-        words = ['--rdzv_endpoint=localhost:29511' if 'rdzv_endpoint' in word else word for word in words]
-    elif words[0] in ('python', 'pytest'):
-        words = [sys.executable, *(['-m', 'pytest', '--collect-only', '-q'] if words[0] == 'pytest' else words[1:])]
+        words = [word.replace('HOST:29500', 'localhost:29511') for word in words]
+    elif words[0] == 'python':
+        words = [sys.executable, *words[1:]]
+    else:
+        words = [sys.executable, '-m', 'pytest', '--collect-only', '-q']
     return ['--init_from=bert' if word.startswith('--init_from=') else word for word in words]
 
 
