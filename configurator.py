@@ -13,7 +13,9 @@ import glob
 import io
 import math
 import os
+import signal
 import sys
+import time
 import tokenize
 import traceback
 import types
@@ -33,19 +35,34 @@ def run(main):
         sys.exit(complain(error))
     except OSError as error:
         sys.exit(complain(f'{error.filename}: {error.strerror}' if error.filename else error))
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
 
 
 def complain(message):
-    """Say what went wrong; returns 2, the exit status of a user's mistake."""
-    say(f'error: {message}')
+    """Say what went wrong; returns 2, the exit status of a user's mistake.
+
+    Of torchrun's processes the first speaks at once, and its end ends the others. So they wait a little: what
+    they still have to say then is theirs alone.
+    """
+    rank = os.environ.get('LOCAL_RANK', '0')
+    if rank != '0':
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        time.sleep(3)
+    write_line(f'error: {message}' if rank == '0' else f'error on local rank {rank}: {message}')
     return 2
 
 
 def say(message):
-    """One line on stderr, over a progress bar, from the first process of each machine alone."""
+    """A notice on stderr, from the first process of each machine alone."""
     if os.environ.get('LOCAL_RANK', '0') == '0':
-        bar = '\r\033[K' if sys.stderr.isatty() else ''
-        print(bar + ' '.join(str(message).split()), file=sys.stderr, flush=True)
+        write_line(message)
+
+
+def write_line(message):
+    """One line on stderr, in place of a progress bar."""
+    bar = '\r\033[K' if sys.stderr.isatty() else ''
+    print(bar + ' '.join(str(message).split()), file=sys.stderr, flush=True)
 
 
 def configure(scope, argv=None):
@@ -165,12 +182,13 @@ def where(error, path):
 
 
 def definer(name, path, source):
-    """The file that assigns `name`: `path`, or the config module that `path` star-imports."""
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Store):
-            return path
-    for module in list(sys.modules.values()):
-        if getattr(module, '__name__', '').startswith('config.') and name in vars(module):
+    """The file that assigns `name`: `path`, or the last config module with that name that it star-imports."""
+    nodes = list(ast.walk(ast.parse(source)))
+    if name in (node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)):
+        return path
+    for node in reversed(nodes):
+        module = sys.modules.get(getattr(node, 'module', None))
+        if isinstance(node, ast.ImportFrom) and name in getattr(module, '__dict__', {}):
             with open(module.__file__, 'rb') as file:
                 return definer(name, os.path.relpath(module.__file__), file.read())
     return path

@@ -375,18 +375,22 @@ class MaskedLM(nn.Module):
     @classmethod
     def from_pretrained(cls, name):
         """A Hugging Face BERT (hub name or local folder) as `original` + `absolute`, in eval mode."""
-        c = transformers().BertConfig.from_pretrained(name)
-        if (c.hidden_act, c.layer_norm_eps, c.tie_word_embeddings) != ('gelu', 1e-12, True):
-            raise UserError(f'{name}: hidden_act={c.hidden_act}, layer_norm_eps={c.layer_norm_eps}, '
-                            f'tie_word_embeddings={c.tie_word_embeddings}: must be gelu, 1e-12 and True')
-        source = transformers().BertForMaskedLM.from_pretrained(name)
+        c = transformers().AutoConfig.from_pretrained(name)
+        for key, wanted in BERT_CONFIG.items():
+            given = c.to_dict().get(key, wanted)
+            if given != wanted:
+                raise UserError(f'{name}: {key}={given}: only a BERT with {key}={wanted} can be loaded')
+        source, report = transformers().BertForMaskedLM.from_pretrained(name, output_loading_info=True)
         model = cls(EncoderConfig(
             vocab_size=c.vocab_size, block_size=c.max_position_embeddings, n_layer=c.num_hidden_layers,
             n_head=c.num_attention_heads, n_embd=c.hidden_size, n_inner=c.intermediate_size,
             n_segment=c.type_vocab_size, dropout=c.hidden_dropout_prob,
             attention_dropout=c.attention_probs_dropout_prob))
-        weights = source.state_dict()
-        model.load_state_dict({ours: weights[theirs] for ours, theirs in hugging_face_names(model).items()})
+        names, weights = hugging_face_names(model), source.state_dict()
+        missing = set(report['missing_keys']).intersection(names.values())
+        if missing:
+            raise UserError(f'{name}: has no {min(missing)}: not a masked-LM model')
+        model.load_state_dict({ours: weights[theirs] for ours, theirs in names.items()})
         return model.eval()
 
     def save_pretrained(self, folder):
@@ -475,6 +479,10 @@ class MultipleChoice(nn.Module):
 
 # ---- Hugging Face ----
 
+BERT_CONFIG = {                     # what a config.json must hold where it holds the key
+    'model_type': 'bert', 'hidden_act': 'gelu', 'layer_norm_eps': 1e-12, 'tie_word_embeddings': True,
+    'is_decoder': False, 'position_embedding_type': 'absolute',
+}
 BERT_LAYER = {                      # module of a Block -> module of transformers' BertLayer
     'attention.query': 'attention.self.query',
     'attention.key': 'attention.self.key',

@@ -663,12 +663,24 @@ def test_export_refuses_what_bert_has_no_layer_for(variant, position, tmp_path):
 
 
 @pytest.mark.parametrize('setting', [
-    {'hidden_act': 'gelu_new'}, {'layer_norm_eps': 1e-5}, {'tie_word_embeddings': False}], ids=str)
+    {'hidden_act': 'gelu_new'}, {'layer_norm_eps': 1e-5}, {'tie_word_embeddings': False},
+    {'is_decoder': True}], ids=str)
 def test_import_refuses_other_berts(setting, tmp_path):
     transformers = pytest.importorskip('transformers')
     transformers.BertForMaskedLM(transformers.BertConfig(**SIZES, **setting)).save_pretrained(tmp_path)
     with pytest.raises(UserError, match=f'{next(iter(setting))}={next(iter(setting.values()))}'):
         MaskedLM.from_pretrained(tmp_path)
+
+
+def test_import_refuses_what_is_no_masked_lm(tmp_path):
+    transformers = pytest.importorskip('transformers')
+    transformers.BertModel(transformers.BertConfig(**SIZES)).save_pretrained(tmp_path / 'headless')
+    with pytest.raises(UserError, match='headless: has no cls.predictions.*: not a masked-LM model'):
+        MaskedLM.from_pretrained(tmp_path / 'headless')
+    other = transformers.DistilBertConfig(vocab_size=40, dim=24, n_layers=3, n_heads=4, hidden_dim=36)
+    transformers.DistilBertForMaskedLM(other).save_pretrained(tmp_path / 'distilled')
+    with pytest.raises(UserError, match='model_type=distilbert'):
+        MaskedLM.from_pretrained(tmp_path / 'distilled')
 
 
 def test_rope_gives_the_logits_of_roformer():

@@ -8,7 +8,6 @@ A step is a pure function of (weights, data, seed, step): its samples, masks and
 (seed, step), never from what ran before, so that a resumed run repeats an undisturbed one bit for bit.
 """
 import contextlib
-import glob
 import hashlib
 import json
 import math
@@ -16,6 +15,7 @@ import os
 import pickle
 import platform
 import queue
+import re
 import shutil
 import signal
 import subprocess
@@ -44,13 +44,13 @@ from prepare_data import load_meta, load_tokenizer
 # the run
 out_dir = 'out/run'             # checkpoints, metrics.jsonl, run.json and loss.png go here
 init_from = 'auto'              # scratch, resume, auto (newest checkpoint or scratch), a checkpoint or a BERT
-seed = 1                        # of weights, sample order, masks and dropout
+seed = 1                        # of weights, sample order, masks and dropout; below 2^63
 fill = ''                       # a text with [MASK]: print the checkpoint's predictions and stop
 export = ''                     # a folder: write the checkpoint there for transformers and stop
 # data
 dataset = 'docstrings'          # folder below data_dir that prepare_data.py wrote
 data_dir = 'data'               # parent folder of prepared corpora
-prepare = ''                    # config file for prepare_data.py, run when the dataset is not there yet
+prepare = ''                    # config file of this repository for prepare_data.py, if dataset is missing
 block_size = 512                # tokens a row, [CLS] and [SEP] included
 packing = 'stream'              # stream: rows cut from joined documents; documents: one a row, padded
 mask_fraction = 0.15            # of the tokens of a row
@@ -89,7 +89,7 @@ milestones = ()                 # steps whose checkpoints stay for ever, as in 1
 fill_samples = 3                # held-out sentences to fill in at the end
 wandb_project = ''              # log to Weights & Biases too
 # system
-device = 'auto'                 # auto, cpu, cuda, cuda:1 or mps
+device = 'auto'                 # auto, cpu, cuda, cuda:1 (without torchrun) or mps
 dtype = 'auto'                  # auto (bfloat16 on GPUs that compute in it), float32, bfloat16 or float16
 compile = 'auto'                # auto (on for CUDA), true or false
 
@@ -98,14 +98,17 @@ SCHEDULE = {                    # progress after the warmup, 0 to 1 -> share of 
     'cosine': lambda progress: (1 + math.cos(math.pi * progress)) / 2,
     'constant': lambda progress: 1.0,
 }
-PEAK_FLOPS = {                  # part of the device's name -> dense bfloat16 FLOP/s, vendors' data sheets
-    'H200': 989e12, 'H100': 989e12, 'A100': 312e12, 'L40S': 362e12, 'L4': 121e12, 'A10': 125e12,
-    'RTX 4090': 165e12,
+PEAK_FLOPS = {                  # device -> dense 16-bit FLOP/s, from the vendor's data sheets
+    'NVIDIA H200': 989e12, 'NVIDIA H100 80GB HBM3': 989e12, 'NVIDIA A100': 312e12, 'NVIDIA L40S': 362e12,
+    'NVIDIA L4': 121e12, 'NVIDIA A10': 125e12, 'NVIDIA GeForce RTX 4090': 165e12,
 }
-AT_LEAST = {                    # smallest value of the whole-number knobs
+AT_LEAST = {
     'total_batch': 1, 'batch_size': 1, 'max_iters': 1, 'log_interval': 1, 'keep_checkpoints': 1, 'seed': 0,
     'warmup_iters': 0, 'eval_interval': 0, 'eval_samples': 0, 'checkpoint_interval': 0, 'fill_samples': 0,
+    'min_lr': 0, 'weight_decay': 0, 'grad_clip': 0, 'beta1': 0, 'beta2': 0,
 }
+BELOW = {'beta1': 1, 'beta2': 1, 'seed': 2 ** 63}
+AT_MOST = {'warmup_iters': 'max_iters', 'min_lr': 'learning_rate'}
 COMMENT_LENGTH = 71             # bytes of 'sha256:' and 64 hexadecimal digits
 EVAL_ROWS = 256                 # rows whose validation masks are drawn together: it is part of the masks
 MAY_CHANGE = {'dropout', 'attention_dropout', 'n_label', 'pair_init'}   # model fields, after a checkpoint
@@ -123,19 +126,19 @@ class StreamRows:
         self.folder, self.special, self.dtype = folder, meta['special'], np.dtype(meta['dtype'])
         self.vocab_size, self.block_size, self.room = meta['vocab_size'], block_size, block_size - 2
         self.shards = meta['splits'][split]['shards']
-        self.ends = np.cumsum([self.count(i) for i in range(len(self.shards))])   # rows up to shard ends
+        self.ends = np.cumsum([self.count(shard) for shard in self.shards])      # rows up to shard ends
         if not len(self):
             raise UserError(f'{folder}: {split} holds less than one row of block_size={block_size}')
 
     def __len__(self):
         return int(self.ends[-1]) if len(self.ends) else 0
 
-    def count(self, i):
-        """Number of rows in shard i; its last, incomplete one is left out."""
-        return self.shards[i]['n_tokens'] // self.room
+    def count(self, shard):
+        """Number of rows in a shard; its last, incomplete one is left out."""
+        return shard['n_tokens'] // self.room
 
-    def span(self, i, index):
-        """(first token, number of tokens) of row `index` of shard i."""
+    def span(self, shard, index):
+        """(first token, number of tokens) of row `index` of a shard."""
         return index * self.room, self.room
 
     def get(self, indices):
@@ -144,7 +147,7 @@ class StreamRows:
         ids[:, 0] = self.special['cls']
         for row, index in zip(ids, indices, strict=True):
             i = int(np.searchsorted(self.ends, index, side='right'))
-            start, length = self.span(i, int(index) - (int(self.ends[i - 1]) if i else 0))
+            start, length = self.span(self.shards[i], int(index) - (int(self.ends[i - 1]) if i else 0))
             name = self.shards[i]['tokens']
             tokens = read_array(self.folder, name, self.dtype, start, length)
             if len(tokens) != length or tokens.max(initial=0) >= self.vocab_size:
@@ -159,21 +162,26 @@ class DocumentRows(StreamRows):
     padded = True
     COARSE = 1024               # documents between two entries of `before`, the table that finds a row
 
-    def count(self, i):
-        rows = self.documents(i, 0, self.shards[i]['n_documents'])[1]
+    def __init__(self, *arguments):
+        self.before = {}                                                # shard -> rows before its blocks
+        super().__init__(*arguments)
+
+    def count(self, shard):
+        rows = self.documents(shard, 0, shard['n_documents'])[1]
         sums = np.cumsum(np.add.reduceat(rows, np.arange(0, len(rows), self.COARSE)))
-        self.before = {**getattr(self, 'before', {}), i: np.concatenate([[0], sums])}
+        self.before[shard['tokens']] = np.concatenate([[0], sums])
         return int(sums[-1])
 
-    def documents(self, i, first, n):
-        """First tokens of documents `first` to `first` + n of shard i, and the rows of each but the last."""
-        starts = read_array(self.folder, self.shards[i]['documents'], np.dtype(np.int64), first, n + 1)
+    def documents(self, shard, first, n):
+        """First tokens of documents `first` to `first` + n of a shard, and the rows of each but the last."""
+        starts = read_array(self.folder, shard['documents'], np.dtype(np.int64), first, n + 1)
         return starts, -(-(np.diff(starts) - 1) // self.room)           # less the [SEP] that ends each
 
-    def span(self, i, index):
-        block = int(np.searchsorted(self.before[i], index, side='right')) - 1
-        starts, rows = self.documents(i, block * self.COARSE, self.COARSE)
-        ends = self.before[i][block] + np.cumsum(rows)
+    def span(self, shard, index):
+        before = self.before[shard['tokens']]
+        block = int(np.searchsorted(before, index, side='right')) - 1
+        starts, rows = self.documents(shard, block * self.COARSE, self.COARSE)
+        ends = before[block] + np.cumsum(rows)
         document = int(np.searchsorted(ends, index, side='right'))
         start = int(starts[document]) + (index - int(ends[document] - rows[document])) * self.room
         return start, min(self.room, int(starts[document + 1]) - 1 - start)
@@ -215,15 +223,15 @@ class Masker:
     Of each row the ceil(fraction n) tokens with the smallest random scores are predicted, n its real tokens;
     80 % of them become [MASK], 10 % a random ordinary token, 10 % stay. Special tokens are neither chosen nor
     put in. Every row gives k = ceil(fraction T) positions; a padded row fills the surplus with weight 0. With
-    `word_start` (V,) the pieces of a word share a score and are taken whole; the first word that would exceed
-    the number of its row ends the selection.
+    `word_start` (V,) words are taken whole in the order of one score each; one that exceeds what its row
+    still wants is passed over, as in BERT.
     """
 
     def __init__(self, meta, block_size, fraction, word_start=None):
         if not 0 < fraction < 1:
             raise UserError(f'mask_fraction={fraction}: must lie between 0 and 1; 0.15 is usual')
         self.fraction, self.word_start, self.special = fraction, word_start, meta['special']
-        self.block_size, self.k = block_size, int(self.share(block_size))
+        self.block_size, self.k = block_size, max(1, int(self.share(block_size)))
         self.is_special = np.zeros(meta['vocab_size'], bool)
         self.is_special[list(self.special.values())] = True
         self.ordinary = np.flatnonzero(~self.is_special)
@@ -241,15 +249,13 @@ class Masker:
         """ids (B, T) -> {'ids' (B, T), 'positions', 'targets' (B, k) int64, 'weights' (B, k) float32}"""
         special = self.is_special[ids]
         wanted = np.minimum(self.share((ids != self.special['pad']).sum(1)), (~special).sum(1))     # (B,)
-        if self.word_start is not None:
-            word = words(self.word_start[ids].astype(bool), special)
-            scores = np.take_along_axis(scores, word, axis=1)
-        order = np.argsort(np.where(special, 2, scores), axis=1, kind='stable')
-        positions = order[:, :self.k]
-        complete = np.broadcast_to(np.arange(self.k), positions.shape)  # index at which a choice is complete
-        if self.word_start is not None:
-            complete = run_ends(np.take_along_axis(word, order, axis=1))[:, :self.k]
-        chosen = complete < wanted[:, None]
+        if self.word_start is None:
+            positions = np.argsort(np.where(special, 2, scores), axis=1, kind='stable')[:, :self.k]
+        else:
+            starts = self.word_start[ids].astype(bool)
+            rows = [whole_words(*row, self.k) for row in zip(starts, special, scores, wanted, strict=True)]
+            positions, wanted = (np.array(column) for column in zip(*rows, strict=True))
+        chosen = np.arange(self.k) < wanted[:, None]
         targets = np.take_along_axis(ids, positions, axis=1)
         shown = np.where(actions < 0.8, self.special['mask'], np.where(actions < 0.9, replacements, targets))
         inputs = ids.copy()
@@ -258,19 +264,22 @@ class Masker:
                 'weights': chosen.astype(np.float32)}
 
 
-def words(starts, special):
-    """Number of each token's word; a special token and the one behind it start words.  (B, T) -> (B, T)"""
+def whole_words(starts, special, scores, wanted, k):
+    """(k positions of a row, number of them that count): tokens of whole words first, at most `wanted`.
+
+    starts, special, scores  (T,); a special token and the one behind it start words
+    """
     starts = starts | special
-    starts[:, 1:] |= special[:, :-1]
-    return np.cumsum(starts, axis=1) - 1
-
-
-def run_ends(numbers):
-    """Index of the last entry of the run of equal numbers around each entry.  (B, T) -> (B, T)"""
-    length = numbers.shape[1]
-    ends = np.full(numbers.shape, length - 1)
-    ends[:, :-1] = np.where(numbers[:, 1:] != numbers[:, :-1], np.arange(length - 1), length)
-    return np.minimum.accumulate(ends[:, ::-1], axis=1)[:, ::-1]
+    starts[1:] |= special[:-1]
+    firsts = np.append(np.flatnonzero(starts), len(starts))
+    taken = []
+    for word in np.argsort(np.where(special[firsts[:-1]], 2, scores[:len(firsts) - 1]), kind='stable'):
+        if len(taken) == wanted or special[firsts[word]]:
+            break
+        if len(taken) + firsts[word + 1] - firsts[word] <= wanted:
+            taken += range(firsts[word], firsts[word + 1])
+    others = np.setdiff1d(np.arange(len(starts)), taken)
+    return np.concatenate([np.array(taken, int), others])[:k], len(taken)
 
 
 class Loader:
@@ -304,7 +313,7 @@ class Loader:
 
 
 def prefetch(make, steps, depth=2):
-    """Yield make(step) for each step, made by a background thread at most `depth` ahead."""
+    """Yield make(step) for each step, made by a background thread; at most `depth` wait in memory."""
     ready, closed = queue.Queue(depth), threading.Event()
 
     def hand_over(item):
@@ -340,9 +349,10 @@ def micro_batches(batch, size, device):
     for i in range(n_parts):
         rows = slice(n * i // n_parts, n * (i + 1) // n_parts)
         part = {key: torch.from_numpy(value[rows]) for key, value in batch.items()}
-        if device.type == 'cuda':
+        pinned = device.type == 'cuda'
+        if pinned:
             part = {key: value.pin_memory() for key, value in part.items()}
-        parts.append({key: value.to(device, non_blocking=True) for key, value in part.items()})
+        parts.append({key: value.to(device, non_blocking=pinned) for key, value in part.items()})
     return parts
 
 
@@ -386,17 +396,22 @@ def join_ranks(device):
         device = 'cuda' if torch.cuda.is_available() else accelerator
     try:
         found = torch.device(device)
+        if found.type not in ('cpu', 'cuda', 'mps'):
+            raise UserError(f'device={device!r}: choose auto, cpu, cuda or mps')
+        if ranks.world > 1 and found.index is not None:
+            raise UserError(f'device={device!r}: torchrun gives each process its own; choose {found.type}')
         if found.type == 'cuda' and found.index is None:
             found = torch.device('cuda', ranks.local)
         torch.zeros(1, device=found)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
+    except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
         raise UserError(f'device={device!r}: {reason}; choose auto, cpu, cuda or mps') from None
     if found.type == 'cuda':
         torch.cuda.set_device(found)
         torch.set_float32_matmul_precision('high')      # TF32 where float32 is left
     if 'RANK' in os.environ:
-        dist.init_process_group('nccl' if found.type == 'cuda' else 'gloo')
+        dist.init_process_group('nccl' if found.type == 'cuda' else 'gloo',
+                                device_id=found if found.type == 'cuda' else None)
     return ranks, found
 
 
@@ -412,22 +427,25 @@ def autocast(device, dtype):
     return contextlib.nullcontext() if dtype == torch.float32 else torch.autocast(device.type, dtype)
 
 
-def peak_flops(device):
-    """Data-sheet FLOP/s of a CUDA device, or None."""
-    name = torch.cuda.get_device_name(device) if device.type == 'cuda' else ''
-    return next((peak for part, peak in PEAK_FLOPS.items() if part in name), None)
+def peak_flops(device, dtype):
+    """Data-sheet FLOP/s of a CUDA device in 16 bits, or None."""
+    name = torch.cuda.get_device_name(device) if device.type == 'cuda' and dtype != torch.float32 else ''
+    return next((peak for known, peak in PEAK_FLOPS.items() if re.fullmatch(known + '(-.*)?', name)), None)
 
 
-def compiled_or_eager(model, wanted, part, device, dtype):
+def compiled_or_eager(model, wanted, batch, batch_size, device, dtype):
     """torch.compile(model), tried in both directions on a micro-batch; the model itself where that fails."""
     if not choose('compile', wanted.lower(), {'auto': device.type == 'cuda', 'true': True, 'false': False}):
         return model
+    part = micro_batches(batch, batch_size, device)[0]
     try:
         compiled = torch.compile(model)
         with autocast(device, dtype):
             losses = compiled(**{key: value for key, value in part.items() if key != 'weights'})
         losses.sum().backward()
         return compiled
+    except torch.OutOfMemoryError:
+        raise
     except Exception as error:                          # of many kinds: no compiler, unknown device, ...
         say(f'torch.compile fails here, running without it: {str(error).strip().splitlines()[0]}')
         return model
@@ -445,12 +463,8 @@ def make_optimizer(model, learning_rate, betas, eps, weight_decay, device):
 
 
 def load_optimizer(optimizer, state):
-    """Take the tensors of a checkpoint's optimizer; rates, decay and betas stay those of this run."""
-    options = [{key: value for key, value in group.items() if key != 'params'}
-               for group in optimizer.param_groups]
-    optimizer.load_state_dict(state)
-    for group, option in zip(optimizer.param_groups, options, strict=True):
-        group.update(option)
+    """Take the tensors of a checkpoint's optimizer; decay, betas and kernels stay those of this run."""
+    optimizer.load_state_dict({**state, 'param_groups': optimizer.state_dict()['param_groups']})
 
 
 def rate_at(step, peak, low, warmup, total, schedule):
@@ -511,8 +525,14 @@ def checkpoint_name(step):
 
 
 def checkpoints(folder):
-    """Checkpoint files of a run, oldest first."""
-    return sorted(glob.glob(os.path.join(glob.escape(folder), 'ckpt_*.pt')))
+    """Checkpoint files of a run, oldest first; other names are the user's."""
+    names = os.listdir(folder) if os.path.isdir(folder) else []
+    found = [name for name in names if re.fullmatch(r'ckpt_\d{7,}\.pt', name)]
+    return [os.path.join(folder, name) for name in sorted(found, key=step_of)]
+
+
+def step_of(path):
+    return int(os.path.basename(path)[len('ckpt_'):-len('.pt')])
 
 
 def digest(file, length):
@@ -542,19 +562,15 @@ def write_checkpoint(path, content):
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-        sync_folder(os.path.dirname(path))
+        if os.name == 'posix':                          # so that the new name outlasts a power failure
+            folder = os.open(os.path.dirname(path) or '.', os.O_RDONLY)
+            os.fsync(folder)
+            os.close(folder)
     except (OSError, RuntimeError) as error:            # torch.save reports a full disk as a RuntimeError
         with contextlib.suppress(OSError):
             os.remove(temporary)
         reason = getattr(error, 'strerror', None) or str(error).splitlines()[0]
         raise UserError(f'{path}: cannot be written: {reason}; earlier checkpoints are intact') from None
-
-
-def sync_folder(folder):
-    """Make a rename in `folder` outlast a power failure."""
-    handle = os.open(folder or '.', os.O_RDONLY)
-    os.fsync(handle)
-    os.close(handle)
 
 
 def read_checkpoint(path):
@@ -572,39 +588,37 @@ def read_checkpoint(path):
 
 
 def newest_checkpoint(folder):
-    """(path, content) of the newest good checkpoint, or (None, None); damaged ones are named on stderr."""
+    """Path of the newest good checkpoint, or None; damaged ones are named on stderr."""
     paths = checkpoints(folder)
     for path in reversed(paths):
         try:
-            return path, read_checkpoint(path)
+            read_checkpoint(path)
+            return path
         except UserError as error:
             say(f'{error}; taking the one before')
     if paths:
         raise UserError(f'{folder}: every checkpoint is damaged; start again in another out_dir')
-    return None, None
+    return None
 
 
 def find_checkpoint(init_from, out_dir):
-    """(path, content) of the checkpoint to go on from; (None, None) where weights are new or a BERT's."""
+    """Path of the checkpoint that init_from means; None where weights are new or a BERT's."""
+    if init_from == 'scratch':
+        return None
     if init_from in ('auto', 'resume'):
-        path, content = newest_checkpoint(out_dir)
+        path = newest_checkpoint(out_dir)
         if path is None and init_from == 'resume':
             raise UserError(f"init_from='resume': no checkpoint in {out_dir}")
-        return path, content
-    later = checkpoints(out_dir)
-    if init_from == 'scratch' and later:
-        raise UserError(f"init_from='scratch': {out_dir} holds {os.path.basename(later[-1])}; "
-                        'go on with --init_from=resume or choose another --out_dir')
-    if init_from.endswith('.pt'):
-        path, content = init_from, read_checkpoint(init_from)
-    elif init_from != 'scratch' and checkpoints(init_from):
-        path, content = newest_checkpoint(init_from)
-    else:
-        return None, None
-    if later and later[-1] > os.path.join(out_dir, checkpoint_name(content['step'])):
-        raise UserError(f'init_from={init_from!r}: {out_dir} holds a later {os.path.basename(later[-1])}; '
-                        'choose another --out_dir')
-    return path, content
+        return path
+    return init_from if init_from.endswith('.pt') else newest_checkpoint(init_from)
+
+
+def refuse_to_overwrite(path, init_from, out_dir):
+    """Raise UserError when a run from `path` (None: from step 0) would write over later checkpoints."""
+    there = checkpoints(out_dir)
+    if there and step_of(there[-1]) > (read_checkpoint(path)['step'] if path else -1):
+        raise UserError(f'init_from={init_from!r}: {out_dir} holds {os.path.basename(there[-1])}; go on from '
+                        'it with --init_from=resume, or choose another --out_dir')
 
 
 def refuse_difference(where, stored, ours, what):
@@ -639,8 +653,8 @@ class Log:
         self.main, self.path, self.wandb = ranks.main, os.path.join(folder, 'metrics.jsonl'), None
         if not self.main:
             return
-        lines = [line for line in read_metrics(folder) if line['step'] <= step]     # what the checkpoint saw
-        write_whole(self.path, ''.join(json.dumps(line) + '\n' for line in lines))
+        seen = [line for line in read_metrics(folder) if step and line['step'] <= step]
+        write_whole(self.path, ''.join(json.dumps(line) + '\n' for line in seen))
         if project:
             try:
                 import wandb
@@ -654,8 +668,9 @@ class Log:
         if sys.stderr.isatty():
             print('\r\033[K', end='', file=sys.stderr, flush=True)                  # the progress bar
         print(text, flush=True)
+        finite = {key: value for key, value in values.items() if value is None or math.isfinite(value)}
         with open(self.path, 'a') as file:
-            file.write(json.dumps({'kind': kind, 'step': step, **values}) + '\n')
+            file.write(json.dumps({'kind': kind, 'step': step, **finite}) + '\n')
         if self.wandb:
             self.wandb.log({f'{kind}/{key}': value for key, value in values.items()}, step=step)
 
@@ -760,8 +775,12 @@ def predictions(model, tokenizer, special, ids):
     row = torch.tensor([[special['cls'], *ids, special['sep']]], device=next(model.parameters()).device)
     masks = (row[0] == special['mask']).nonzero()[:, 0]
     best = model.eval()(row, positions=masks[None])[0].float().softmax(-1).topk(5)
-    return ['    ' + '   '.join(f'{tokenizer.piece(token)} {p:.3f}' for p, token in zip(*pair, strict=True))
-            for pair in zip(best.values.tolist(), best.indices.tolist(), strict=True)]
+    lines = []
+    for chances, tokens in zip(best.values.tolist(), best.indices.tolist(), strict=True):
+        pieces = (tokenizer.piece(token) for token in tokens)
+        words = (piece.strip('\u2581 ') or piece for piece in pieces)     # without the mark of a word's start
+        lines.append('    ' + '   '.join(f'{word} {p:.3f}' for word, p in zip(words, chances, strict=True)))
+    return lines
 
 
 def fill_masks(model, tokenizer, special, text):
@@ -784,11 +803,13 @@ def masked_sentences(rows, tokenizer, word_start, special, n):
         ids = rows.get([index])[0, 1:-1][:40].tolist()
         whole = [i for i in range(8, len(ids) - 4) if word_start[ids[i]] and word_start[ids[i + 1]]
                  and len(word := tokenizer.decode([ids[i]])) > 3 and word.isalpha()]
-        if whole and len(sentences) < n and special['sep'] not in ids:
+        if whole and special['sep'] not in ids:
             i = int(rng.choice(whole))
             text = f'{tokenizer.decode(ids[:i])} [MASK] {tokenizer.decode(ids[i + 1:])}'
             sentences.append((text, tokenizer.decode([ids[i]]), ids[:i] + [special['mask']] + ids[i + 1:]))
-    return sentences
+        if len(sentences) == n:
+            break
+    return sentences[:n]
 
 
 # ---- main ----
@@ -798,18 +819,17 @@ def check_knobs(config, ranks):
     for key, least in {**AT_LEAST, 'total_batch': ranks.world}.items():
         if config[key] < least:
             raise UserError(f'{key}={config[key]}: must be at least {least}')
-    for key in ('min_lr', 'weight_decay', 'grad_clip'):
-        if config[key] < 0:
-            raise UserError(f'{key}={config[key]}: must not be negative')
     for key in ('learning_rate', 'adam_eps'):
         if config[key] <= 0:
             raise UserError(f'{key}={config[key]}: must be positive')
-    for key in ('beta1', 'beta2'):
-        if not 0 <= config[key] < 1:
-            raise UserError(f'{key}={config[key]}: must lie in [0, 1)')
-    for small, large in (('warmup_iters', 'max_iters'), ('min_lr', 'learning_rate')):
-        if config[small] > config[large]:
-            raise UserError(f'{small}={config[small]}: must be at most {large}={config[large]}')
+    for key, limit in BELOW.items():
+        if config[key] >= limit:
+            raise UserError(f'{key}={config[key]}: must be below {limit}')
+    for key, other in AT_MOST.items():
+        if config[key] > config[other]:
+            raise UserError(f'{key}={config[key]}: must be at most {other}={config[other]}')
+    if not config['out_dir']:
+        raise UserError("out_dir='': name a folder, as in --out_dir=out/run")
     choose('schedule', config['schedule'], SCHEDULE)
 
 
@@ -854,13 +874,16 @@ def load_bert(name):
 
 def use_checkpoint(fill, export, init_from, out_dir, folder, meta):
     """Load the run's checkpoint or the one that init_from names; print predictions or write a BERT folder."""
-    path, content = find_checkpoint('resume' if init_from in ('auto', 'scratch') else init_from, out_dir)
+    path = find_checkpoint('resume' if init_from in ('auto', 'scratch') else init_from, out_dir)
     if path:
+        content = read_checkpoint(path)
         refuse_difference(path, content['data'], {'tokenizer': data_identity(meta)['tokenizer']}, 'the data')
         model = MaskedLM(EncoderConfig(**content['model_config']))
         model.load_state_dict(content['model'])
     else:
         model = load_bert(init_from)
+        ours = {'vocab_size': meta['vocab_size']}
+        refuse_difference(init_from, asdict(model.config), ours, 'the tokenizer')
     if fill:
         print(fill_masks(model, load_tokenizer(folder, meta), meta['special'], fill))
     if export:
@@ -889,9 +912,10 @@ def main():
     identity, unigram = data_identity(meta), meta['unigram_entropy']
 
     # model, optimizer, and where a checkpoint left them
-    path, content = find_checkpoint(init_from, out_dir)
-    if (agreed := ranks.agree(path)) != path:
-        path, content = agreed, read_checkpoint(agreed)
+    path = ranks.agree(find_checkpoint(init_from, out_dir) if ranks.main else None)
+    if init_from not in ('auto', 'resume'):
+        refuse_to_overwrite(path, init_from, out_dir)
+    content = read_checkpoint(path) if path else {}
     torch.manual_seed(seed)
     raw = make_model(model_config(config, meta['vocab_size']), init_from, path, content).to(torch_device)
     optimizer = make_optimizer(raw, learning_rate, (beta1, beta2), adam_eps, weight_decay, torch_device)
@@ -900,14 +924,16 @@ def main():
     if path:
         refuse_difference(path, content['data'], identity, 'the data')
         load_optimizer(optimizer, content['optimizer'])
-        scaler.load_state_dict(content['scaler'])
+        if content['scaler'] and scaler.is_enabled():
+            scaler.load_state_dict(content['scaler'])
         step, best_loss = content['step'], content['best_loss']
+        config['milestones'] = tuple(sorted({*milestones, *content['config']['milestones']}))
 
     # compile and wrap
-    sample = micro_batches(loader.batch(step), batch_size, torch_device)[0]
-    model = compiled_or_eager(raw, compile, sample, torch_device, torch_dtype)
+    model = compiled_or_eager(raw, compile, loader.batch(step), batch_size, torch_device, torch_dtype)
     wrapped = DistributedDataParallel(model) if ranks.world > 1 else model
-    flops, peak = total_batch * training_flops(raw.config, block_size, masker.k), peak_flops(torch_device)
+    flops = total_batch * training_flops(raw.config, block_size, masker.k)
+    peak = peak_flops(torch_device, torch_dtype)
 
     # log and signals
     if ranks.main:
@@ -915,39 +941,42 @@ def main():
         print(describe(config, origins, raw, loader, ranks, torch_device, torch_dtype))
         if path:
             print(f"continuing {path} at step {step}{changed_knobs(content['config'], config)}", flush=True)
+    validated = content.pop('validated', False)
+    content.clear()                                     # weights and optimizer have their copies
     log = Log(out_dir, step, ranks, wandb_project, config)
     stop = []                                           # signals that asked for the end
     for name in (signal.SIGTERM, signal.SIGINT):
         signal.signal(name, lambda number, frame: stop.append(number))
 
     def validate():
-        scores = evaluate(model, val_loader, batch_size, ranks, torch_device, torch_dtype)
+        scores = evaluate(raw, val_loader, batch_size, ranks, torch_device, torch_dtype)
         text = (f"step {step}: validation loss {scores['loss']:.4f} (unigram {unigram:.4f}), masked accuracy "
                 f"{scores['accuracy']:.2%}, perplexity {scores['perplexity']:.1f}")
         log.write('val', step, text, **scores)
         return min(best_loss, scores['loss'])
 
     # the loop
-    if step == 0:
+    if not validated:
         best_loss = validate()
-    logged, since, waited = step, time.time(), 0.0      # last log line: step, time; seconds of waiting since
+    logged, since, waited = step, time.perf_counter(), 0.0      # last log line; seconds on the loader since
     batches = prefetch(loader.batch, range(step, max_iters))
     while step < max_iters:
-        before = time.time()
+        before = time.perf_counter()
         batch = next(batches)
-        waited += time.time() - before
+        waited += time.perf_counter() - before
         parts = micro_batches(batch, batch_size, torch_device)
         rate = rate_at(step, learning_rate, min_lr, warmup_iters, max_iters, schedule)
         for group in optimizer.param_groups:
             group['lr'] = rate
         seed_step(seed, step, ranks.rank)
-        counts = torch.tensor([float(batch['weights'].sum()), len(stop)], device=torch_device)
+        counts = torch.tensor([float(batch['weights'].sum()), len(stop)]).to(torch_device)
         count, stopping = ranks.sum(counts)
         loss = forward_backward(wrapped, parts, count.clamp(min=1), scaler, ranks, torch_device, torch_dtype)
         scaler.unscale_(optimizer)
         norm = torch.nn.utils.clip_grad_norm_(raw.parameters(), grad_clip or math.inf)
-        loss, norm, stopping = torch.stack([ranks.sum(loss), norm, stopping]).tolist()   # the only host read
-        if not math.isfinite(loss) or not (math.isfinite(norm) or scaler.is_enabled()):
+        loss, norm, stopping = torch.stack([ranks.sum(loss), norm, stopping]).tolist()    # a step's host read
+        searching = scaler.is_enabled() and scaler.get_scale() > 1      # fp16 lowers its scale first
+        if not math.isfinite(loss) or not (math.isfinite(norm) or searching):
             first = step * total_batch
             raise UserError(f'step {step}: loss {loss}, gradient norm {norm} on samples {first} to '
                             f'{first + total_batch - 1}; no update was made; try a lower learning_rate')
@@ -956,7 +985,7 @@ def main():
         optimizer.zero_grad(set_to_none=True)
         step += 1
         if step % log_interval == 0 or step == max_iters:
-            seconds = time.time() - since
+            seconds = time.perf_counter() - since
             per_step, share = seconds / (step - logged), waited / seconds
             speed = total_batch * block_size / per_step
             mfu = flops / per_step / ranks.world / peak if peak else None
@@ -965,28 +994,27 @@ def main():
                     f'eta {clock((max_iters - step) * per_step)}')
             log.write('train', step, text, loss=loss, lr=rate, norm=norm, tokens_per_second=speed, mfu=mfu,
                       loader_seconds=waited / (step - logged), loader_share=share)
-            logged, since, waited = step, time.time(), 0.0
+            logged, since, waited = step, time.perf_counter(), 0.0
         progress_bar(step, max_iters, ranks)
-        paused = time.time()
-        if step == max_iters or (eval_interval and step % eval_interval == 0):
-            best_loss = validate()
+        paused = time.perf_counter()
+        validated = not (step == max_iters or (eval_interval and step % eval_interval == 0))
+        if not validated and not stopping:              # a resumed run makes up for it
+            best_loss, validated = validate(), True
         due = checkpoint_interval and step % checkpoint_interval == 0
         if ranks.main and (due or stopping or step in milestones or step == max_iters):
             write_checkpoint(os.path.join(out_dir, checkpoint_name(step)), {
                 'step': step, 'model': raw.state_dict(), 'optimizer': optimizer.state_dict(),
                 'scaler': scaler.state_dict(), 'rng': {'seed': seed, 'step': step},         # see seed_step
                 'config': config, 'model_config': asdict(raw.config), 'data': identity,
-                'best_loss': best_loss})
-            prune_checkpoints(out_dir, keep_checkpoints, milestones)
-        since += time.time() - paused
+                'best_loss': best_loss, 'validated': validated})
+            prune_checkpoints(out_dir, keep_checkpoints, config['milestones'])
+        since += time.perf_counter() - paused
         if stopping:
             say(f'stopped by signal after step {step}; {out_dir}/{checkpoint_name(step)} is written; '
-                'the same command goes on from there')
-            if ranks.world > 1:
-                dist.barrier()                          # torchrun ends the others when one leaves
-            sys.exit(128 + (stop[0] if stop else signal.SIGTERM))
+                '--init_from=auto goes on from there')
+            break
 
-    if ranks.main:
+    if ranks.main and step == max_iters:
         plot_losses(out_dir, unigram)
         tokenizer, special = load_tokenizer(folder, meta), meta['special']
         for text, word, ids in masked_sentences(val_rows, tokenizer, word_start, special, fill_samples):
@@ -994,7 +1022,17 @@ def main():
     if ranks.world > 1:
         dist.barrier()                                  # nobody leaves while another still talks
         dist.destroy_process_group()
+    if step < max_iters:
+        sys.exit(128 + (stop[0] if stop else signal.SIGTERM))
+
+
+def main_in_memory():
+    """main(), with the most common accident on a GPU in one line."""
+    try:
+        main()
+    except torch.OutOfMemoryError:
+        raise UserError(f'out of memory: halve batch_size={batch_size}; the total batch stays') from None
 
 
 if __name__ == '__main__':
-    run(main)
+    run(main_in_memory)

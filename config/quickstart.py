@@ -6,8 +6,8 @@ from config.tiny import *
 out_dir = 'out/quickstart'
 attention = 'pairwise'
 position = 'rope'
-max_iters = 1500
+max_iters = 1200
 learning_rate = 2e-3
-eval_interval = 250
-checkpoint_interval = 500
+eval_interval = 200
+checkpoint_interval = 400
 fill_samples = 4
