@@ -5,7 +5,7 @@
     $ python train.py config/quickstart.py --fill="the [MASK] of a matrix"
 
 A step is a pure function of (weights, data, seed, step): its samples, masks and dropout are drawn from
-(seed, step), never from what ran before, so that a resumed run repeats an undisturbed one bit for bit.
+(seed, step), never from what ran before. So a resumed run repeats an undisturbed one, on the CPU to the bit.
 """
 import contextlib
 import hashlib
