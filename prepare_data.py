@@ -836,16 +836,17 @@ def worker_tokenizer(folder, information):
 def encode_texts(folder, information, seed, texts):
     """Texts -> (hashes, numbers of tokens with the [SEP], ids one after another as bytes, characters)."""
     tokenizer = worker_tokenizer(folder, information)
-    sep = tokenizer.special['sep']
-    ids = array.array('H' if tokenizer.vocab_size <= 65536 else 'I')
-    counts = []
-    for document in tokenizer.encode_batch(texts):
-        document.append(sep)
-        counts.append(len(document))
-        ids.extend(array.array(ids.typecode, document))
-    if sys.byteorder == 'big':
-        ids.byteswap()
+    documents = tokenizer.encode_batch(texts)
+    for document in documents:
+        document.append(tokenizer.special['sep'])
+    counts = [len(document) for document in documents]
+    ids = np.fromiter(itertools.chain.from_iterable(documents), id_type(tokenizer.vocab_size), sum(counts))
     return [text_hash(text, seed) for text in texts], counts, ids.tobytes(), sum(map(len, texts))
+
+
+def id_type(vocab_size):
+    """Little-endian dtype of the ids on the disk."""
+    return np.dtype('<u2' if vocab_size <= 65536 else '<u4')
 
 
 # scatter and gather
@@ -1132,19 +1133,18 @@ def write_corpus(folder, name, parts, config, settings):
         sample, documents = take_sample(documents, folder, config, progress)
     information = TOKENIZERS[kind].save(folder, argument, config, sample)
     tokenizer = TOKENIZERS[kind](folder, information)
-    dtype = 'uint16' if tokenizer.vocab_size <= 65536 else 'uint32'
-    little, progress.started = np.dtype(dtype).newbyteorder('<'), time.monotonic()
-    total, tokens = scatter(documents, folder, information, little.itemsize, config, skipped, progress)
+    dtype, progress.started = id_type(tokenizer.vocab_size), time.monotonic()
+    total, tokens = scatter(documents, folder, information, dtype.itemsize, config, skipped, progress)
     if not total:
         raise UserError(f'{source}: the tokenizer makes no token of any document')
-    train, val = gather(folder, little, tokenizer.vocab_size, total, config, progress)
+    train, val = gather(folder, dtype, tokenizer.vocab_size, total, config, progress)
     if not train.documents:
         raise UserError(f'{source}: {total} documents, none of them left for training: at least '
                         'two different ones are needed')
     write_bytes(os.path.join(folder, 'word_start.bin'), bytes(map(int, starts_with_specials(tokenizer))))
     meta = {'format': FORMAT, 'name': name, 'corpus': config['corpus'], 'source': origin,
             'text_field': config['text_field'], 'tokenizer': information, 'vocab_size': tokenizer.vocab_size,
-            'dtype': dtype, 'special': tokenizer.special,
+            'dtype': dtype.name, 'special': tokenizer.special,
             'unigram_entropy': entropy(train.counts, tokenizer.special['sep']), 'splits': {}, 'files': {},
             'skipped': dict(sorted(skipped.items())), 'settings': settings,
             'versions': versions(('numpy', *TOKENIZERS[kind].packages))}
