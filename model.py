@@ -32,7 +32,7 @@ class EncoderConfig:
     attention: str = 'original'     # a row of ATTENTION
     position: str = 'absolute'      # a row of POSITION
     pair_rank: int = 0              # pairwise: rank of S = A B^T; 0 keeps S full
-    pair_init: str = 'fan_in'       # pairwise: a row of PAIR_INIT
+    pair_init: str = 'identity'     # pairwise: a row of PAIR_INIT
     dropout: float = 0.1            # after the embeddings and after each sublayer
     attention_dropout: float = 0.1  # of attention weights
     n_label: int = 2                # classes of a SequenceClassifier
