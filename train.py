@@ -796,17 +796,25 @@ def fill_masks(model, tokenizer, special, text):
     return '\n'.join([text, *predictions(model, tokenizer, special, ids)])
 
 
-def masked_sentences(rows, tokenizer, word_start, special, n):
-    """Beginnings of `n` rows, each with a whole word masked, always the same: [(text, the word, ids)]."""
+def masked_sentences(documents, tokenizer, word_start, special, n):
+    """First sentences of `n` rows, each with a whole word masked: [(text, the word, ids)], always the same.
+
+    documents  DocumentRows; those are taken that start with 8 to 30 tokens of prose up to a full stop
+    """
     rng, sentences = np.random.default_rng(0), []
-    for index in rng.permutation(len(rows)):
-        ids = rows.get([index])[0, 1:-1][:40].tolist()
-        whole = [i for i in range(8, len(ids) - 4) if word_start[ids[i]] and word_start[ids[i + 1]]
-                 and len(word := tokenizer.decode([ids[i]])) > 3 and word.isalpha()]
-        if whole and special['sep'] not in ids:
-            i = int(rng.choice(whole))
-            text = f'{tokenizer.decode(ids[:i])} [MASK] {tokenizer.decode(ids[i + 1:])}'
-            sentences.append((text, tokenizer.decode([ids[i]]), ids[:i] + [special['mask']] + ids[i + 1:]))
+    for index in rng.permutation(len(documents)):
+        ids = documents.get([index])[0, 1:].tolist()
+        length = next((i + 1 for i, token in enumerate(ids[:30]) if tokenizer.piece(token).endswith('.')), 0)
+        ids, text = ids[:length], tokenizer.decode(ids[:length])
+        whole = [i for i in range(2, length - 1) if word_start[ids[i]] and word_start[ids[i + 1]]
+                 and len(word := tokenizer.decode([ids[i]]).strip()) > 3 and word.isalpha()]
+        prose = sum(letter.isalpha() or letter == ' ' for letter in text) > 0.93 * len(text)
+        if length < 8 or not whole or not prose or not word_start[ids[0]]:
+            continue
+        i = int(rng.choice(whole))
+        text = f'{tokenizer.decode(ids[:i])} [MASK] {tokenizer.decode(ids[i + 1:]).strip()}'
+        word = tokenizer.decode([ids[i]]).strip()
+        sentences.append((text, word, [*ids[:i], special['mask'], *ids[i + 1:]]))
         if len(sentences) == n:
             break
     return sentences[:n]
@@ -1017,7 +1025,8 @@ def main():
     if ranks.main and step == max_iters:
         plot_losses(out_dir, unigram)
         tokenizer, special = load_tokenizer(folder, meta), meta['special']
-        for text, word, ids in masked_sentences(val_rows, tokenizer, word_start, special, fill_samples):
+        documents = DocumentRows(folder, meta, 'val', block_size)
+        for text, word, ids in masked_sentences(documents, tokenizer, word_start, special, fill_samples):
             print('', text, f'    masked: {word}', *predictions(raw, tokenizer, special, ids), sep='\n')
     if ranks.world > 1:
         dist.barrier()                                  # nobody leaves while another still talks

@@ -10,4 +10,4 @@ max_iters = 1200
 learning_rate = 2e-3
 eval_interval = 200
 checkpoint_interval = 400
-fill_samples = 4
+fill_samples = 5

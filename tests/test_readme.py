@@ -88,7 +88,7 @@ def test_command(command, home):
     if '--fill=' in command:
         assert re.search(r'returns the \[MASK\] of a matrix\n    \S+ 0\.\d{3}', out)
     elif command == 'python train.py config/quickstart.py':
-        assert 'unigram' in out and out.count('[MASK]') == out.count('masked: ') == 4
+        assert 'unigram' in out and out.count('[MASK]') == out.count('masked: ') == 5
         assert (home / 'out' / 'quickstart' / 'loss.png').exists() or 'pip install matplotlib' in out
 
 
