@@ -335,7 +335,7 @@ def test_hub_rows_revision_and_errors(tmp_path, monkeypatch):
     _, meta = prepare(tmp_path, corpus='wikipedia')
     assert asked == [('wikimedia/wikipedia', '20231101.en', 'train', 'abc123')]
     assert meta['source']['revision'] == 'abc123' and meta['skipped'] == {'null': 1}
-    folder, meta = prepare(tmp_path, corpus='books+wikipedia')
+    folder, meta = prepare(tmp_path, corpus='books+wikipedia', name='')
     books, wikipedia = meta['source']['parts']
     assert (books['hub'], wikipedia['hub']) == ('SamuelYang/bookcorpus', 'wikimedia/wikipedia')
     assert asked[1:] == [('SamuelYang/bookcorpus', None, 'train', 'abc123'), asked[0]]

@@ -472,7 +472,7 @@ def test_a_signal_skips_validation_and_the_next_run_makes_up_for_it(corpus, tmp_
 
 def test_fp16_gives_up_when_no_scale_helps(corpus, tmp_path):
     done = stage(patched(tmp_path, INFINITE), *tiny(corpus, tmp_path), '--max_iters=60', '--dtype=float16')
-    assert re.match(r'error: step 1\d: loss 5\.\d+, gradient norm nan', refused(done))
+    assert re.match(r'error: step 1\d: loss 5\.\d+, gradient norm (nan|inf)', refused(done))
     assert len(metrics(tmp_path)) < 40 and 'NaN' not in (tmp_path / 'metrics.jsonl').read_text()
 
 
