@@ -210,7 +210,10 @@ ATTENTION = {
 # ---- initial values of S (H, K, K); for rank r > 0, of A and of B (H, K, r), so that A B^T is like S ----
 
 def near_identity(n_head, size, rank, std=0.02):
-    """S = I + N(0, 0.02): pairwise starts as symmetric.  A, B: S is near the projector on r dimensions."""
+    """S = I + N(0, 0.02): pairwise starts as symmetric.  A, B: S is near the projector on r dimensions.
+
+    The default: it leaves the first plateau in most of the runs of results/tiny.md.
+    """
     return torch.eye(size, rank or size) + std * torch.randn(n_head, size, rank or size)
 
 
