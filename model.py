@@ -1,20 +1,30 @@
 """BERT encoders with weight-sharing attention: each operator and position scheme is a class and a table line.
 
-Sizes: B batch, T tokens, D n_embd, H n_head, K = D / H, L n_layer, F n_inner, V vocab_size, r pair_rank.
+Sizes: B batch, T tokens, D n_embd, H n_head, K = D / H, L n_layer, F n_inner, V vocab_size, r pair_rank;
+Q queries: T, but for layerwise pooling (1) and XLNet's two streams (T + k).
 Rows are positions: the papers' x W is nn.Linear. All attention is bidirectional; padding keys get weight 0.
 
 References
     Devlin et al. 2018    BERT, arXiv 1810.04805: the encoder, the masked-LM head and the initial values
     Courtois et al. 2024  Symmetric Dot-Product Attention, arXiv 2406.06366: `symmetric`, `pairwise`
     Kowsher et al. 2024   Does Self-Attention Need Separate Weights, arXiv 2412.00359: `shared`
-    Tian et al. 2021      Shatter, arXiv 2108.13032: `none`
+    Tian et al. 2021      Shatter, arXiv 2108.13032: `part_mask` to `shatter`, `none`, layerwise pooling
+    Liu 2022              GAU-based Model; Hua et al. 2022, arXiv 2202.10447: `gau`
+    Yang et al. 2019      XLNet, arXiv 1906.08237: `xlnet`, PermutationLM
     Su et al. 2021        RoFormer, arXiv 2104.09864: `rope`
+    Shaw et al. 2018      Relative Position Representations, arXiv 1803.02155: `rpe`
+    Raffel et al. 2019    T5, arXiv 1910.10683: `rab`
 """
-from dataclasses import dataclass, fields
+import math
+from dataclasses import dataclass, fields, replace
+from typing import NamedTuple
 
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
 
 from configurator import UserError
 
@@ -31,10 +41,19 @@ class EncoderConfig:
     n_segment: int = 2
     attention: str = 'original'     # a row of ATTENTION
     position: str = 'absolute'      # a row of POSITION
+    norm: str = 'layer'             # a row of NORM
+    lm_head: str = 'bert'           # a row of LM_HEAD
+    bias: bool = True               # of the encoder's Linears, its norms and the bert head
     pair_rank: int = 0              # pairwise: rank of S = A B^T; 0 keeps S full
     pair_init: str = 'identity'     # pairwise: a row of PAIR_INIT
+    normaliser: str = 'softmax_plus'    # gau: a row of NORMALISER
+    relu_scale: str = 'ns'          # squared_relu: a row of RELU_SCALE
+    key_size: int = 128             # gau: s, width of its queries and keys
+    clip_distance: int = 128        # rpe: c, distances are told apart up to c - 1
+    recompute: bool = False         # Shatter: weights of parts again in the backward pass, for less memory
     dropout: float = 0.1            # after the embeddings and after each sublayer
     attention_dropout: float = 0.1  # of attention weights
+    pooling: str = 'cls'            # SequenceClassifier, MultipleChoice: a row of POOLING
     n_label: int = 2                # classes of a SequenceClassifier
 
     def __post_init__(self):
@@ -42,11 +61,21 @@ class EncoderConfig:
             value, kind = getattr(self, field.name), type(field.default)
             if type(value) is not kind and (kind, type(value)) != (float, int):
                 raise UserError(f'{field.name}={value!r}: must be {kind.__name__}')
-        choose('attention', self.attention, ATTENTION)
-        choose('position', self.position, POSITION)
-        choose('pair_init', self.pair_init, PAIR_INIT)
+        for name, rows in (('attention', ATTENTION), ('norm', NORM), ('lm_head', LM_HEAD),
+                           ('pair_init', PAIR_INIT), ('normaliser', NORMALISER), ('relu_scale', RELU_SCALE),
+                           ('pooling', POOLING), ('position', POSITION)):
+            choose(name, getattr(self, name), rows)
+        allowed = OWN_ORDER.get(self.attention, tuple(POSITION))
+        if self.position not in allowed:
+            raise UserError(f'position={self.position!r}: attention={self.attention!r} has its own order; '
+                            f"choose {' or '.join(allowed)}")
+        for name, (axis, user) in MEANT_FOR.items():
+            value, default = getattr(self, name), type(self).__dataclass_fields__[name].default
+            if value != default and getattr(self, axis) not in user:
+                raise UserError(f"{name}={value!r}: only {axis}={' or '.join(map(repr, user))} has it; "
+                                f'choose {default!r}')
         for name in ('vocab_size', 'block_size', 'n_layer', 'n_head', 'n_embd', 'n_inner', 'n_segment',
-                     'n_label'):
+                     'n_label', 'key_size', 'clip_distance'):
             if getattr(self, name) < 1:
                 raise UserError(f'{name}={getattr(self, name)}: must be at least 1')
         for name in ('dropout', 'attention_dropout'):
@@ -54,10 +83,12 @@ class EncoderConfig:
                 raise UserError(f'{name}={getattr(self, name)}: must lie in [0, 1); 0.1 is usual')
         if self.n_embd % self.n_head:
             raise UserError(f'n_embd={self.n_embd}: must be a multiple of n_head={self.n_head}')
-        if self.position == 'rope' and self.head_size % 2:
-            raise UserError(f"position='rope': n_embd / n_head = {self.head_size} must be even")
-        if self.pair_rank and self.attention != 'pairwise':
-            raise UserError(f"pair_rank={self.pair_rank}: only attention='pairwise' has a rank; choose 0")
+        if self.position == 'rope' and self.query_size % 2:
+            raise UserError(f"position='rope': the size of a query, {self.query_size}, must be even: "
+                            "n_embd / n_head, or key_size of attention='gau'")
+        if self.attention in SHATTER and (self.n_head % 2 or self.n_head < 4):
+            raise UserError(f'n_head={self.n_head}: attention={self.attention!r} needs an even number of '
+                            'parts, at least 4')
         if not 0 <= self.pair_rank <= self.head_size:
             raise UserError(f'pair_rank={self.pair_rank}: choose 0 (full) or 1 to n_embd / n_head = '
                             f'{self.head_size}')
@@ -65,6 +96,10 @@ class EncoderConfig:
     @property
     def head_size(self):
         return self.n_embd // self.n_head
+
+    @property
+    def query_size(self):
+        return self.key_size if self.attention == 'gau' else self.head_size
 
 
 def choose(key, name, table):
@@ -76,6 +111,18 @@ def choose(key, name, table):
 
 # ---- shared by the operators ----
 
+class Context(NamedTuple):
+    """What a layer knows besides states.
+
+    position  the encoder's scheme; None where queries stand nowhere and no positional term enters (pooling)
+    mask      (B, 1, 1, T) or (B, 1, Q, T) bool, True where a query may look; None: everywhere
+    places    (B, Q) int64, where the queries stand; None: query i at place i
+    """
+    position: nn.Module | None
+    mask: torch.Tensor | None = None
+    places: torch.Tensor | None = None
+
+
 def split_heads(x, n_head):
     """(B, T, D) -> (B, H, T, K)"""
     return x.unflatten(-1, (n_head, -1)).transpose(1, 2)
@@ -86,16 +133,41 @@ def merge_heads(x):
     return x.transpose(1, 2).flatten(2)
 
 
-def attend(q, k, v, position, mask, dropout):
-    """softmax(q k^T / sqrt(K)) v -> (B, T, D)
+def attend(operator, q, k, v, context):
+    """softmax(q k^T / sqrt(K)) v with the terms of the position scheme -> (B, Q, D)
 
-    q, k, v (B, H, T, K); mask None or (B, 1, 1, T) bool, False at padding; dropout of the weights
+    q (B, H, Q, K), k and v (B, H, T, K)
     """
-    q, k = position.rotate(q, k)
-    return merge_heads(F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout))
+    dropout = operator.dropout if operator.training else 0.0
+    if context.position is None:
+        return merge_heads(F.scaled_dot_product_attention(q, k, v, context.mask, dropout))
+    return merge_heads(context.position.attend(operator, q, k, v, context.mask, dropout))
 
 
-# ---- operators: how q, k, v come from x.  forward: x (B, T, D) -> (B, T, D) ----
+def biased_attention(q, k, v, bias, mask, dropout):
+    """softmax(q k^T / sqrt(K) + bias) v.  bias (1|B, H, Q, T) is learned: these kernels give its gradient."""
+    bias = bias.to(q.dtype)
+    if mask is not None:
+        bias = bias.masked_fill(~mask, -math.inf)
+    with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
+        return F.scaled_dot_product_attention(q, k, v, bias, dropout)
+
+
+def masked_softmax(scores, mask):
+    """Softmax over the keys that the mask leaves; a row without any is 0.  For weights that are needed."""
+    if mask is None:
+        return scores.softmax(-1)
+    return scores.masked_fill(~mask, torch.finfo(scores.dtype).min).softmax(-1).masked_fill(~mask, 0)
+
+
+def distances(n_query, n_key, places, device):
+    """j - i of query i and key j, (Q, T), or (B, 1, Q, T) where the queries stand at `places`."""
+    i = torch.arange(n_query, device=device) if places is None else places[:, None]
+    return torch.arange(n_key, device=device) - i.unsqueeze(-1)
+
+
+# ---- operators: queries from x (B, Q, D), keys and values from source (B, T, D) -> (B, Q, D) ----
+# Of those that share weights, `relative` gives K_rel and V_rel of `rpe`: table W, without the biases.
 
 class OriginalAttention(nn.Module):
     """Separate queries, keys and values.  Vaswani et al. 2017; Courtois et al. 2024, eq. 1 and 2
@@ -106,19 +178,22 @@ class OriginalAttention(nn.Module):
     Parameters: 3 (D^2 + D), and D^2 + D for the output.
     """
 
-    def __init__(self, config):
+    def __init__(self, config, layer):
         super().__init__()
-        self.n_head, self.dropout = config.n_head, config.attention_dropout
-        self.query = nn.Linear(config.n_embd, config.n_embd)
-        self.key = nn.Linear(config.n_embd, config.n_embd)
-        self.value = nn.Linear(config.n_embd, config.n_embd)
-        self.out = nn.Linear(config.n_embd, config.n_embd)
+        self.n_head, self.layer, self.dropout = config.n_head, layer, config.attention_dropout
+        self.query = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
+        self.key = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
+        self.value = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
+        self.out = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
 
-    def forward(self, x, position, mask):
+    def forward(self, x, source, context):
         q = split_heads(self.query(x), self.n_head)
-        k = split_heads(self.key(x), self.n_head)
-        v = split_heads(self.value(x), self.n_head)
-        return self.out(attend(q, k, v, position, mask, self.dropout if self.training else 0.0))
+        k = split_heads(self.key(source), self.n_head)
+        v = split_heads(self.value(source), self.n_head)
+        return self.out(attend(self, q, k, v, context))
+
+    def relative(self, table):
+        return F.linear(table, self.key.weight), F.linear(table, self.value.weight)
 
 
 class SymmetricAttention(nn.Module):
@@ -130,17 +205,21 @@ class SymmetricAttention(nn.Module):
     Parameters: 2 (D^2 + D), and D^2 + D for the output.
     """
 
-    def __init__(self, config):
+    def __init__(self, config, layer):
         super().__init__()
-        self.n_head, self.dropout = config.n_head, config.attention_dropout
-        self.query = nn.Linear(config.n_embd, config.n_embd)
-        self.value = nn.Linear(config.n_embd, config.n_embd)
-        self.out = nn.Linear(config.n_embd, config.n_embd)
+        self.n_head, self.layer, self.dropout = config.n_head, layer, config.attention_dropout
+        self.query = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
+        self.value = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
+        self.out = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
 
-    def forward(self, x, position, mask):
+    def forward(self, x, source, context):
         q = split_heads(self.query(x), self.n_head)
-        v = split_heads(self.value(x), self.n_head)
-        return self.out(attend(q, q, v, position, mask, self.dropout if self.training else 0.0))
+        k = q if source is x else split_heads(self.query(source), self.n_head)
+        v = split_heads(self.value(source), self.n_head)
+        return self.out(attend(self, q, k, v, context))
+
+    def relative(self, table):
+        return F.linear(table, self.query.weight), F.linear(table, self.value.weight)
 
 
 class PairwiseAttention(nn.Module):
@@ -154,23 +233,27 @@ class PairwiseAttention(nn.Module):
     Parameters: 2 (D^2 + D) + H K^2, or 2 (D^2 + D) + 2 H K r; and D^2 + D for the output.
     """
 
-    def __init__(self, config):
+    def __init__(self, config, layer):
         super().__init__()
-        self.n_head, self.dropout = config.n_head, config.attention_dropout
-        self.query = nn.Linear(config.n_embd, config.n_embd)
-        self.value = nn.Linear(config.n_embd, config.n_embd)
-        self.out = nn.Linear(config.n_embd, config.n_embd)
+        self.n_head, self.layer, self.dropout = config.n_head, layer, config.attention_dropout
+        self.query = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
+        self.value = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
+        self.out = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
         start, shape = PAIR_INIT[config.pair_init], (config.n_head, config.head_size)
         self.pair = nn.Parameter(start(*shape, config.pair_rank))                       # S, or A
         self.pair_key = nn.Parameter(start(*shape, config.pair_rank)) if config.pair_rank else None     # B
 
-    def forward(self, x, position, mask):
-        k = split_heads(self.query(x), self.n_head)
-        q = k @ self.pair                                       # (B, H, T, K), or (B, H, T, r)
+    def forward(self, x, source, context):
+        q = split_heads(self.query(x), self.n_head)
+        k = q if source is x else split_heads(self.query(source), self.n_head)
+        q = q @ self.pair                                       # (B, H, Q, K), or (B, H, Q, r)
         if self.pair_key is not None:
             q = q @ self.pair_key.mT
-        v = split_heads(self.value(x), self.n_head)
-        return self.out(attend(q, k, v, position, mask, self.dropout if self.training else 0.0))
+        v = split_heads(self.value(source), self.n_head)
+        return self.out(attend(self, q, k, v, context))
+
+    def relative(self, table):
+        return F.linear(table, self.query.weight), F.linear(table, self.value.weight)
 
 
 class SharedAttention(nn.Module):
@@ -182,28 +265,414 @@ class SharedAttention(nn.Module):
     Parameters: D^2 + D + 3 D, and D^2 + D for the output.
     """
 
-    def __init__(self, config):
+    def __init__(self, config, layer):
         super().__init__()
-        self.n_head, self.dropout = config.n_head, config.attention_dropout
-        self.shared = nn.Linear(config.n_embd, config.n_embd)
+        self.n_head, self.layer, self.dropout = config.n_head, layer, config.attention_dropout
+        self.shared = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
         self.query_diag = nn.Parameter(torch.ones(config.n_embd))
         self.key_diag = nn.Parameter(torch.ones(config.n_embd))
         self.value_diag = nn.Parameter(torch.ones(config.n_embd))
-        self.out = nn.Linear(config.n_embd, config.n_embd)
+        self.out = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
 
-    def forward(self, x, position, mask):
+    def forward(self, x, source, context):
         s = self.shared(x)
         q = split_heads(s * self.query_diag.to(s.dtype), self.n_head)   # autocast leaves * alone
+        s = s if source is x else self.shared(source)
         k = split_heads(s * self.key_diag.to(s.dtype), self.n_head)
         v = split_heads(s * self.value_diag.to(s.dtype), self.n_head)
-        return self.out(attend(q, k, v, position, mask, self.dropout if self.training else 0.0))
+        return self.out(attend(self, q, k, v, context))
+
+    def relative(self, table):
+        s = F.linear(table, self.shared.weight)
+        return s * self.key_diag.to(s.dtype), s * self.value_diag.to(s.dtype)
 
 
+# ---- Shatter, step by step: single-headed scores, and values that differ by part of the row ----
+
+class Partition(nn.Module):
+    """Bernstein partition of unity over relative positions.  Tian et al. 2021, section A.1
+
+        B_v(u) = C(d, v) u^v (1 - u)^(d - v),  v = 0..d,  d = H/2 - 1
+        u(x) = ln(e^(beta x) (1 - e^alpha) + e^alpha) / alpha,  x >= 0
+        alpha = -(k + 1)/L d,  beta = -1/d (d/12)^((k + 1)/L)           of layer k = 0..L-1
+        f_v(x) = B_v(u(x)) for x > 0,  f_(H/2 + v)(x) = B_v(u(-x)) for x < 0
+
+    At x = 0, which the paper leaves open, each half gets B_v(0) / 2, so that the H functions sum to 1.
+    N[h, i, j] = f_h(j - i) is kept as `table` (H, 2 block_size - 1), column j - i + block_size - 1.
+    """
+
+    def __init__(self, config, layer):
+        super().__init__()
+        self.n_head, self.progress = config.n_head, (layer + 1) / config.n_layer
+        self.resize(config.block_size)
+
+    def resize(self, block_size):
+        degree = self.n_head // 2 - 1
+        alpha = -self.progress * degree
+        beta = -(degree / 12) ** self.progress / degree
+        x = torch.arange(block_size, dtype=torch.float64)
+        u = ((math.exp(alpha) - (beta * x).exp() * math.expm1(alpha)).log() / alpha).clamp(0, 1)
+        right = torch.stack([math.comb(degree, v) * u ** v * (1 - u) ** (degree - v)
+                             for v in range(degree + 1)])                       # (H / 2, block_size)
+        right[:, 0] /= 2
+        nothing = torch.zeros_like(right[:, 1:])
+        table = torch.cat((torch.cat((nothing, right), 1), torch.cat((right.flip(1), nothing), 1)))
+        self.register_buffer('table', table.float(), persistent=False)
+
+    def forward(self, length, dtype):
+        """N (H, T, T) for queries from last to first, [h, i, j] = f_h(i + j - T + 1): a view of the table."""
+        middle = self.table.size(1) // 2
+        return self.table[:, middle - length + 1:middle + length].to(dtype).unfold(1, length, 1)
+
+
+def backwards(x, context):
+    """x (B, Q, D) from the last query to the first, as Partition wants it; pooling has no order."""
+    return x if context.position is None else x.flip(1)
+
+
+def one_head_scores(q, x):
+    """x W_q x^T / sqrt(D): the keys are the input itself.  q (B, Q, D), x (B, T, D) -> (B, Q, T)"""
+    return q @ x.mT * q.size(-1) ** -0.5
+
+
+def sigmoid_weights(scores, mask):
+    """(a, r): sigmoid of the scores (B, Q, T), 0 at padding, and 1 / |a| of each row (B, Q, 1).
+
+    r multiplies the weighted sum, which is smaller than the weights. A row without real keys has a = 0.
+    """
+    a = scores.sigmoid()
+    if mask is not None:
+        a = a.masked_fill(~mask.squeeze(1), 0)
+    return a, 1 / torch.linalg.vector_norm(a, dim=-1, keepdim=True).clamp_min(torch.finfo(a.dtype).tiny)
+
+
+def weigh_parts(a, partition, v):
+    """(a N) v.  a (B, 1|H, Q, T), partition N (H, Q, T), v (B, H, T, K) -> (B, H, Q, K)"""
+    return (a * partition) @ v
+
+
+def sum_parts(operator, a, v, context):
+    """Weighted sum of each part's values -> (B, Q, D); N = 1 where no positional term enters.
+
+    a (B, 1|H, Q, T); operator.recompute keeps a alone for the backward pass, not a N (B, H, Q, T)
+    """
+    if context.position is None:
+        return merge_heads(a @ v)
+    partition = operator.partition(v.size(2), a.dtype)
+    if operator.recompute and a.requires_grad:
+        return merge_heads(checkpoint(weigh_parts, a, partition, v, use_reentrant=False))
+    return merge_heads(weigh_parts(a, partition, v))
+
+
+class PartMaskAttention(nn.Module):
+    """Heads that see one part of the row each.  Tian et al. 2021, section 3.1, eq. 5
+
+        A_h = softmax(q_h k_h^T / sqrt(K)) * N_h,  y_h = A_h v_h          N of Partition
+
+    Weights are dropped before N multiplies them, in all steps.
+    Parameters: 3 (D^2 + D), and D^2 + D for the output.
+    """
+
+    def __init__(self, config, layer):
+        super().__init__()
+        self.n_head, self.dropout, self.recompute = config.n_head, config.attention_dropout, config.recompute
+        self.query = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
+        self.key = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
+        self.value = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
+        self.out = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
+        self.partition = Partition(config, layer)
+
+    def forward(self, x, source, context):
+        q = split_heads(backwards(self.query(x), context), self.n_head)
+        k = split_heads(self.key(source), self.n_head)
+        v = split_heads(self.value(source), self.n_head)
+        a = masked_softmax(q @ k.mT * q.size(-1) ** -0.5, context.mask)
+        y = sum_parts(self, F.dropout(a, self.dropout, self.training), v, context)
+        return self.out(backwards(y, context))
+
+
+class OneHeadSoftmaxAttention(nn.Module):
+    """One score matrix for all parts.  Tian et al. 2021, section 3.2
+
+        A = softmax(x Wq x^T / sqrt(D)),  y_h = (A * N_h) v_h
+
+    Parameters: 2 (D^2 + D), and D^2 + D for the output.
+    """
+
+    def __init__(self, config, layer):
+        super().__init__()
+        self.n_head, self.dropout, self.recompute = config.n_head, config.attention_dropout, config.recompute
+        self.query = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
+        self.value = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
+        self.out = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
+        self.partition = Partition(config, layer)
+
+    def forward(self, x, source, context):
+        q, v = backwards(self.query(x), context), split_heads(self.value(source), self.n_head)
+        a = masked_softmax(one_head_scores(q, source)[:, None], context.mask)           # (B, 1, Q, T)
+        y = sum_parts(self, F.dropout(a, self.dropout, self.training), v, context)
+        return self.out(backwards(y, context))
+
+
+class OneHeadSigmoidAttention(nn.Module):
+    """Weights that need not compete.  Tian et al. 2021, section 3.2, eq. 6
+
+        a = sigmoid(x Wq x^T / sqrt(D)),  A = a / |a|,  y_h = (A * N_h) v_h       |a| of each row, L2
+
+    Parameters: 2 (D^2 + D), and D^2 + D for the output.
+    """
+
+    def __init__(self, config, layer):
+        super().__init__()
+        self.n_head, self.dropout, self.recompute = config.n_head, config.attention_dropout, config.recompute
+        self.query = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
+        self.value = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
+        self.out = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
+        self.partition = Partition(config, layer)
+
+    def forward(self, x, source, context):
+        q, v = backwards(self.query(x), context), split_heads(self.value(source), self.n_head)
+        a, r = sigmoid_weights(one_head_scores(q, source), context.mask)
+        a = F.dropout(a, self.dropout, self.training)
+        return self.out(backwards(sum_parts(self, a[:, None], v, context) * r, context))
+
+
+class PartBiasAttention(nn.Module):
+    """Scores that know the part of a key, whatever token it is.  Tian et al. 2021, section 3.3
+
+        b_ij = sum_h (q_i R_h) N[h, i, j],  a = sigmoid(q x^T / sqrt(D) + b),  y_h = (a / |a| * N_h) v_h
+
+    Parameters: 2 (D^2 + D) + H D, and D^2 + D for the output.
+    """
+
+    def __init__(self, config, layer):
+        super().__init__()
+        self.n_head, self.dropout, self.recompute = config.n_head, config.attention_dropout, config.recompute
+        self.query = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
+        self.value = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
+        self.out = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
+        self.part = nn.Parameter(0.02 * torch.randn(config.n_head, config.n_embd))      # R
+        self.partition = Partition(config, layer)
+
+    def forward(self, x, source, context):
+        q, v = backwards(self.query(x), context), split_heads(self.value(source), self.n_head)
+        scores = one_head_scores(q, source) + part_scores(self, q, context)
+        a, r = sigmoid_weights(scores, context.mask)
+        a = F.dropout(a, self.dropout, self.training)
+        return self.out(backwards(sum_parts(self, a[:, None], v, context) * r, context))
+
+
+def part_scores(operator, q, context):
+    """b_ij = sum_h (q_i R_h) N[h, i, j] -> (B, Q, T); 0 where no positional term enters."""
+    if context.position is None:
+        return 0.0
+    q = F.linear(q, operator.part)                                                      # (B, Q, H)
+    return torch.einsum('bih,hij->bij', q, operator.partition(q.size(1), q.dtype))
+
+
+class ShatterAttention(nn.Module):
+    """The whole of Shatter: parts add to the values as well.  Tian et al. 2021, section 3.3
+
+        A = a / |a| of `part_bias`,  A_part[i, h] = sum_j A_ij N[h, i, j]
+        y = concat_h((A * N_h) v_h) + A_part (R Wv)                 R Wv (H, D) without the bias of Wv
+
+    Parameters: 2 (D^2 + D) + H D, and D^2 + D for the output.
+    """
+
+    def __init__(self, config, layer):
+        super().__init__()
+        self.n_head, self.dropout, self.recompute = config.n_head, config.attention_dropout, config.recompute
+        self.query = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
+        self.value = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
+        self.out = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
+        self.part = nn.Parameter(0.02 * torch.randn(config.n_head, config.n_embd))      # R
+        self.partition = Partition(config, layer)
+
+    def forward(self, x, source, context):
+        q, v = backwards(self.query(x), context), split_heads(self.value(source), self.n_head)
+        scores = one_head_scores(q, source) + part_scores(self, q, context)
+        a, r = sigmoid_weights(scores, context.mask)
+        a = F.dropout(a, self.dropout, self.training)
+        y = sum_parts(self, a[:, None], v, context)
+        if context.position is not None:
+            shares = torch.einsum('bij,hij->bih', a, self.partition(a.size(1), a.dtype))    # |a| A_part
+            y = y + shares @ F.linear(self.part, self.value.weight)
+        return self.out(backwards(y * r, context))
+
+
+# ---- GAU: one layer in place of attention and MLP ----
+
+class GatedAttention(nn.Module):
+    """Gated attention unit.  Hua et al. 2022; Liu 2022, section 4.1
+
+        u = silu(x Wu), v = silu(x Wv) (B, T, 2D),  z = silu(x Wz) (B, T, s)
+        q = z g_q + b_q,  k = z g_k + b_k,  both turned by `rope`;  b with `bias` alone; no other biases
+        y = (u * A v) Wo,  A = normaliser(q k^T) (B, T, T)          a row of NORMALISER
+
+    One head of key_size s; n_head and n_inner play no part.
+    Parameters: 6 D^2 + D s + 2 s, and 2 s for the biases.
+    """
+
+    def __init__(self, config, layer):
+        super().__init__()
+        inner, size = 2 * config.n_embd, config.key_size
+        self.dropout = config.attention_dropout
+        self.normaliser = NORMALISER[config.normaliser]
+        self.scale = RELU_SCALE[config.relu_scale]
+        self.gate = nn.Linear(config.n_embd, inner, bias=False)
+        self.value = nn.Linear(config.n_embd, inner, bias=False)
+        self.shared = nn.Linear(config.n_embd, size, bias=False)
+        self.out = nn.Linear(inner, config.n_embd, bias=False)
+        self.query_diag, self.key_diag = (nn.Parameter(torch.ones(size)) for _ in range(2))
+        self.query_bias, self.key_bias = (nn.Parameter(torch.zeros(size)) if config.bias else None
+                                          for _ in range(2))
+
+    def forward(self, x, source, context):
+        u, v, z = F.silu(self.gate(x)), F.silu(self.value(source)), F.silu(self.shared(x))
+        q = affine(z, self.query_diag, self.query_bias)
+        k = affine(z if source is x else F.silu(self.shared(source)), self.key_diag, self.key_bias)
+        if context.position is not None:
+            q, k = context.position.rotate(q, k)
+        mask = None if context.mask is None else context.mask.squeeze(1)                # (B, 1, T)
+        if mask is None:
+            n = torch.tensor(float(k.size(1)), device=k.device)
+        else:
+            n = mask.sum(-1, keepdim=True).clamp(min=1).float()                         # (B, 1, 1)
+        a = self.normaliser(q @ k.mT, mask, n, q.size(-1), self.scale).to(v.dtype)
+        return self.out(u * (F.dropout(a, self.dropout, self.training) @ v))
+
+
+def affine(z, diag, bias):
+    z = z * diag.to(z.dtype)
+    return z if bias is None else z + bias.to(z.dtype)
+
+
+# normalisers of GAU: q k^T (B, Q, T), mask None or (B, 1, T), n real tokens of a row, s, scale -> A (B, Q, T)
+
+def softmax(scores, mask, n, size, scale):
+    """softmax(q k^T / sqrt(s))"""
+    return masked_softmax(scores * size ** -0.5, mask)
+
+
+def softmax_plus(scores, mask, n, size, scale):
+    """softmax(log_512(n) q k^T / sqrt(s)): its entropy depends less on n.  Su 2021; Liu 2022, section 3.3"""
+    return masked_softmax(scores * (n.log() / math.log(512) * size ** -0.5).to(scores.dtype), mask)
+
+
+def squared_relu(scores, mask, n, size, scale):
+    """relu(q k^T)^2 / scale; the square root goes inside, which keeps float16 in range."""
+    a = (scores.relu() * scale(n, size).rsqrt().to(scores.dtype)).square()
+    return a if mask is None else a.masked_fill(~mask, 0)
+
+
+def scaled_squared_relu(scores, mask, n, size, scale):
+    """relu(q k^T)^2 / sum_j relu(q k^T)^2: rows sum to 1, a row of zeros stays 0.  Liu 2022, section 3.3"""
+    a = (scores.relu() * size ** -0.5).square()
+    a = a if mask is None else a.masked_fill(~mask, 0)
+    return a / a.sum(-1, keepdim=True).clamp_min(torch.finfo(a.dtype).tiny)
+
+
+NORMALISER = {
+    'softmax': softmax,
+    'softmax_plus': softmax_plus,
+    'squared_relu': squared_relu,
+    'scaled_squared_relu': scaled_squared_relu,
+}
+RELU_SCALE = {                      # Liu 2022, table 1; n2 is Hua et al.
+    'n2': lambda n, s: n * n,
+    'n': lambda n, s: n,
+    'ns': lambda n, s: n * s,
+    's2': lambda n, s: torch.full_like(n, s * s),
+}
+
+
+# ---- XLNet ----
+
+class Sinusoid(nn.Module):
+    """Vectors of distances d = i - j: sin(d w_m), then cos(d w_m), w_m = 10000^(-2m/D).  Vaswani et al."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.size = config.n_embd
+        self.resize(config.block_size)
+
+    def resize(self, block_size):
+        rate = 10000.0 ** (-torch.arange(0, self.size, 2, dtype=torch.float64) / self.size)
+        angle = torch.arange(block_size - 1, -block_size, -1, dtype=torch.float64).outer(rate)
+        table = torch.cat((angle.sin(), angle.cos()), 1)[:, :self.size]
+        self.register_buffer('table', table.float(), persistent=False)      # (2 block_size - 1, D)
+
+    def forward(self, length):
+        """(2T - 1, D), row j - i + T - 1"""
+        middle = self.table.size(0) // 2
+        return self.table[middle - length + 1:middle + length]
+
+
+class XLNetAttention(nn.Module):
+    """Relative attention with two global biases.  Yang et al. 2019, after Dai et al. 2019, section 3.3
+
+        score_ij = ((q_i + u) k_j + (q_i + v) r_(i-j)) / sqrt(K),  r_d = sinusoid(d) Wr
+        y = softmax(score) v_j                          u, v (H, K); no biases in the projections
+
+    Parameters: 4 D^2 + 2 D, and D^2 for the output.
+    """
+
+    def __init__(self, config, layer):
+        super().__init__()
+        self.n_head, self.dropout = config.n_head, config.attention_dropout
+        self.query = nn.Linear(config.n_embd, config.n_embd, bias=False)
+        self.key = nn.Linear(config.n_embd, config.n_embd, bias=False)
+        self.value = nn.Linear(config.n_embd, config.n_embd, bias=False)
+        self.distance = nn.Linear(config.n_embd, config.n_embd, bias=False)             # Wr
+        self.out = nn.Linear(config.n_embd, config.n_embd, bias=False)
+        self.content_bias, self.distance_bias = (
+            nn.Parameter(0.02 * torch.randn(config.n_head, 1, config.head_size)) for _ in range(2))     # u, v
+        self.sinusoid = Sinusoid(config)
+
+    def forward(self, x, source, context):
+        q = split_heads(self.query(x), self.n_head)
+        k = split_heads(self.key(source), self.n_head)
+        v = split_heads(self.value(source), self.n_head)
+        content = q + self.content_bias.to(q.dtype)
+        if context.position is None:
+            return self.out(attend(self, content, k, v, context))
+        T = k.size(2)
+        r = split_heads(self.distance(self.sinusoid(T))[None], self.n_head)             # (1, H, 2T - 1, K)
+        scores = (q + self.distance_bias.to(q.dtype)) @ r.mT * q.size(-1) ** -0.5
+        row = distances(q.size(2), T, context.places, x.device) + T - 1
+        bias = scores.gather(-1, row.expand(*scores.shape[:3], T))
+        dropout = self.dropout if self.training else 0.0
+        return self.out(merge_heads(biased_attention(content, k, v, bias, context.mask, dropout)))
+
+
+SHATTER = {                         # in the order of the paper's ablation
+    'part_mask': PartMaskAttention,
+    'one_head_softmax': OneHeadSoftmaxAttention,
+    'one_head_sigmoid': OneHeadSigmoidAttention,
+    'part_bias': PartBiasAttention,
+    'shatter': ShatterAttention,
+}
 ATTENTION = {
     'original': OriginalAttention,
     'symmetric': SymmetricAttention,
     'pairwise': PairwiseAttention,
     'shared': SharedAttention,
+    **SHATTER,
+    'gau': GatedAttention,
+    'xlnet': XLNetAttention,
+}
+OWN_ORDER = {                       # operator -> the positions it goes with; every other goes with all
+    **dict.fromkeys(SHATTER, ('none',)),
+    'gau': ('rope', 'absolute', 'none'),
+    'xlnet': ('none',),
+}
+MEANT_FOR = {                       # knob -> (axis, the rows of it that read the knob)
+    'pair_rank': ('attention', ('pairwise',)),
+    'normaliser': ('attention', ('gau',)),
+    'key_size': ('attention', ('gau',)),
+    'relu_scale': ('normaliser', ('squared_relu',)),
+    'recompute': ('attention', tuple(SHATTER)),
+    'clip_distance': ('position', ('rpe',)),
 }
 
 
@@ -230,7 +699,7 @@ def fan_in(n_head, size, rank):
 PAIR_INIT = {'identity': near_identity, 'fan_in': fan_in, 'normal': normal}
 
 
-# ---- order: how positions enter.  embed: x (B, T, D) before the first norm; rotate: q, k (B, H, T, K) ----
+# ---- order: how positions enter.  embed: x (B, T, D) before the first norm; attend: see the function ----
 
 class NoPosition(nn.Module):
     """No order: the encoder sees a set of tokens.  Tian et al. 2021, "No_Position".  Parameters: 0."""
@@ -244,6 +713,9 @@ class NoPosition(nn.Module):
     def rotate(self, q, k):
         return q, k
 
+    def attend(self, operator, q, k, v, mask, dropout):
+        return F.scaled_dot_product_attention(*self.rotate(q, k), v, mask, dropout)
+
 
 class AbsolutePosition(NoPosition):
     """Learned vectors added to the embeddings.  Devlin et al. 2018.  Parameters: block_size D."""
@@ -251,6 +723,13 @@ class AbsolutePosition(NoPosition):
     def __init__(self, config):
         super().__init__(config)
         self.table = nn.Embedding(config.block_size, config.n_embd)
+
+    def resize(self, block_size):
+        """Longer: freshly initialised rows; shorter: the first rows."""
+        old = self.table.weight.data
+        fresh = torch.empty(block_size, old.size(1), dtype=old.dtype, device=old.device).normal_(std=0.02)
+        fresh[:len(old)] = old[:block_size]
+        self.table = nn.Embedding.from_pretrained(fresh, freeze=False)
 
     def embed(self, x):
         return x + self.table.weight[:x.size(1)]
@@ -266,8 +745,12 @@ class RotaryPosition(NoPosition):
 
     def __init__(self, config):
         super().__init__(config)
-        rate = 10000.0 ** (-torch.arange(0, config.head_size, 2, dtype=torch.float64) / config.head_size)
-        angle = torch.arange(config.block_size, dtype=torch.float64).outer(rate)         # (block_size, K / 2)
+        self.size = config.query_size
+        self.resize(config.block_size)
+
+    def resize(self, block_size):
+        rate = 10000.0 ** (-torch.arange(0, self.size, 2, dtype=torch.float64) / self.size)
+        angle = torch.arange(block_size, dtype=torch.float64).outer(rate)               # (block_size, K / 2)
         self.register_buffer('cos', angle.cos().float(), persistent=False)
         self.register_buffer('sin', angle.sin().float(), persistent=False)
 
@@ -281,30 +764,117 @@ class RotaryPosition(NoPosition):
         return turned.flatten(-2).to(x.dtype)
 
 
+class RelativePosition(NoPosition):
+    """Learned vectors of distances, for keys and for values.  Shaw et al. 2018, as in Tian et al. 2021, 2
+
+        K_rel = R Wk, V_rel = R Wv through the operator's own matrices, without their biases; R (2c - 1, D)
+        d = j - i, clipped to +-(c - 1)
+        score_ij = q_i (k_j + K_rel[d]) / sqrt(K),  y_i = sum_j A_ij (v_j + V_rel[d])
+
+    The weights A are needed themselves, so there is no fused kernel. Parameters: L (2c - 1) D.
+    """
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.clip = config.clip_distance
+        shape = config.n_layer, 2 * self.clip - 1, config.n_embd
+        self.table = nn.Parameter(0.02 * torch.randn(shape))                            # R of each layer
+
+    def attend(self, operator, q, k, v, mask, dropout):
+        T = k.size(-2)
+        far = min(T, self.clip) - 1                                                     # largest distance
+        table = self.table[operator.layer, self.clip - 1 - far:self.clip + far]
+        k_rel, v_rel = (split_heads(x[None], operator.n_head) for x in operator.relative(table))
+        row = distances(T, T, None, q.device).clamp(-far, far) + far
+        row = row.expand(*q.shape[:2], T, T)
+        scores = (q @ k.mT + (q @ k_rel.mT).gather(-1, row)) * q.size(-1) ** -0.5
+        weight = F.dropout(masked_softmax(scores, mask), dropout)
+        by_distance = weight.new_zeros(*q.shape[:3], 2 * far + 1).scatter_add(-1, row, weight)
+        return weight @ v + by_distance @ v_rel
+
+
+class BiasPosition(AbsolutePosition):
+    """A learned bias for each bucket of distances, the same in all layers.  Raffel et al. 2019; BERT-RAB
+
+        score_ij = q_i k_j / sqrt(K) + W[bucket(j - i)],  W (32, H);  position vectors are kept as well
+
+    The sign halves the 32 buckets; of a half, 8 hold the distances 0 to 7 and 8 grow as logarithms up to 128.
+    Parameters: 32 H + block_size D.
+    """
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.bucket_bias = nn.Embedding(32, config.n_head)
+        self.register_buffer('bucket', self.buckets(config.block_size), persistent=False)
+
+    @staticmethod
+    def buckets(block_size):
+        """(2 block_size - 1,) bucket of the distances j - i from 1 - block_size on"""
+        distance = torch.arange(1 - block_size, block_size)
+        size = distance.abs()
+        large = 8 + ((size.clamp(min=8).float() / 8).log() / math.log(128 / 8) * 8).long().clamp(max=7)
+        return torch.where(size < 8, size, large) + 16 * (distance > 0)
+
+    def resize(self, block_size):
+        super().resize(block_size)
+        self.bucket = self.buckets(block_size).to(self.bucket.device)
+
+    def attend(self, operator, q, k, v, mask, dropout):
+        T, middle = k.size(-2), len(self.bucket) // 2
+        bias = self.bucket_bias(self.bucket[middle - T + 1:middle + T]).mT              # (H, 2T - 1)
+        bias = bias.unfold(1, T, 1).flip(1)[None]                                       # (1, H, T, T)
+        return biased_attention(q, k, v, bias, mask, dropout)
+
+
 POSITION = {
     'absolute': AbsolutePosition,
     'none': NoPosition,
     'rope': RotaryPosition,
+    'rpe': RelativePosition,
+    'rab': BiasPosition,
 }
 
 
 # ---- the encoder ----
 
-class Block(nn.Module):
-    """Post-LN block.  Devlin et al. 2018: x = LayerNorm(x + dropout(f(x))), f attention, then the MLP."""
+NORM = {                            # rms: x / sqrt(mean(x^2) + eps) without weights.  Liu 2022, section 4.1
+    'layer': lambda config: nn.LayerNorm(config.n_embd, eps=1e-12, bias=config.bias),
+    'rms': lambda config: nn.RMSNorm(config.n_embd, eps=1e-12, elementwise_affine=False),
+}
 
-    def __init__(self, config):
+
+class Block(nn.Module):
+    """Post-LN block.  Devlin et al. 2018: x = norm(x + dropout(f(x))), f attention, then the MLP."""
+
+    def __init__(self, config, layer):
         super().__init__()
-        self.attention = ATTENTION[config.attention](config)
-        self.attention_norm = nn.LayerNorm(config.n_embd, eps=1e-12)
-        self.expand = nn.Linear(config.n_embd, config.n_inner)
-        self.contract = nn.Linear(config.n_inner, config.n_embd)
-        self.mlp_norm = nn.LayerNorm(config.n_embd, eps=1e-12)
+        self.attention = ATTENTION[config.attention](config, layer)
+        self.attention_norm = NORM[config.norm](config)
+        self.expand = nn.Linear(config.n_embd, config.n_inner, bias=config.bias)
+        self.contract = nn.Linear(config.n_inner, config.n_embd, bias=config.bias)
+        self.mlp_norm = NORM[config.norm](config)
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, x, position, mask):
-        x = self.attention_norm(x + self.dropout(self.attention(x, position, mask)))
+    def forward(self, x, source, context):
+        """x (B, Q, D) with keys and values from source (B, T, D), which is x itself unless x pools."""
+        x = self.attention_norm(x + self.dropout(self.attention(x, source, context)))
         return self.mlp_norm(x + self.dropout(self.contract(F.gelu(self.expand(x)))))
+
+
+class GatedBlock(nn.Module):
+    """A GAU layer, which needs no MLP: x = norm(x + dropout(y)).  Two of them are one Block."""
+
+    def __init__(self, config, layer):
+        super().__init__()
+        self.attention = ATTENTION[config.attention](config, layer)
+        self.norm = NORM[config.norm](config)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x, source, context):
+        return self.norm(x + self.dropout(self.attention(x, source, context)))
+
+
+BLOCK = {'gau': GatedBlock}         # operator -> its block; every other has Block
 
 
 class Encoder(nn.Module):
@@ -312,13 +882,14 @@ class Encoder(nn.Module):
 
     def __init__(self, config):
         super().__init__()
-        self.config = config
+        self.config = replace(config)                   # its own: extend changes it
         self.token = nn.Embedding(config.vocab_size, config.n_embd)
         self.segment = nn.Embedding(config.n_segment, config.n_embd)
         self.position = POSITION[config.position](config)
-        self.norm = nn.LayerNorm(config.n_embd, eps=1e-12)
+        self.norm = NORM[config.norm](config)
         self.dropout = nn.Dropout(config.dropout)
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layer))
+        block = BLOCK.get(config.attention, Block)
+        self.blocks = nn.ModuleList(block(config, layer) for layer in range(config.n_layer))
         self.apply(init_weights)
 
     def forward(self, ids, segments=None, keep=None):
@@ -328,37 +899,86 @@ class Encoder(nn.Module):
         segments  (B, T) int64 below n_segment; None: all 0
         keep      (B, T) bool or 0 and 1, true at real tokens; None: no padding
         """
+        return self.states(ids, segments, keep)[-1]
+
+    def states(self, ids, segments=None, keep=None):
+        """Hidden states of the embeddings and of each block: L + 1 tensors (B, T, D)."""
+        context, states = Context(self.position, key_mask(keep)), [self.embed(ids, segments)]
+        for block in self.blocks:
+            states.append(block(states[-1], states[-1], context))
+        return states
+
+    def embed(self, ids, segments=None):
+        """What the first block reads, (B, T, D)."""
         if ids.size(1) > self.config.block_size:
             raise ValueError(f'{ids.size(1)} tokens in a row, but block_size={self.config.block_size}')
         x = self.token(ids) + (self.segment.weight[0] if segments is None else self.segment(segments))
-        x = self.dropout(self.norm(self.position.embed(x)))
-        mask = None if keep is None else keep.bool()[:, None, None, :]      # (B, 1, 1, T)
-        for block in self.blocks:
-            x = block(x, self.position, mask)
-        return x
+        return self.dropout(self.norm(self.position.embed(x)))
+
+    def extend(self, block_size):
+        """Read rows of up to block_size tokens from now on, more or fewer.  Tian et al. 2021, "ext."
+
+        `absolute` and `rab` get freshly initialised rows for new positions, `rpe` uses its outermost rows for
+        new distances, and the others compute what they need. Make the optimizer afterwards.
+        """
+        self.config.block_size = replace(self.config, block_size=block_size).block_size     # checked
+        for module in self.modules():
+            if hasattr(module, 'resize'):
+                device = next(self.parameters()).device
+                module.resize(block_size)
+                module.to(device)
+
+
+def key_mask(keep):
+    """(B, T) of Encoder.forward -> None or (B, 1, 1, T) bool"""
+    return None if keep is None else keep.bool()[:, None, None, :]
 
 
 def init_weights(module):
-    """N(0, 0.02) for Linear and Embedding weights, biases 0; LayerNorm keeps 1 and 0.  Devlin et al. 2018."""
+    """N(0, 0.02) for Linear and Embedding weights, biases 0; norms keep 1 and 0.  Devlin et al. 2018."""
     if isinstance(module, (nn.Linear, nn.Embedding)):
         nn.init.normal_(module.weight, std=0.02)
-    if isinstance(module, nn.Linear):
+    if isinstance(module, nn.Linear) and module.bias is not None:
         nn.init.zeros_(module.bias)
 
 
-# ---- heads ----
+# ---- language-model heads: states x (B, k, D) and the tied token table (V, D) -> logits (B, k, V) ----
 
-class MaskedLM(nn.Module):
-    """Encoder and BERT's masked-LM head: Linear(D, D), GELU, LayerNorm, tied decoder, bias (V,)."""
+class BertHead(nn.Module):
+    """Linear(D, D), GELU, norm, tied decoder, bias (V,).  Devlin et al. 2018"""
 
     def __init__(self, config):
         super().__init__()
-        self.config = config
-        self.encoder = Encoder(config)
-        self.transform = nn.Linear(config.n_embd, config.n_embd)
-        self.norm = nn.LayerNorm(config.n_embd, eps=1e-12)
-        self.bias = nn.Parameter(torch.zeros(config.vocab_size))
+        self.transform = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
+        self.norm = NORM[config.norm](config)
+        self.bias = nn.Parameter(torch.zeros(config.vocab_size)) if config.bias else None
         init_weights(self.transform)
+
+    def forward(self, x, table):
+        return F.linear(self.norm(F.gelu(self.transform(x))), table, self.bias)
+
+
+class DecoderHead(nn.Module):
+    """The tied decoder alone.  Liu 2022 (GAU and RoFormerV2)"""
+
+    def __init__(self, config):
+        super().__init__()
+
+    def forward(self, x, table):
+        return F.linear(x, table)
+
+
+LM_HEAD = {'bert': BertHead, 'decoder': DecoderHead}
+
+
+class MaskedLM(nn.Module):
+    """Encoder and a row of LM_HEAD.  Devlin et al. 2018"""
+
+    def __init__(self, config):
+        super().__init__()
+        self.encoder = Encoder(config)
+        self.config = self.encoder.config
+        self.head = LM_HEAD[config.lm_head](config)
 
     def forward(self, ids, positions=None, targets=None, segments=None, keep=None):
         """Logits (B, T, V), or (B, k, V) at `positions`; with `targets` the losses (B, k), float32, nats.
@@ -369,11 +989,8 @@ class MaskedLM(nn.Module):
         x = self.encoder(ids, segments, keep)
         if positions is not None:
             x = x.gather(1, positions.unsqueeze(-1).expand(-1, -1, x.size(-1)))      # (B, k, D)
-        x = self.norm(F.gelu(self.transform(x)))
-        logits = F.linear(x, self.encoder.token.weight, self.bias)
-        if targets is None:
-            return logits
-        return token_losses(logits, targets)
+        logits = self.head(x, self.encoder.token.weight)
+        return logits if targets is None else token_losses(logits, targets)
 
     @classmethod
     def from_pretrained(cls, name):
@@ -399,9 +1016,11 @@ class MaskedLM(nn.Module):
     def save_pretrained(self, folder):
         """Write a folder that transformers.BertForMaskedLM loads.  Raises UserError where BERT differs."""
         c = self.config
-        if (c.attention, c.position) != ('original', 'absolute'):
-            raise UserError(f"attention='{c.attention}', position='{c.position}': transformers' BERT has no "
-                            "such layer; only attention='original' with position='absolute' can be written")
+        for name, wanted in BERT_AXES.items():
+            if getattr(c, name) != wanted:
+                raise UserError(f"{name}={getattr(c, name)!r}: transformers' BERT has no such layer; only "
+                                f"{', '.join(f'{key}={value!r}' for key, value in BERT_AXES.items())} can be "
+                                'written')
         bert = transformers().BertConfig(
             vocab_size=c.vocab_size, max_position_embeddings=c.block_size, num_hidden_layers=c.n_layer,
             num_attention_heads=c.n_head, hidden_size=c.n_embd, intermediate_size=c.n_inner,
@@ -411,7 +1030,7 @@ class MaskedLM(nn.Module):
         weights = self.state_dict()
         copied = {theirs: weights[ours] for ours, theirs in hugging_face_names(self).items()}
         tied = {'cls.predictions.decoder.weight': weights['encoder.token.weight'],
-                'cls.predictions.decoder.bias': weights['bias']}
+                'cls.predictions.decoder.bias': weights['head.bias']}
         target.load_state_dict({**copied, **tied})
         target.save_pretrained(folder)
 
@@ -422,27 +1041,101 @@ def token_losses(logits, targets):
     return losses.view_as(targets)
 
 
-def pool(hidden, pooler):
-    """BERT's pooler: tanh of a Linear of the state of [CLS].  hidden (B, T, D) -> (B, D)"""
-    return pooler(hidden[:, 0]).tanh()
+class PermutationLM(nn.Module):
+    """XLNet's objective: each token from those before it in a drawn order.  Yang et al. 2019, section 2.3
 
+        content h_i sees j where order_j <= order_i;  query g_i sees j where order_j < order_i
+        g starts from one learned vector: by the relative scores it knows its place, but not its token
 
-class SequenceClassifier(nn.Module):
-    """[CLS] state, Linear(D, D), tanh, dropout, Linear(D, n_label).  Devlin et al. 2018, section 4.1"""
+    Both streams pass each block as one batch of T + k queries with the keys and values of h. Fine-tuning
+    takes the encoder, the content stream. Parameters: those of MaskedLM and D.
+    """
 
     def __init__(self, config):
         super().__init__()
-        self.config = config
+        if config.attention != 'xlnet':
+            raise UserError(f"attention={config.attention!r}: only attention='xlnet' has the second stream "
+                            'of the permutation objective')
         self.encoder = Encoder(config)
-        self.pooler = nn.Linear(config.n_embd, config.n_embd)
+        self.config = self.encoder.config
+        self.head = LM_HEAD[config.lm_head](config)
+        self.start = nn.Parameter(0.02 * torch.randn(config.n_embd))
+
+    def forward(self, ids, positions, targets=None, segments=None, keep=None, order=None):
+        """Logits (B, k, V), or with `targets` the losses (B, k), float32, nats.
+
+        positions, targets  (B, k) int64
+        order               (B, T) int64, place of each token in the factorisation; equal ones see each other;
+                            None: all others first, then `positions` at once, each from the others alone
+        """
+        if order is None:
+            order = torch.zeros_like(ids).scatter(1, positions, 1)
+        content, places = self.encoder.embed(ids, segments), torch.arange(ids.size(1), device=ids.device)
+        start = self.encoder.dropout(self.start.to(content.dtype).expand(*positions.shape, -1))
+        both = torch.cat((content, start), 1)                                           # (B, T + k, D)
+        limit = torch.cat((order, order.gather(1, positions) - 1), 1)
+        mask = (order[:, None] <= limit[:, :, None])[:, None]                           # (B, 1, T + k, T)
+        mask = mask if keep is None else mask & key_mask(keep)
+        context = Context(self.encoder.position, mask, torch.cat((places.expand_as(ids), positions), 1))
+        for block in self.encoder.blocks:
+            both = block(both, both[:, :ids.size(1)], context)
+        logits = self.head(both[:, ids.size(1):], self.encoder.token.weight)
+        return logits if targets is None else token_losses(logits, targets)
+
+
+# ---- heads of fine-tuning ----
+
+class ClsPooling(nn.Module):
+    """BERT's pooler: tanh(Linear(D, D)) of the last state of [CLS].  Devlin et al. 2018"""
+
+    def __init__(self, config):
+        super().__init__()
+        self.dense = nn.Linear(config.n_embd, config.n_embd)
+        init_weights(self.dense)
+
+    def forward(self, encoder, states, keep):
+        return self.dense(states[-1][:, 0]).tanh()
+
+
+class LayerwisePooling(nn.Module):
+    """A learned vector that reads each layer's input on its way up.  Tian et al. 2021, section 3.4
+
+        y_(k+1) = block_k(y_k),  queries from y_k, keys and values from the recorded states X^k
+
+    No positional term enters. Parameters: D.
+    """
+
+    def __init__(self, config):
+        super().__init__()
+        self.start = nn.Parameter(0.02 * torch.randn(config.n_embd))                    # y_0
+
+    def forward(self, encoder, states, keep):
+        context = Context(None, key_mask(keep))
+        y = self.start.to(states[0].dtype).expand(len(states[0]), 1, -1)
+        for block, source in zip(encoder.blocks, states[:-1], strict=True):
+            y = block(y, source, context)
+        return y[:, 0]
+
+
+POOLING = {'cls': ClsPooling, 'layerwise': LayerwisePooling}       # (encoder, L + 1 states, keep) -> (B, D)
+
+
+class SequenceClassifier(nn.Module):
+    """A row of POOLING, dropout, Linear(D, n_label).  Devlin et al. 2018, section 4.1"""
+
+    def __init__(self, config):
+        super().__init__()
+        self.encoder = Encoder(config)
+        self.config = self.encoder.config
+        self.pooler = POOLING[config.pooling](config)
         self.dropout = nn.Dropout(config.dropout)
         self.classifier = nn.Linear(config.n_embd, config.n_label)
-        init_weights(self.pooler)
         init_weights(self.classifier)
 
     def forward(self, ids, segments=None, keep=None):
         """Logits (B, n_label); arguments as Encoder.forward."""
-        return self.classifier(self.dropout(pool(self.encoder(ids, segments, keep), self.pooler)))
+        pooled = self.pooler(self.encoder, self.encoder.states(ids, segments, keep), keep)
+        return self.classifier(self.dropout(pooled))
 
 
 class SpanClassifier(nn.Module):
@@ -450,8 +1143,8 @@ class SpanClassifier(nn.Module):
 
     def __init__(self, config):
         super().__init__()
-        self.config = config
         self.encoder = Encoder(config)
+        self.config = self.encoder.config
         self.classifier = nn.Linear(config.n_embd, 2)
         init_weights(self.classifier)
 
@@ -461,22 +1154,21 @@ class SpanClassifier(nn.Module):
 
 
 class MultipleChoice(nn.Module):
-    """One of C texts: BERT's pooler, dropout and Linear(D, 1) on each.  Devlin et al. 2018, section 4.4"""
+    """One of C texts: a SequenceClassifier with one label on each.  Devlin et al. 2018, section 4.4"""
 
     def __init__(self, config):
         super().__init__()
-        self.config = config
         self.encoder = Encoder(config)
-        self.pooler = nn.Linear(config.n_embd, config.n_embd)
+        self.config = self.encoder.config
+        self.pooler = POOLING[config.pooling](config)
         self.dropout = nn.Dropout(config.dropout)
         self.classifier = nn.Linear(config.n_embd, 1)
-        init_weights(self.pooler)
         init_weights(self.classifier)
 
     def forward(self, ids, segments=None, keep=None):
         """Logits (B, C); ids, segments, keep (B, C, T), else as Encoder.forward."""
         rows = [None if x is None else x.flatten(0, 1) for x in (ids, segments, keep)]
-        pooled = self.dropout(pool(self.encoder(*rows), self.pooler))
+        pooled = self.dropout(self.pooler(self.encoder, self.encoder.states(*rows), rows[2]))
         return self.classifier(pooled).view(ids.shape[:2])
 
 
@@ -485,6 +1177,9 @@ class MultipleChoice(nn.Module):
 BERT_CONFIG = {                     # what a config.json must hold where it holds the key
     'model_type': 'bert', 'hidden_act': 'gelu', 'layer_norm_eps': 1e-12, 'tie_word_embeddings': True,
     'is_decoder': False, 'position_embedding_type': 'absolute',
+}
+BERT_AXES = {                       # of EncoderConfig
+    'attention': 'original', 'position': 'absolute', 'norm': 'layer', 'lm_head': 'bert', 'bias': True,
 }
 BERT_LAYER = {                      # module of a Block -> module of transformers' BertLayer
     'attention.query': 'attention.self.query',
@@ -502,11 +1197,11 @@ BERT_MODEL = {                      # tensors outside the blocks
     'encoder.position.table.weight': 'bert.embeddings.position_embeddings.weight',
     'encoder.norm.weight': 'bert.embeddings.LayerNorm.weight',
     'encoder.norm.bias': 'bert.embeddings.LayerNorm.bias',
-    'transform.weight': 'cls.predictions.transform.dense.weight',
-    'transform.bias': 'cls.predictions.transform.dense.bias',
-    'norm.weight': 'cls.predictions.transform.LayerNorm.weight',
-    'norm.bias': 'cls.predictions.transform.LayerNorm.bias',
-    'bias': 'cls.predictions.bias',
+    'head.transform.weight': 'cls.predictions.transform.dense.weight',
+    'head.transform.bias': 'cls.predictions.transform.dense.bias',
+    'head.norm.weight': 'cls.predictions.transform.LayerNorm.weight',
+    'head.norm.bias': 'cls.predictions.transform.LayerNorm.bias',
+    'head.bias': 'cls.predictions.bias',
 }
 
 
@@ -537,18 +1232,18 @@ def count_parameters(model):
     return sum(p.numel() for p in model.parameters())
 
 
-def training_flops(config, length, n_predicted):
-    """Floating-point operations of a training step on one row: 6 a matrix weight and token, both passes.
+def training_flops(config, length, n_predicted, kind=MaskedLM):
+    """Floating-point operations of a training step on one row, as torch.utils.flop_counter counts them.
 
     length       tokens in the row
     n_predicted  positions that reach the head
-    Attention adds 12 L T^2 D (q k^T and the product with v); embeddings, norms and biases are left out.
+    Matrix products of both passes are counted; embeddings, norms, biases and recomputation are left out.
     """
-    with torch.device('meta'):
-        block = Block(config)
-    matrices = config.n_layer * sum(p.numel() for p in block.parameters() if p.dim() > 1)
-    head = config.n_embd * (config.n_embd + config.vocab_size)
-    return 6 * matrices * length + 12 * config.n_layer * length ** 2 * config.n_embd + 6 * head * n_predicted
+    with torch.device('meta'), FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        model = kind(replace(config, block_size=length, recompute=False))
+        ids, positions = (torch.zeros(1, n, dtype=torch.long) for n in (length, n_predicted))
+        model(ids, positions, positions).sum().backward()
+    return counter.get_total_flops()
 
 
 def model_config(settings, vocab_size):

@@ -1,4 +1,4 @@
-"""Masked-language-model pretraining on one device or many.
+"""Pretraining on one device or many: masked or permuted language model.
 
     $ python train.py config/quickstart.py
     $ torchrun --standalone --nproc_per_node=8 train.py config/base_pairwise.py
@@ -33,6 +33,7 @@ from configurator import UserError, configure, run, say, table
 from model import (
     EncoderConfig,
     MaskedLM,
+    PermutationLM,
     choose,
     count_parameters,
     model_config,
@@ -53,13 +54,22 @@ data_dir = 'data'               # parent folder of prepared corpora
 prepare = ''                    # config file of this repository for prepare_data.py, if dataset is missing
 block_size = 512                # tokens a row, [CLS] and [SEP] included
 packing = 'stream'              # stream: rows cut from joined documents; documents: one a row, padded
-mask_fraction = 0.15            # of the tokens of a row
-whole_word = False              # mask all pieces of a word together
+objective = 'mlm'               # mlm: masked; plm: permuted, needs attention = 'xlnet'
+mask_fraction = 0.15            # of the tokens of a row that are predicted
+whole_word = False              # predict all pieces of a word together
 # model
-attention = 'original'          # original, symmetric, pairwise or shared
-position = 'absolute'           # absolute, none or rope
+attention = 'original'          # original, symmetric, pairwise, shared, part_mask ... shatter, gau or xlnet
+position = 'absolute'           # absolute, none, rope, rpe or rab; none with part_mask ... shatter and xlnet
+norm = 'layer'                  # layer, or rms without weights
+lm_head = 'bert'                # bert, or decoder: the tied matrix alone
+bias = True                     # biases of Linears and norms
 pair_rank = 0                   # pairwise: rank of S, 0 for full
 pair_init = 'identity'          # pairwise: start of S; identity, fan_in or normal
+normaliser = 'softmax_plus'     # gau: softmax, softmax_plus, squared_relu or scaled_squared_relu
+relu_scale = 'ns'               # squared_relu: n2, n, ns or s2
+key_size = 128                  # gau: width of queries and keys
+clip_distance = 128             # rpe: distances are told apart up to one less
+recompute = False               # Shatter: less memory for more time in the backward pass
 n_layer = 12                    # blocks
 n_head = 12                     # heads; must divide n_embd
 n_embd = 768                    # width
@@ -111,7 +121,7 @@ BELOW = {'beta1': 1, 'beta2': 1, 'seed': 2 ** 63}
 AT_MOST = {'warmup_iters': 'max_iters', 'min_lr': 'learning_rate'}
 COMMENT_LENGTH = 71             # bytes of 'sha256:' and 64 hexadecimal digits
 EVAL_ROWS = 256                 # rows whose validation masks are drawn together: it is part of the masks
-MAY_CHANGE = {'dropout', 'attention_dropout', 'n_label', 'pair_init'}   # model fields, after a checkpoint
+MAY_CHANGE = {'dropout', 'attention_dropout', 'n_label', 'pair_init', 'pooling', 'recompute'}   # model fields
 
 
 # ---- rows: [CLS] tokens [SEP], read from the shards one by one, so that memory never grows ----
@@ -145,16 +155,32 @@ class StreamRows:
         """ids (len(indices), block_size) int64"""
         ids = np.full((len(indices), self.block_size), self.special['pad'], np.int64)
         ids[:, 0] = self.special['cls']
-        for row, index in zip(ids, indices, strict=True):
+        for row, (name, tokens) in zip(ids, self.parts(indices, 'tokens', self.dtype), strict=True):
+            if tokens.max(initial=0) >= self.vocab_size:
+                raise UserError(f'{self.folder}/{name}: ids beyond {self.vocab_size}')
+            row[1:len(tokens) + 1] = tokens
+            row[len(tokens) + 1] = self.special['sep']
+        return ids
+
+    def word_starts(self, indices):
+        """(len(indices), block_size) bool from the segmenter of the corpus, or None if it had none."""
+        if not all('words' in shard for shard in self.shards):
+            return None
+        starts = np.ones((len(indices), self.block_size), bool)
+        for row, (_, words) in zip(starts, self.parts(indices, 'words', np.dtype(np.uint8)), strict=True):
+            row[1:len(words) + 1] = words
+        return starts
+
+    def parts(self, indices, key, dtype):
+        """(file name, entries) of each row in the shards' `key` files."""
+        for index in indices:
             i = int(np.searchsorted(self.ends, index, side='right'))
             start, length = self.span(self.shards[i], int(index) - (int(self.ends[i - 1]) if i else 0))
-            name = self.shards[i]['tokens']
-            tokens = read_array(self.folder, name, self.dtype, start, length)
-            if len(tokens) != length or tokens.max(initial=0) >= self.vocab_size:
-                raise UserError(f'{self.folder}/{name}: truncated, or ids beyond {self.vocab_size}')
-            row[1:length + 1] = tokens
-            row[length + 1] = self.special['sep']
-        return ids
+            name = self.shards[i][key]
+            entries = read_array(self.folder, name, dtype, start, length)
+            if len(entries) != length:
+                raise UserError(f'{self.folder}/{name}: truncated')
+            yield name, entries
 
 
 class DocumentRows(StreamRows):
@@ -245,23 +271,47 @@ class Masker:
         return (rng.random((n_rows, self.block_size), np.float32), rng.random((n_rows, self.k), np.float32),
                 self.ordinary[rng.integers(0, len(self.ordinary), (n_rows, self.k))])
 
-    def apply(self, ids, scores, actions, replacements):
-        """ids (B, T) -> {'ids' (B, T), 'positions', 'targets' (B, k) int64, 'weights' (B, k) float32}"""
+    def choose(self, ids, scores, starts):
+        """Positions to predict, (B, k), and which of them count, (B, k) bool.  starts (B, T) bool or None"""
         special = self.is_special[ids]
         wanted = np.minimum(self.share((ids != self.special['pad']).sum(1)), (~special).sum(1))     # (B,)
         if self.word_start is None:
             positions = np.argsort(np.where(special, 2, scores), axis=1, kind='stable')[:, :self.k]
         else:
-            starts = self.word_start[ids].astype(bool)
+            starts = self.word_start[ids].astype(bool) if starts is None else starts
             rows = [whole_words(*row, self.k) for row in zip(starts, special, scores, wanted, strict=True)]
             positions, wanted = (np.array(column) for column in zip(*rows, strict=True))
-        chosen = np.arange(self.k) < wanted[:, None]
+        return positions, np.arange(self.k) < wanted[:, None]
+
+    def apply(self, ids, scores, actions, replacements, starts=None):
+        """ids (B, T) -> {'ids' (B, T), 'positions', 'targets' (B, k) int64, 'weights' (B, k) float32}"""
+        positions, chosen = self.choose(ids, scores, starts)
         targets = np.take_along_axis(ids, positions, axis=1)
         shown = np.where(actions < 0.8, self.special['mask'], np.where(actions < 0.9, replacements, targets))
         inputs = ids.copy()
         np.put_along_axis(inputs, positions, np.where(chosen, shown, targets), axis=1)
         return {'ids': inputs, 'positions': positions, 'targets': targets,
                 'weights': chosen.astype(np.float32)}
+
+
+class Permuter(Masker):
+    """XLNet's permutation with static shapes.  Yang et al. 2019, sections 2.2 and 2.3
+
+    Tokens are chosen as by Masker, but stay in the input; 'order' (B, T) int64 has the special tokens at 0,
+    then the others in the order of their scores, and last the chosen ones.
+    """
+
+    def apply(self, ids, scores, actions, replacements, starts=None):
+        positions, chosen = self.choose(ids, scores, starts)
+        last = np.zeros(ids.shape, bool)
+        np.put_along_axis(last, positions, chosen, axis=1)
+        special = self.is_special[ids]
+        rank = np.argsort(np.argsort(np.where(special, -1, scores + 2 * last), axis=1, kind='stable'), axis=1)
+        return {'ids': ids, 'positions': positions, 'targets': np.take_along_axis(ids, positions, axis=1),
+                'weights': chosen.astype(np.float32), 'order': np.where(special, 0, rank + 1)}
+
+
+OBJECTIVE = {'mlm': (MaskedLM, Masker), 'plm': (PermutationLM, Permuter)}
 
 
 def whole_words(starts, special, scores, wanted, k):
@@ -303,10 +353,12 @@ class Loader:
                                for epoch in np.unique(epochs)])
 
     def batch(self, step):
-        """{'ids', 'positions', 'targets', 'weights'[, 'keep']} of this rank, as arrays."""
-        ids = self.rows.get(self.indices(step))
+        """{'ids', 'positions', 'targets', 'weights'[, 'order'][, 'keep']} of this rank, as arrays."""
+        indices = self.indices(step)
+        ids = self.rows.get(indices)
         draws = self.masker.draw(self.seed, step, self.total_batch)
-        batch = self.masker.apply(ids, *(draw[self.share][:len(ids)] for draw in draws))
+        starts = None if self.masker.word_start is None else self.rows.word_starts(indices)
+        batch = self.masker.apply(ids, *(draw[self.share][:len(ids)] for draw in draws), starts)
         if self.rows.padded:
             batch['keep'] = ids != self.rows.special['pad']
         return batch
@@ -855,17 +907,19 @@ def prepared(dataset, data_dir, prepare, ranks):
     return folder, load_meta(folder)
 
 
-def make_model(encoder_config, init_from, path, content):
-    """MaskedLM with a checkpoint's weights, a BERT's, or new ones.  Raises UserError where shapes differ."""
+def make_model(encoder_config, objective, init_from, path, content):
+    """Model with a checkpoint's weights, a BERT's, or new ones.  Raises UserError where shapes differ."""
     shape = {key: value for key, value in asdict(encoder_config).items() if key not in MAY_CHANGE}
     if path:
-        refuse_difference(path, content['model_config'], shape, 'the model')
-    model = MaskedLM(encoder_config)
+        refuse_difference(path, asdict(EncoderConfig(**content['model_config'])), shape, 'the model')
+        refuse_difference(path, content['config'], {'objective': objective}, 'the model')
+    model = OBJECTIVE[objective][0](encoder_config)
     if path:
         model.load_state_dict(content['model'])
     elif init_from not in ('auto', 'scratch'):
         bert = load_bert(init_from)
-        refuse_difference(init_from, asdict(bert.config), shape, 'the model')
+        refuse_difference(init_from, {**asdict(bert.config), 'objective': 'mlm'},
+                          {**shape, 'objective': objective}, 'the model')
         model.load_state_dict(bert.state_dict())
     return model
 
@@ -886,7 +940,7 @@ def use_checkpoint(fill, export, init_from, out_dir, folder, meta):
     if path:
         content = read_checkpoint(path)
         refuse_difference(path, content['data'], {'tokenizer': data_identity(meta)['tokenizer']}, 'the data')
-        model = MaskedLM(EncoderConfig(**content['model_config']))
+        model = OBJECTIVE[content['config']['objective']][0](EncoderConfig(**content['model_config']))
         model.load_state_dict(content['model'])
     else:
         model = load_bert(init_from)
@@ -895,6 +949,9 @@ def use_checkpoint(fill, export, init_from, out_dir, folder, meta):
     if fill:
         print(fill_masks(model, load_tokenizer(folder, meta), meta['special'], fill))
     if export:
+        if not isinstance(model, MaskedLM):
+            raise UserError(f'export={export!r}: transformers\' BERT is a masked language model, '
+                            f'{path} is not')
         model.save_pretrained(export)
         shutil.copy(os.path.join(folder, load_tokenizer(folder, meta).file_name), export)
         print(f'wrote {export}: transformers.BertForMaskedLM.from_pretrained({export!r}) loads it')
@@ -912,7 +969,8 @@ def main():
 
     # data
     word_start = np.fromfile(os.path.join(folder, 'word_start.bin'), np.uint8)
-    masker = Masker(meta, block_size, mask_fraction, word_start if whole_word else None)
+    kind, masker = choose('objective', objective, OBJECTIVE)
+    masker = masker(meta, block_size, mask_fraction, word_start if whole_word else None)
     rows = choose('packing', packing, PACKING)
     train_rows, val_rows = (rows(folder, meta, split, block_size) for split in ('train', 'val'))
     loader = Loader(train_rows, masker, seed, total_batch, ranks.share(total_batch))
@@ -925,7 +983,8 @@ def main():
         refuse_to_overwrite(path, init_from, out_dir)
     content = read_checkpoint(path) if path else {}
     torch.manual_seed(seed)
-    raw = make_model(model_config(config, meta['vocab_size']), init_from, path, content).to(torch_device)
+    encoder_config = model_config(config, meta['vocab_size'])
+    raw = make_model(encoder_config, objective, init_from, path, content).to(torch_device)
     optimizer = make_optimizer(raw, learning_rate, (beta1, beta2), adam_eps, weight_decay, torch_device)
     scaler = torch.amp.GradScaler(torch_device.type, enabled=torch_dtype == torch.float16)
     step, best_loss = 0, math.inf
@@ -940,7 +999,7 @@ def main():
     # compile and wrap
     model = compiled_or_eager(raw, compile, loader.batch(step), batch_size, torch_device, torch_dtype)
     wrapped = DistributedDataParallel(model) if ranks.world > 1 else model
-    flops = total_batch * training_flops(raw.config, block_size, masker.k)
+    flops = total_batch * training_flops(raw.config, block_size, masker.k, kind)
     peak = peak_flops(torch_device, torch_dtype)
 
     # log and signals
