@@ -612,7 +612,7 @@ class XLNetAttention(nn.Module):
     """Relative attention with two global biases.  Yang et al. 2019, after Dai et al. 2019, section 3.3
 
         score_ij = ((q_i + u) k_j + (q_i + v) r_(i-j)) / sqrt(K),  r_d = sinusoid(d) Wr
-        y = softmax(score) v_j                          u, v (H, K); no biases in the projections
+        y = softmax(score) v_j                          u, v (D,), K a head; no biases in the projections
 
     Parameters: 4 D^2 + 2 D, and D^2 for the output.
     """
@@ -625,20 +625,21 @@ class XLNetAttention(nn.Module):
         self.value = nn.Linear(config.n_embd, config.n_embd, bias=False)
         self.distance = nn.Linear(config.n_embd, config.n_embd, bias=False)             # Wr
         self.out = nn.Linear(config.n_embd, config.n_embd, bias=False)
-        self.content_bias, self.distance_bias = (
-            nn.Parameter(0.02 * torch.randn(config.n_head, 1, config.head_size)) for _ in range(2))     # u, v
+        self.content_bias, self.distance_bias = (                                       # u, v
+            nn.Parameter(0.02 * torch.randn(config.n_embd)) for _ in range(2))
         self.sinusoid = Sinusoid(config)
 
     def forward(self, x, source, context):
-        q = split_heads(self.query(x), self.n_head)
+        q = self.query(x)
+        content = split_heads(q + self.content_bias.to(q.dtype), self.n_head)
         k = split_heads(self.key(source), self.n_head)
         v = split_heads(self.value(source), self.n_head)
-        content = q + self.content_bias.to(q.dtype)
         if context.position is None:
             return self.out(attend(self, content, k, v, context))
         T = k.size(2)
         r = split_heads(self.distance(self.sinusoid(T))[None], self.n_head)             # (1, H, 2T - 1, K)
-        scores = (q + self.distance_bias.to(q.dtype)) @ r.mT * q.size(-1) ** -0.5
+        q = split_heads(q + self.distance_bias.to(q.dtype), self.n_head)
+        scores = q @ r.mT * q.size(-1) ** -0.5                                          # (B, H, Q, 2T - 1)
         row = distances(q.size(2), T, context.places, x.device) + T - 1
         bias = scores.gather(-1, row.expand(*scores.shape[:3], T))
         dropout = self.dropout if self.training else 0.0
