@@ -140,21 +140,29 @@ def attend(operator, q, k, v, context):
     """
     dropout = operator.dropout if operator.training else 0.0
     if context.position is None:
-        return merge_heads(F.scaled_dot_product_attention(q, k, v, context.mask, dropout))
+        return merge_heads(fused_attention(q, k, v, context.mask, dropout))
     return merge_heads(context.position.attend(operator, q, k, v, context.mask, dropout))
 
 
-def biased_attention(q, k, v, bias, mask, dropout):
-    """softmax(q k^T / sqrt(K) + bias) v.  bias (1|B, H, Q, T) is learned: these kernels give its gradient."""
-    bias = bias.to(q.dtype)
-    if mask is not None:
-        bias = bias.masked_fill(~mask, -math.inf)
-    with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
-        return F.scaled_dot_product_attention(q, k, v, bias, dropout)
+def fused_attention(q, k, v, mask, dropout, bias=None):
+    """softmax(q k^T / sqrt(K) + bias) v; 0 for a query without any key, where some kernels give NaN.
+
+    bias (1|B, H, Q, T) is learned: only two kernels give its gradient.
+    """
+    some = None if mask is None else mask.any(-1, keepdim=True)
+    mask = None if mask is None else mask | ~some
+    if bias is None:
+        y = F.scaled_dot_product_attention(q, k, v, mask, dropout)
+    else:
+        bias = bias.to(q.dtype)
+        bias = bias if mask is None else bias.masked_fill(~mask, -math.inf)
+        with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
+            y = F.scaled_dot_product_attention(q, k, v, bias, dropout)
+    return y if mask is None else y.masked_fill(~some, 0)
 
 
 def masked_softmax(scores, mask):
-    """Softmax over the keys that the mask leaves; a row without any is 0.  For weights that are needed."""
+    """Softmax over the keys that the mask leaves; 0 for a query without any.  For weights that are needed."""
     if mask is None:
         return scores.softmax(-1)
     return scores.masked_fill(~mask, torch.finfo(scores.dtype).min).softmax(-1).masked_fill(~mask, 0)
@@ -643,7 +651,7 @@ class XLNetAttention(nn.Module):
         row = distances(q.size(2), T, context.places, x.device) + T - 1
         bias = scores.gather(-1, row.expand(*scores.shape[:3], T))
         dropout = self.dropout if self.training else 0.0
-        return self.out(merge_heads(biased_attention(content, k, v, bias, context.mask, dropout)))
+        return self.out(merge_heads(fused_attention(content, k, v, context.mask, dropout, bias)))
 
 
 SHATTER = {                         # in the order of the paper's ablation
@@ -715,7 +723,7 @@ class NoPosition(nn.Module):
         return q, k
 
     def attend(self, operator, q, k, v, mask, dropout):
-        return F.scaled_dot_product_attention(*self.rotate(q, k), v, mask, dropout)
+        return fused_attention(*self.rotate(q, k), v, mask, dropout)
 
 
 class AbsolutePosition(NoPosition):
@@ -824,7 +832,7 @@ class BiasPosition(AbsolutePosition):
         T, middle = k.size(-2), len(self.bucket) // 2
         bias = self.bucket_bias(self.bucket[middle - T + 1:middle + T]).mT              # (H, 2T - 1)
         bias = bias.unfold(1, T, 1).flip(1)[None]                                       # (1, H, T, T)
-        return biased_attention(q, k, v, bias, mask, dropout)
+        return fused_attention(q, k, v, mask, dropout, bias)
 
 
 POSITION = {

@@ -15,6 +15,7 @@ import tarfile
 import time
 import tracemalloc
 import types
+import unicodedata
 
 import numpy as np
 import pytest
@@ -89,8 +90,9 @@ def wordpiece_file(folder):
 
 
 SPECS = {'sentencepiece': lambda folder: 'sentencepiece', 'wordpiece': wordpiece_file,
-         'tiktoken': tiktoken_file}
-NEEDS = {'sentencepiece': 'sentencepiece', 'wordpiece': 'tokenizers', 'tiktoken': 'tiktoken'}
+         'character': lambda folder: 'character', 'tiktoken': tiktoken_file}
+NEEDS = {'sentencepiece': 'sentencepiece', 'wordpiece': 'tokenizers', 'character': 'tokenizers',
+         'tiktoken': 'tiktoken', 'jieba': 'jieba'}
 
 
 def test_same_bytes_for_any_number_of_processes(tmp_path, monkeypatch):
@@ -174,11 +176,169 @@ def test_word_starts(tmp_path, kind):
     tokenizer = prepare_data.load_tokenizer(folder, meta)
     pieces = [tokenizer.piece(item) for item in range(tokenizer.vocab_size)]
     rule = {'sentencepiece': lambda piece: piece[:1] == '\u2581',
-            'wordpiece': lambda piece: piece[:2] != '##',
+            'wordpiece': lambda piece: piece[:2] != '##', 'character': lambda piece: piece[:2] != '##',
             'tiktoken': lambda piece: not piece[:1].isalnum() and piece[:1] != '\ufffd'}[kind]
     specials = set(tokenizer.special.values())
     assert starts.tolist() == [int(item in specials or rule(piece)) for item, piece in enumerate(pieces)]
     assert 0 < starts.sum() < len(starts)
+
+
+def test_characters_by_falling_frequency(tmp_path):
+    pytest.importorskip('tokenizers')
+    source = write_jsonl(tmp_path / 'a.jsonl', ['好好好好好，，，，Ba b\u3000A', '人人人人é～～～Ｚ'])
+    folder, meta = prepare(tmp_path, corpus=source, tokenizer='character', val_fraction=0.4)
+    # 好 5, ， and 人 4 (U+4EBA is before U+FF0C), ～ 3, a and b 2, e and ｚ 1; white space is no piece
+    pieces = ['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]', '好', '人', '，', '～', '##～', 'a', '##a', 'b',
+              '##b', 'e', '##e', 'ｚ', '##ｚ']
+    assert contents(folder)['vocab.txt'].decode() == '\n'.join([*pieces, ''])
+    tokenizer = prepare_data.load_tokenizer(folder, meta)
+    assert [tokenizer.piece(item) for item in tokenizer.encode('Bé好baz')] == ['b', '##e', '好', '[UNK]']
+    usual = {'corpus': source, 'tokenizer': 'character', 'val_fraction': 0.4}
+    cut, _ = prepare(tmp_path, **usual, vocab_size=17, name='cut')     # no piece without its '##' piece
+    assert contents(cut)['vocab.txt'].decode() == '\n'.join([*pieces[:16], ''])
+    cased, _ = prepare(tmp_path, **usual, lower_case=False, name='cased')
+    assert {'A', '##A', 'B', 'a', 'é', 'Ｚ'} < set(contents(cased)['vocab.txt'].decode().split('\n'))
+
+
+def test_characters_of_a_given_vocabulary(tmp_path):
+    pytest.importorskip('tokenizers')
+    pieces = ['[PAD]', '\u2028', '[UNK]', '[CLS]', '[SEP]', '[MASK]', '我', '好', 'model', '##s', '\x85']
+    (tmp_path / 'vocab.txt').write_bytes('\r\n'.join(pieces).encode() + b'\r\n')
+    source = write_jsonl(tmp_path / 'a.jsonl', [f'我models好{i}' for i in range(20)])
+    folder, meta = prepare(tmp_path, corpus=source, tokenizer=f'character:{tmp_path}/vocab.txt')
+    assert meta['vocab_size'] == 11 and meta['special'] == {'pad': 0, 'unk': 2, 'cls': 3, 'sep': 4, 'mask': 5}
+    assert set(read_split(folder, meta, 'train')) == {(6, 8, 9, 7, 2)}
+    assert contents(folder)['vocab.txt'] == (tmp_path / 'vocab.txt').read_bytes()
+
+
+def test_cjk_characters_are_those_that_the_normaliser_sets_apart():
+    tokenizers = pytest.importorskip('tokenizers')
+    normalize = tokenizers.normalizers.BertNormalizer(strip_accents=False).normalize_str
+    near = [int(edge) + step for edge in prepare_data.CJK for step in (-2, -1, 0, 1)]
+    points = [*range(0x2000), *range(0x2E00, 0x3500), *near, 0x20BB7, 0x2B820, 0x30000]
+    apart = [normalize(chr(point)) == f' {chr(point)} ' for point in points]
+    assert prepare_data.is_cjk(np.array(points)).tolist() == apart and any(apart)
+
+
+CHINESE = ['宝玉', '黛玉', '林妹妹', '笑道', '我们', '的', '北京', '来到', 'T恤', 'models', 'Bert', 'Éa',
+           '２０', 'ＡＢ', '，', '。“', ' ', '\u3000\u3000', '\r\n', '\u200b', '𠮷', '\uf900', 'は', '㈱',
+           '~~', '[MASK]']
+
+
+def make_chinese(count, seed=0):
+    """Texts of 3 to 60 words in two languages, all different."""
+    pick = random.Random(seed)
+    return [f'第{i}回' + ''.join(pick.choices(CHINESE, k=pick.randint(3, 60))) for i in range(count)]
+
+
+def words_by_hand(text, tokens, starts):
+    """Where words start, token by token; `tokens` are (piece, begin, end) in the text."""
+    words, before = [], 0
+    for place, (piece, begin, end) in enumerate(tokens):
+        chinese = unicodedata.name(text[begin], '').startswith('CJK ')
+        by_segmenter = place == 0 or any(before <= start <= begin for start in starts)
+        words.append(by_segmenter if chinese else not piece.startswith('##'))
+        before = end
+    return words
+
+
+@pytest.mark.parametrize('text, starts, tokens', [
+    ('我们用BERT模型。', [0, 2, 3, 7, 9], '|我 们 |用 |b ##e ##r ##t |模 型 |。'),
+    ('买T恤, 好  模\u3000型', [0, 1, 3, 4, 5, 6, 8, 9, 10], '|买 |t 恤 |, |好 |模 |型'),
+    ('\u200b\n我们们', [0, 4], '|我 们 |们'), ('é模\u200b\u200b型ＡＢ', [0, 3], '|e 模 |型 |ａ ##ｂ'),
+    ('b我龘', [0], '|b 我 [UNK]'), ('我𠮷b', [0, 1, 2], '|我 |𠮷 |b')])
+def test_words_of_mixed_text(tmp_path, text, starts, tokens):
+    pytest.importorskip('tokenizers')
+    source = write_jsonl(tmp_path / 'a.jsonl', ['我们用模型买恤好𠮷bert，。,ａｂ', '们'])
+    folder, meta = prepare(tmp_path, corpus=source, tokenizer='character', val_fraction=0.4)
+    tokenizer = prepare_data.load_tokenizer(folder, meta)
+    (ids, offsets), = tokenizer.encode_offsets([text])
+    words = prepare_data.mark_words(text, ids, offsets, starts, np.array(tokenizer.word_starts()))
+    marked = ' '.join('|' * bool(word) + tokenizer.piece(item) for item, word in zip(ids, words, strict=True))
+    assert marked == tokens and ids == tokenizer.encode(text)
+
+
+def test_starts_of_sentencepiece_are_in_the_text_as_given(tmp_path):
+    config, texts = knobs(tmp_path, segmenter_vocab=90), make_chinese(200)
+    information = prepare_data.SentencePieceSegmenter.save(tmp_path, '', config, texts)
+    segmenter = prepare_data.load_segmenter(tmp_path, {'segmenter': information})
+    skipped, longest = dict.fromkeys(map(ord, ' \r\n\u200b')), 0
+    for text in (text.replace('㈱', 'x') for text in texts[:50]):       # it makes pieces within a character
+        pieces, starts = segmenter.model.encode(text, out_type=str), segmenter.starts(text)
+        for piece, start in zip(pieces, starts, strict=True):
+            rest = unicodedata.normalize('NFKC', text[start:]).casefold().translate(skipped)
+            assert rest.startswith(piece.replace('\u2581', '')), (piece, start, text)
+            longest = max(longest, len(piece))
+    assert longest >= 3 and segmenter.starts('') == []
+
+
+def test_jieba_of_a_known_sentence(tmp_path, monkeypatch, capfd):
+    pytest.importorskip('jieba', reason='segmenter=jieba needs the package jieba')
+    monkeypatch.setattr('tempfile.tempdir', str(tmp_path))
+    segmenter = prepare_data.JiebaSegmenter(str(tmp_path), {})
+    text = '我来到北京清华大学'                                 # the first example of jieba's README
+    starts = segmenter.starts(text)
+    assert [text[a:b] for a, b in itertools.pairwise(starts)] == ['我', '来到', '北京', '清华大学']
+    assert all(segmenter.starts(text)[-1] == len(text) for text in make_chinese(50))    # nothing is dropped
+    assert capfd.readouterr() == ('', '') and not os.listdir(tmp_path)      # neither messages nor a cache
+
+
+@pytest.mark.parametrize('kind', [kind for kind in prepare_data.SEGMENTERS if kind])
+def test_words_stay_with_their_tokens(tmp_path, monkeypatch, kind):
+    pytest.importorskip('tokenizers')
+    pytest.importorskip(NEEDS[kind])
+    for name, value in (('BATCH_BYTES', 2000), ('FLUSH_BYTES', 5000), ('WRITE_BYTES', 500)):
+        monkeypatch.setattr(prepare_data, name, value)
+    texts = make_chinese(200) + make_chinese(3)                 # some twice
+    source = write_jsonl(tmp_path / 'a.jsonl', texts)
+    usual = {'corpus': source, 'tokenizer': 'character', 'vocab_size': 100, 'val_fraction': 0.2}
+    folder, meta = prepare(tmp_path, **usual, segmenter=kind, segmenter_vocab=90, shard_bytes=1500)
+    tokenizer = prepare_data.load_tokenizer(folder, meta)
+    segmenter = prepare_data.load_segmenter(folder, meta)
+    expected = collections.Counter()
+    for text, (ids, offsets) in zip(texts, tokenizer.encode_offsets(texts), strict=True):
+        tokens = [(tokenizer.piece(item), *where) for item, where in zip(ids, offsets.tolist(), strict=True)]
+        expected[tuple(ids), tuple(words_by_hand(text, tokens, segmenter.starts(text)))] += 1
+    found = collections.Counter()
+    for split, part in meta['splits'].items():
+        words = [np.fromfile(os.path.join(folder, shard['words']), np.uint8) for shard in part['shards']]
+        assert [len(item) for item in words] == [shard['n_tokens'] for shard in part['shards']]
+        assert len(words) > 2
+        words, start = np.concatenate(words), 0
+        for ids in read_split(folder, meta, split):
+            found[ids, tuple(words[start:start + len(ids)].astype(bool).tolist())] += 1
+            assert words[start + len(ids)] == 1                 # [SEP]
+            start += len(ids) + 1
+        assert start == len(words) and set(words) == {0, 1}
+    assert found == expected
+    plain, without = prepare(tmp_path, **usual, shard_bytes=1500, name='plain')
+    same = {name: data for name, data in contents(folder).items() if name.endswith(('.bin', '.idx', '.txt'))}
+    assert same == {name: data for name, data in contents(plain).items() if name != 'meta.json'}
+    assert 'segmenter' not in without and set(meta) - set(without) == {'segmenter'}
+
+
+def test_same_words_for_any_number_of_processes(tmp_path, monkeypatch):
+    pytest.importorskip('tokenizers')
+    monkeypatch.setattr(prepare_data, 'BATCH_BYTES', 2000)
+    usual = {'corpus': write_jsonl(tmp_path / 'a.jsonl', make_chinese(200)), 'tokenizer': 'character'}
+    made = [prepare(tmp_path / str(n), **usual, num_proc=n, segmenter='sentencepiece', segmenter_vocab=90)[0]
+            for n in (1, 3)]
+    assert contents(made[0]) == contents(made[1])
+    given = f'sentencepiece:{made[0]}/segmenter.model'
+    again, meta = prepare(tmp_path / 'given', **usual, segmenter=given)
+    assert contents(again)['train_00000.words'] == contents(made[0])['train_00000.words']
+    assert meta['segmenter'] == {'kind': 'sentencepiece', 'trained': False}
+
+
+@pytest.mark.parametrize('package, changes', [('jieba', {'segmenter': 'jieba'}), ('tokenizers', {}),
+                                              ('sentencepiece', {'segmenter': 'sentencepiece'})])
+def test_missing_package_is_named(tmp_path, monkeypatch, package, changes):
+    source = write_jsonl(tmp_path / 'a.jsonl', make_chinese(20))
+    for name in ('tokenizers', 'jieba', 'sentencepiece'):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(UserError, match=f'needs the package {package}: pip install {package}$'):
+        prepare(tmp_path, corpus=source, tokenizer='character', **changes)
 
 
 BAD = {                                                         # line of a .jsonl: kind it is counted as
@@ -384,11 +544,29 @@ def test_killed_run_repeated_equals_an_undisturbed_one(tmp_path):
     (['--corpus=oscar'], "corpus='oscar' needs --path="),
     (['--corpus=good.jsonl', '--data_dir=good.jsonl'], 'good.jsonl'),
     (['--corpus=one.jsonl', '--vocab_size=30'], 'none of them left for training'),
+    (['--corpus=.', '--segmenter=jeiba'], "segmenter='jeiba': choose one of '', jieba, sentencepiece, sent"),
+    (['--corpus=.', '--segmenter=jieba:my.dict'], "segmenter='jieba:my.dict': choose one of"),
+    (['--corpus=.', '--segmenter=:x'], "segmenter=':x': choose one of"),
+    (['--corpus=.', '--segmenter=sentencepiece:'], "segmenter='sentencepiece:': choose one of"),
+    (['--corpus=.', '--segmenter=jieba'], "segmenter='jieba' needs to know where the tokens lie, which "
+     "tokenizer='sentencepiece' does not tell: choose wordpiece or character"),
+    (['--corpus=.', '--segmenter=jieba', '--tokenizer=tiktoken:gpt2'], "tokenizer='tiktoken:gpt2' does not"),
+    (['--corpus=.', '--segmenter_vocab=1'], 'segmenter_vocab=1: must lie between 16 and'),
+    (['--corpus=good.jsonl', '--tokenizer=character:no.txt'], 'no.txt: no such file'),
+    (['--corpus=good.jsonl', '--tokenizer=character:good.jsonl'], 'not a BERT vocabulary: [CLS] is missing'),
+    (['--corpus=good.jsonl', '--tokenizer=character', '--segmenter=sentencepiece'],
+     'segmenter_vocab=16000: sentencepiece cannot train it: this corpus allows at most'),
+    (['--corpus=good.jsonl', '--tokenizer=character', '--segmenter=sentencepiece:no.model'],
+     'no.model: No such'),
+    (['--corpus=good.jsonl', '--tokenizer=character', '--segmenter=sentencepiece:good.jsonl'],
+     'segmenter.model: not a sentencepiece model'),
 ])
 def test_malformed_command_lines(tmp_path, arguments, said):
     write_jsonl(tmp_path / 'good.jsonl', make_texts(30))
     write_jsonl(tmp_path / 'one.jsonl', [' '.join(WORDS)])
     (tmp_path / 'empty.jsonl').write_bytes(b'{"text": ""}\n')
+    if any(item.startswith('--tokenizer=character') for item in arguments):
+        pytest.importorskip('tokenizers')
     process = command(tmp_path, '--num_proc=1', *arguments)
     output, errors = process.communicate()
     lines = [line for line in errors.splitlines() if not line.startswith('preparing ')]
@@ -402,6 +580,39 @@ def test_prepared_folder_is_kept_or_refused(tmp_path, capfd):
     assert 'already prepared' in capfd.readouterr().err
     with pytest.raises(UserError, match='prepared with vocab_size=60, now vocab_size=50'):
         prepare(tmp_path, corpus=source, vocab_size=50)
+
+
+def test_folder_of_before_the_segmenter_is_kept(tmp_path, capfd):
+    pytest.importorskip('tokenizers')
+    usual = {'corpus': write_jsonl(tmp_path / 'a.jsonl', make_chinese(100)), 'tokenizer': 'character'}
+    folder, meta = prepare(tmp_path, **usual)
+    for knob in ('segmenter', 'segmenter_vocab'):
+        del meta['settings'][knob]
+    pathlib.Path(folder, 'meta.json').write_text(json.dumps(meta))
+    before = contents(folder)
+    assert contents(prepare(tmp_path, **usual)[0]) == before and 'already prepared' in capfd.readouterr().err
+    assert all(DEFAULTS[knob] == value for knob, value in prepare_data.SINCE.items())
+    with pytest.raises(UserError, match="prepared with segmenter='', now segmenter='sentencepiece': give"):
+        prepare(tmp_path, **usual, segmenter='sentencepiece')
+
+
+def test_load_meta_misses_the_words(tmp_path):
+    pytest.importorskip('tokenizers')
+    folder, meta = prepare(tmp_path, corpus=write_jsonl(tmp_path / 'a.jsonl', make_chinese(100)),
+                           tokenizer='character', segmenter='sentencepiece', segmenter_vocab=90)
+    words, shard = pathlib.Path(folder, 'val_00000.words'), meta['splits']['val']['shards'][0]
+    assert shard['words'] == words.name and meta['files'][words.name]['bytes'] == shard['n_tokens']
+    data = words.read_bytes()
+    words.write_bytes(data[1:])
+    with pytest.raises(UserError, match=f'val_00000.words: {len(data) - 1} bytes, should have {len(data)}'):
+        prepare_data.load_meta(folder)
+    words.write_bytes(data)
+    for change, said in (({'words': '../x'}, "names '../x', which is not a file"), ({}, 'meta.json: broken')):
+        del shard['words']
+        shard |= change
+        pathlib.Path(folder, 'meta.json').write_text(json.dumps(meta))
+        with pytest.raises(UserError, match=said):
+            prepare_data.load_meta(folder)
 
 
 def test_load_meta_names_what_is_wrong(tmp_path):
@@ -447,18 +658,39 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path, monkeypatch):
     assert peaks[1] < 1.5 * peaks[0]
 
 
-def test_real_novels(tmp_path):
+def unpack_novels(name, count, folder):
+    """The first texts of an archive of real text; without it the test is skipped."""
     data = os.environ.get('THINBERT_DATA') or os.path.join(ROOT, '..', 'shared', 'data')
-    archive = os.path.join(data, 'en_100_novels.tar.xz')
+    archive = os.path.join(data, name)
     if not os.path.isfile(archive):
         pytest.skip('the novels are not here; set THINBERT_DATA to their folder')
     with tarfile.open(archive) as file:
         novels = (member for member in file if member.isfile() and member.name.endswith('.txt'))
-        for member in itertools.islice(novels, 20):
-            (tmp_path / os.path.basename(member.name)).write_bytes(file.extractfile(member).read())
+        for member in itertools.islice(novels, count):
+            (folder / os.path.basename(member.name)).write_bytes(file.extractfile(member).read())
+
+
+def test_real_novels(tmp_path):
+    unpack_novels('en_100_novels.tar.xz', 20, tmp_path)
     folder, meta = prepare(tmp_path, corpus=str(tmp_path / '*.txt'), vocab_size=2000,
                            tokenizer_sample=1_000_000, max_bytes=100_000)
     tokenizer = prepare_data.load_tokenizer(folder, meta)
     train = read_split(folder, meta, 'train')
     assert meta['splits']['train']['tokens'] > 10**6 and 5 < meta['unigram_entropy'] < np.log(2000)
     assert ' the ' in tokenizer.decode(train[0])
+
+
+def test_real_chinese_novels(tmp_path):
+    pytest.importorskip('tokenizers')
+    unpack_novels('zh_classics.tar.xz', 1, tmp_path)
+    folder, meta = prepare(tmp_path, corpus=str(tmp_path / '*.txt'), tokenizer='character', vocab_size=3000,
+                           segmenter='sentencepiece', segmenter_vocab=6000, tokenizer_sample=300_000,
+                           max_bytes=50_000, val_fraction=0.1)
+    tokenizer, ids, words = prepare_data.load_tokenizer(folder, meta), [], []
+    for shard in meta['splits']['train']['shards']:
+        ids += np.fromfile(os.path.join(folder, shard['tokens']), '<u2').tolist()
+        words += np.fromfile(os.path.join(folder, shard['words']), np.uint8).tolist()
+    assert len(ids) == len(words) > 400_000 and ids.count(meta['special']['unk']) < 0.02 * len(ids)
+    text = ''.join('|' * word + tokenizer.piece(item) for item, word in zip(ids, words, strict=True))
+    common = collections.Counter(word for word in text.split('|') if len(word) == 2).most_common(20)
+    assert {'行者', '师父', '八戒', '一个', '我们'} < set(dict(common))

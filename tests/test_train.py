@@ -20,9 +20,9 @@ from conftest import ROOT, refused, stage, tiny, torchrun, train
 
 import train as source
 from configurator import UserError
-from model import ATTENTION, POSITION, EncoderConfig, MaskedLM
+from model import ATTENTION, NORMALISER, OWN_ORDER, POSITION, EncoderConfig, MaskedLM, PermutationLM
 from prepare_data import load_meta, load_tokenizer
-from train import PACKING, SCHEDULE, DocumentRows, Loader, Masker, Ranks, StreamRows, shuffled
+from train import PACKING, SCHEDULE, DocumentRows, Loader, Masker, Permuter, Ranks, StreamRows, shuffled
 
 
 @pytest.fixture(scope='module')
@@ -62,6 +62,22 @@ def same_checkpoint(one, other):
             assert torch.equal(value, other['optimizer']['state'][index][name]), (index, name)
     assert len(one['optimizer']['state']) == len(other['optimizer']['state']) == len(one['model'])
     assert one['step'] == other['step'] and one['best_loss'] == other['best_loss']
+
+
+@pytest.fixture
+def train_here(corpus, monkeypatch):
+    """train.main() in this process, which is faster than a new one; what it changes is put back."""
+    def main(out_dir, *knobs):
+        monkeypatch.setattr(sys, 'argv', ['train.py', *tiny(corpus, out_dir), *knobs])
+        for name in source.configure(dict(vars(source)), [])[0]:
+            monkeypatch.setattr(source, name, getattr(source, name))    # back to the default afterwards
+        source.main()
+        monkeypatch.undo()
+
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield main
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
 
 
 # ---- rows ----
@@ -192,6 +208,63 @@ def test_whole_words_are_taken_whole(corpus, meta):
     assert not masker.is_special[batch['targets'][batch['weights'] == 1]].any()
 
 
+@pytest.mark.parametrize('packing', PACKING)
+def test_word_starts_of_a_segmenter_replace_those_of_the_vocabulary(packing, corpus, meta, tmp_path):
+    """Bytes beside the tokens: here a word starts at every token with an id that 3 divides."""
+    shutil.copytree(corpus, tmp_path / 'words')
+    meta = json.loads(json.dumps(meta))
+    for shard in meta['splits']['train']['shards']:
+        shard['words'] = shard['tokens'].replace('.bin', '.words')
+        ids = np.fromfile(os.path.join(corpus, shard['tokens']), meta['dtype'])
+        (ids % 3 == 0).astype(np.uint8).tofile(tmp_path / 'words' / shard['words'])
+    plain = PACKING[packing](corpus, load_meta(corpus), 'train', 64)
+    rows = PACKING[packing](str(tmp_path / 'words'), meta, 'train', 64)
+    assert plain.word_starts([0, 1]) is None
+    indices = np.arange(200) % len(rows)
+    ids, starts = rows.get(indices), rows.word_starts(indices)
+    inside = (ids != meta['special']['pad']) & (ids != meta['special']['cls'])
+    last = inside & ~np.pad(inside, ((0, 0), (0, 1)))[:, 1:]        # the [SEP] that ends a row
+    assert (starts[inside & ~last] == (ids[inside & ~last] % 3 == 0)).all() and starts[~inside].all()
+    masker = Masker(meta, 64, 0.15, np.ones(meta['vocab_size'], np.uint8))      # single tokens, but for rows
+    batch = Loader(rows, masker, 1, 200, slice(0, 200)).batch(0)
+    ids = batch['ids'].copy()
+    np.put_along_axis(ids, batch['positions'], batch['targets'], 1)
+    multiple = 0
+    for row, positions, chosen in zip(ids, batch['positions'], batch['weights'] == 1, strict=True):
+        special = masker.is_special[row]
+        first = (row % 3 == 0) | special | np.roll(special, 1)
+        word = np.cumsum(first)
+        taken = set(positions[chosen])
+        for number in {word[i] for i in taken}:
+            members = set(np.flatnonzero(word == number))
+            assert members <= taken
+            multiple += len(members) > 1
+    assert multiple > 100
+    os.truncate(tmp_path / 'words' / meta['splits']['train']['shards'][0]['words'], 5)
+    with pytest.raises(UserError, match='words: truncated'):
+        rows.word_starts(range(len(rows)))
+
+
+def test_a_permutation_has_special_tokens_first_and_predicted_ones_last(corpus, meta):
+    rows = DocumentRows(corpus, meta, 'train', 64)
+    ids = rows.get(np.arange(200))
+    arguments = meta, 64, 0.15
+    draw = Masker(*arguments).draw(1, 3, len(ids))
+    batch, masked = Permuter(*arguments).apply(ids, *draw), Masker(*arguments).apply(ids, *draw)
+    for key in ('positions', 'targets', 'weights'):
+        assert (batch[key] == masked[key]).all()                    # the same tokens are predicted
+    assert (batch['ids'] == ids).all()                              # and stay in sight of those after them
+    orders = set()
+    for row, order, positions, chosen in zip(ids, batch['order'], batch['positions'], batch['weights'] == 1,
+                                             strict=True):
+        special = np.isin(row, list(meta['special'].values()))
+        assert (order[special] == 0).all() and len(set(order[~special])) == (~special).sum()
+        others = np.setdiff1d(np.flatnonzero(~special), positions[chosen])
+        assert not len(others) or order[positions[chosen]].min() > order[others].max()
+        orders.add(tuple(np.argsort(order[others])[:5]))
+    assert len(orders) > 100                                        # drawn anew for each row
+
+
 # ---- optimization ----
 
 @pytest.mark.parametrize('schedule', SCHEDULE)
@@ -207,11 +280,12 @@ def test_schedule(schedule):
 
 @pytest.mark.parametrize('attention', ATTENTION)
 def test_decay_is_on_matrices_alone(attention):
-    model = MaskedLM(EncoderConfig(50, 8, 2, 2, 8, 16, attention=attention))
+    position = OWN_ORDER.get(attention, ['absolute'])[0]
+    model = MaskedLM(EncoderConfig(50, 8, 2, 4, 8, 16, attention=attention, position=position))
     optimizer = source.make_optimizer(model, 1e-3, (0.9, 0.999), 1e-8, 0.01, torch.device('cpu'))
     decay = {id(p): group['weight_decay'] for group in optimizer.param_groups for p in group['params']}
     for name, parameter in model.named_parameters():
-        plain = name.endswith(('bias', 'diag')) or 'norm' in name
+        plain = name.endswith(('bias', 'diag')) or 'norm.' in name
         assert decay[id(parameter)] == (0 if plain else 0.01), name
 
 
@@ -237,24 +311,39 @@ def test_evaluation_equals_full_logits(corpus, meta):
 
 # ---- resume ----
 
-@pytest.mark.parametrize('attention, position', [
-    *((attention, 'absolute') for attention in ATTENTION),
-    *(('pairwise', position) for position in POSITION if position != 'absolute')])
-def test_ten_steps_and_ten_resumed_are_twenty(attention, position, corpus, tmp_path):
+GAU = ['--attention=gau', '--position=rope', '--key_size=8', '--n_layer=3']
+SYSTEMS = {                                             # name: knobs
+    **{name: [f'--attention={name}', f'--position={OWN_ORDER.get(name, ["absolute"])[0]}']
+       for name in ATTENTION if name != 'gau'},
+    **{f'gau {name}': [*GAU, f'--normaliser={name}'] for name in NORMALISER},
+    **{f'pairwise {name}': ['--attention=pairwise', f'--position={name}'] for name in POSITION},
+    'roformer_v2': ['--position=rope', '--norm=rms', '--bias=False', '--lm_head=decoder'],
+    'xlnet plm': ['--attention=xlnet', '--position=none', '--objective=plm'],
+    'recomputed': ['--attention=shatter', '--position=none', '--recompute=True'],
+    'processes': ['--attention=shared'],                # the same through the command line
+}
+
+
+@pytest.mark.parametrize('system', SYSTEMS)
+def test_ten_steps_and_ten_resumed_are_twenty(system, corpus, tmp_path, train_here, capsys):
     """Dropout on, every logged loss, parameter and optimizer tensor, to the bit."""
-    knobs = [f'--attention={attention}', f'--position={position}', '--max_iters=20', '--eval_interval=5',
-             '--milestones=10']
-    train(corpus, tmp_path / 'whole', *knobs)
+    knobs = [*SYSTEMS[system], '--max_iters=20', '--eval_interval=5', '--milestones=10']
+    if system == 'processes':
+        def train_here(out_dir, *knobs):
+            print(train(corpus, out_dir, *knobs).stdout)
+    train_here(tmp_path / 'whole', *knobs)
     (tmp_path / 'parts').mkdir()
     shutil.copy(tmp_path / 'whole' / 'ckpt_0000010.pt', tmp_path / 'parts')
     lines = (tmp_path / 'whole' / 'metrics.jsonl').read_text().splitlines()
     (tmp_path / 'parts' / 'metrics.jsonl').write_text('\n'.join(lines[:-3]) + '\n{"cut off')      # by a kill
-    done = train(corpus, tmp_path / 'parts', *knobs, '--init_from=resume')
-    assert 'ckpt_0000010.pt at step 10' in done.stdout
+    train_here(tmp_path / 'parts', *knobs, '--init_from=resume')
+    assert 'ckpt_0000010.pt at step 10' in capsys.readouterr().out
     same_checkpoint(tmp_path / 'whole' / 'ckpt_0000020.pt', tmp_path / 'parts' / 'ckpt_0000020.pt')
     for kind, n in (('train', 20), ('val', 5)):
         assert metrics(tmp_path / 'whole', kind) == metrics(tmp_path / 'parts', kind)
         assert len(metrics(tmp_path / 'whole', kind)) == n
+    losses = [line['loss'] for line in metrics(tmp_path / 'whole', 'val')]
+    assert losses[-1] < losses[0] - 0.01                # and it learns
 
 
 def test_a_finished_run_stays_as_it_is_and_a_longer_one_says_what_changed(corpus, tmp_path):
@@ -580,6 +669,7 @@ def run_with(corpus, out_dir, *knobs):
 @pytest.mark.parametrize('knobs, words', [
     (['--n_layer=3'], 'the model differs: n_layer is 2 there and 3 here'),
     (['--attention=shared'], "attention is 'original' there and 'shared' here"),
+    (['--attention=xlnet', '--position=none'], "attention is 'original' there and 'xlnet' here"),
     (['--block_size=64'], 'block_size is 32 there and 64 here'),
     (['--init_from=scratch'], 'holds ckpt_0000008.pt'),
     (['--init_from=some/bert'], "init_from='some/bert': "),
@@ -610,22 +700,24 @@ def test_other_data_is_refused_by_name(part, finished, corpus, tmp_path):
     ('--warmup_iters=9', 'warmup_iters=9: must be at most max_iters=8'), ('--schedule=x', 'linear, cosine'),
     ('--min_lr=1', 'min_lr=1.0: must be at most learning_rate=0.001'), ('--dropout=1', 'dropout=1.0: must'),
     ('--n_head=3', 'n_embd=16: must be a multiple of n_head=3'), ('--attention=x', 'original, symmetric'),
-    ('--position=x', 'absolute, none, rope'), ('--packing=x', 'stream, documents'), ('--dtype=x', 'float32'),
+    ('--position=x', 'absolute, none, rope, rpe, rab'), ('--objective=x', 'choose one of mlm, plm'),
+    ('--objective=plm', "attention='original': only attention='xlnet'"), ('--norm=x', 'layer, rms'),
+    ('--attention=shatter', "position='absolute': attention='shatter' has its own order; choose none"),
+    ('--recompute=True', "recompute=True: only attention='part_mask' or"), ('--lm_head=x', 'bert, decoder'),
+    ('--normaliser=x', 'softmax, softmax_plus,'), ('--relu_scale=x', 'n2, n, ns, s2'),
+    ('--packing=x', 'stream, documents'), ('--dtype=x', 'float32'),
     ('--device=x', "device='x'"), ('--device=cuda', "device='cuda'"), ('--compile=x', 'auto, true, false'),
     ('--block_size=4', 'block_size=4: must be at least 8'), ('--mask_fraction=1', 'mask_fraction=1.0: must'),
     ('--dataset=none', 'none: not prepared'), ('--pair_rank=3', "pair_rank=3: only attention='pairwise'"),
     ('--init_from=some/bert', 'neither a checkpoint nor a BERT'),
     ('--init_from=resume', "init_from='resume': no checkpoint in"), ('--log_interval=0', 'log_interval=0'),
 ])
-def test_knobs_out_of_range(knob, words, corpus, tmp_path, monkeypatch, capsys):
+def test_knobs_out_of_range(knob, words, tmp_path, train_here):
     """In this process: the one line and the status of a stage are what test_configurator sees of it."""
     if knob == '--device=cuda' and torch.cuda.is_available():
         pytest.skip('there is a CUDA device')
-    monkeypatch.setattr(sys, 'argv', ['train.py', *tiny(corpus, tmp_path), '--max_iters=8', knob])
-    for name in source.configure(dict(vars(source)), [])[0]:
-        monkeypatch.setattr(source, name, getattr(source, name))    # back to the default afterwards
     with pytest.raises(UserError) as error:
-        source.main()
+        train_here(tmp_path, '--max_iters=8', knob)
     assert words in str(error.value) and '\n' not in str(error.value)
 
 
@@ -702,6 +794,18 @@ def test_export_refuses_what_bert_cannot_hold(corpus, tmp_path):
     train(corpus, tmp_path, '--max_iters=2', '--attention=shared')
     line = refused(run_with(corpus, tmp_path, f'--export={tmp_path / "bert"}', '--attention=shared'))
     assert "attention='shared'" in line and not (tmp_path / 'bert').exists()
+
+
+def test_a_permuted_model_fills_in_and_is_not_exported(corpus, tmp_path):
+    knobs = SYSTEMS['xlnet plm']
+    train(corpus, tmp_path, '--max_iters=2', *knobs)
+    done = run_with(corpus, tmp_path, *knobs, '--fill=the [MASK] of a [MASK]')
+    assert done.returncode == 0 and len(done.stdout.splitlines()) == 3, done.stderr
+    assert 'is not' in refused(run_with(corpus, tmp_path, *knobs, f'--export={tmp_path / "bert"}'))
+    content = source.read_checkpoint(str(tmp_path / 'ckpt_0000002.pt'))
+    model = PermutationLM(EncoderConfig(**content['model_config']))
+    model.load_state_dict(content['model'])
+    assert 'objective is' in refused(run_with(corpus, tmp_path, *knobs[:2]))        # masked from permuted
 
 
 def test_predictions_of_a_trained_model_beat_chance(corpus, tmp_path):

@@ -1,0 +1,12 @@
+# BERT-base with Tian et al.'s TPU recipe (2021, table 1 and appendix A.2), which their other models share:
+# 1M steps of 256 x 512 tokens, rate 1e-4 after 10k steps, linear decay, weight decay 0.01 (train.py's own).
+# Of dropout, clipping and Adam's epsilon they say nothing: BERT's (Devlin et al. 2018 and their code). They
+# validate on the Penn Treebank, train.py on held-out documents: its losses are not theirs.
+# $ torchrun --standalone --nproc_per_node=8 train.py config/tian_base.py
+out_dir = 'out/tian_base'
+dataset = 'books_wikipedia_sp'
+dropout = 0.1
+attention_dropout = 0.1
+adam_eps = 1e-6
+max_iters = 1_000_000
+milestones = (100_000, 200_000, 400_000, 600_000, 800_000, 1_000_000)
