@@ -14,7 +14,7 @@ with open(os.path.join(ROOT, 'README.md')) as readme:
     PAGE = readme.read()
 COMMANDS = [command for block in re.findall(r'```sh\n(.*?)```', PAGE, re.S)
             for line in block.splitlines() for command in line.split(' && ')]
-BERT = {'num_hidden_layers': 2, 'num_attention_heads': 2, 'hidden_size': 16, 'intermediate_size': 32,
+BERT = {'num_hidden_layers': 2, 'num_attention_heads': 4, 'hidden_size': 16, 'intermediate_size': 32,
         'max_position_embeddings': 32, 'vocab_size': 400}
 
 
@@ -40,6 +40,7 @@ def changed(command):
         words += quick if 'config/quickstart.py' in words else [*TINY, '--max_iters=4']
     if 'prepare_data.py' in words:
         words += ['--vocab_size=200', '--val_fraction=0.1']
+        words += ['--segmenter_vocab=100'] if '--segmenter=sentencepiece' in words else []
         if not any(word.startswith('--corpus=') for word in words):
             words += ['--tokenizer=sentencepiece', '--corpus=texts', '--text_field=body', '--name=tiny']
     if words[0] == 'torchrun':
@@ -60,6 +61,10 @@ def prepare_for(words, home):
         for i in range(300):
             print(json.dumps({'body': f'{PAGE[i * 20:i * 20 + 300]} {i}'}), file=file)
     subprocess.run(['gzip', '-kf', 'a.jsonl'], cwd=home / 'texts', check=True)
+    (home / 'novels').mkdir(exist_ok=True)
+    for i in range(40):                                 # ideographs in pairs, which a segmenter can find
+        pairs = ''.join(2 * chr(0x4e00 + (i * j * j) % 60) for j in range(1, 40))
+        (home / 'novels' / f'{i}.txt').write_text(f'{pairs} word {pairs}')
     letters = [mark + chr(code) for mark in ('', '##') for code in range(33, 127)]
     (home / 'vocab.txt').write_text('\n'.join(['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]', *letters]))
     if any('wordpiece' in word for word in words):
@@ -103,17 +108,36 @@ def test_the_page_has_its_commands_and_files():
     assert stages <= set(listed)
 
 
-def test_the_table_of_operators_is_that_of_the_model():
-    from model import ATTENTION
-    rows = re.findall(r'^\| `(\w+)` \|.*\| ([\d,]+) \| ([\d,]+) \| ([\d,]+) \|$', PAGE, re.M)
-    assert [row[0] for row in rows] == list(ATTENTION)
+def test_the_tables_of_systems_are_those_of_the_model():
+    """Every row of ATTENTION and POSITION is there, in order, with the counts of its models."""
+    from model import ATTENTION, OWN_ORDER, POSITION
+    number = r'([\d,]+)'
+    shared = re.findall(rf'^\| `(\w+)` \|.*\| {number} \| {number} \| {number} \|$', PAGE, re.M)
+    order = re.findall(rf'^\| `(\w+)` \|[^|]*\|[^|]*\| {number} \|$', PAGE, re.M)
+    own = re.findall(rf'^\| `(\w+)` \|[^|]*\|[^|]*\| {number} \| {number}? ?\|$', PAGE, re.M)
+    assert [row[0] for row in shared + own] == list(ATTENTION)
+    assert [row[0] for row in order] == list(POSITION)
+    for row in shared:
+        assert list(row[1:]) == [count(shape, attention=row[0]) for shape in SHAPES]
+    for position, printed in order:
+        assert printed == count(SHAPES[1], position=position)
+    for attention, printed, matrices in own:
+        gau = {'norm': 'rms', 'bias': False, 'lm_head': 'decoder'} if attention == 'gau' else {}
+        shape = (24, *SHAPES[1][1:]) if attention == 'gau' else SHAPES[1]
+        settings = {'attention': attention, 'position': OWN_ORDER[attention][0], **gau}
+        assert printed == count(shape, **settings)
+        assert matrices in ('', count(shape, matrices=True, **settings))
+
+
+SHAPES = (4, 8, 512, 2048), (12, 12, 768, 3072), (24, 16, 1024, 4096)
+
+
+def count(shape, matrices=False, **settings):
+    """Parameters of a masked LM, or of the matrices of its blocks, as the page prints them."""
     import torch
 
-    from model import EncoderConfig, MaskedLM, count_parameters
-    shapes = {1: (4, 8, 512, 2048), 2: (12, 12, 768, 3072), 3: (24, 16, 1024, 4096)}
-    for row in rows:
-        for column, (n_layer, n_head, n_embd, n_inner) in shapes.items():
-            with torch.device('meta'):
-                model = MaskedLM(EncoderConfig(n_layer=n_layer, n_head=n_head, n_embd=n_embd, n_inner=n_inner,
-                                               attention=row[0]))
-            assert f'{count_parameters(model):,}' == row[column]
+    from model import EncoderConfig, MaskedLM
+    with torch.device('meta'):
+        model = MaskedLM(EncoderConfig(30522, 512, *shape, **settings))
+    counted = model.encoder.blocks if matrices else model
+    return f'{sum(p.numel() for p in counted.parameters() if p.dim() > 1 or not matrices):,}'
