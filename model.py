@@ -933,9 +933,8 @@ class Encoder(nn.Module):
         self.config.block_size = replace(self.config, block_size=block_size).block_size     # checked
         for module in self.modules():
             if hasattr(module, 'resize'):
-                device = next(self.parameters()).device
                 module.resize(block_size)
-                module.to(device)
+                module.to(self.token.weight)            # its device and dtype
 
 
 def key_mask(keep):

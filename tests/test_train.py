@@ -22,7 +22,7 @@ import train as source
 from configurator import UserError
 from model import ATTENTION, NORMALISER, OWN_ORDER, POSITION, EncoderConfig, MaskedLM, PermutationLM
 from prepare_data import load_meta, load_tokenizer
-from train import PACKING, SCHEDULE, DocumentRows, Loader, Masker, Permuter, Ranks, StreamRows, shuffled
+from train import OBJECTIVE, PACKING, SCHEDULE, DocumentRows, Loader, Masker, Permuter, Ranks, StreamRows, shuffled
 
 
 @pytest.fixture(scope='module')
@@ -126,13 +126,15 @@ def test_an_epoch_sees_every_row_once(corpus, meta):
 
 
 @pytest.mark.parametrize('world', [2, 3, 8])
+@pytest.mark.parametrize('objective', OBJECTIVE)
 @pytest.mark.parametrize('packing', PACKING)
-def test_ranks_see_the_batches_of_one_process(packing, world, corpus, meta):
-    rows, masker = PACKING[packing](corpus, meta, 'train', 32), Masker(meta, 32, 0.15)
+def test_ranks_see_the_batches_of_one_process(packing, objective, world, corpus, meta):
+    rows, masker = PACKING[packing](corpus, meta, 'train', 32), OBJECTIVE[objective][1](meta, 32, 0.15)
     whole = Loader(rows, masker, 1, 16, slice(0, 16)).batch(5)
     parts = [Loader(rows, masker, 1, 16, Ranks(rank, world).share(16)).batch(5) for rank in range(world)]
     for key, value in whole.items():
         assert (np.concatenate([part[key] for part in parts]) == value).all()
+    assert whole.keys() == parts[0].keys() and ('order' in whole) == (objective == 'plm')
     assert (whole['ids'] != Loader(rows, masker, 2, 16, slice(0, 16)).batch(5)['ids']).any()
 
 
