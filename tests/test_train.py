@@ -22,7 +22,18 @@ import train as source
 from configurator import UserError
 from model import ATTENTION, NORMALISER, OWN_ORDER, POSITION, EncoderConfig, MaskedLM, PermutationLM
 from prepare_data import load_meta, load_tokenizer
-from train import OBJECTIVE, PACKING, SCHEDULE, DocumentRows, Loader, Masker, Permuter, Ranks, StreamRows, shuffled
+from train import (
+    OBJECTIVE,
+    PACKING,
+    SCHEDULE,
+    DocumentRows,
+    Loader,
+    Masker,
+    Permuter,
+    Ranks,
+    StreamRows,
+    shuffled,
+)
 
 
 @pytest.fixture(scope='module')
