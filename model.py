@@ -344,14 +344,16 @@ def one_head_scores(q, x):
 
 
 def sigmoid_weights(scores, mask):
-    """(a, r): sigmoid of the scores (B, Q, T), 0 at padding, and 1 / |a| of each row (B, Q, 1).
+    """(a, r): sigmoid of the scores (B, Q, T) over the row's largest, 0 at padding, and 1 / |a| (B, Q, 1).
 
-    r multiplies the weighted sum, which is smaller than the weights. A row without real keys has a = 0.
+    a r is the L2-normalised sigmoid; r multiplies the weighted sum, which is smaller than the weights. But for
+    the division, the squares of a row of low scores, which training does produce, would be 0 in float32.
     """
-    a = scores.sigmoid()
+    a = F.logsigmoid(scores)
     if mask is not None:
-        a = a.masked_fill(~mask.squeeze(1), 0)
-    return a, 1 / torch.linalg.vector_norm(a, dim=-1, keepdim=True).clamp_min(torch.finfo(a.dtype).tiny)
+        a = a.masked_fill(~mask.squeeze(1), -math.inf)
+    a = (a - a.detach().amax(-1, keepdim=True).clamp_min(torch.finfo(a.dtype).min)).exp()
+    return a, 1 / torch.linalg.vector_norm(a, dim=-1, keepdim=True).clamp_min(0.5)      # |a| >= 1, or no key
 
 
 def weigh_parts(a, partition, v):
