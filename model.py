@@ -116,11 +116,11 @@ class Context(NamedTuple):
 
     position  the encoder's scheme; None where queries stand nowhere and no positional term enters (pooling)
     mask      (B, 1, 1, T) or (B, 1, Q, T) bool, True where a query may look; None: everywhere
-    places    (B, Q) int64, where the queries stand; None: query i at place i
+    columns   (B, 1, Q, T) int64, see `distances`, if query i does not stand at place i; else None
     """
     position: nn.Module | None
     mask: torch.Tensor | None = None
-    places: torch.Tensor | None = None
+    columns: torch.Tensor | None = None
 
 
 def split_heads(x, n_head):
@@ -168,14 +168,16 @@ def masked_softmax(scores, mask):
     return scores.masked_fill(~mask, torch.finfo(scores.dtype).min).softmax(-1).masked_fill(~mask, 0)
 
 
-def distances(n_query, n_key, places, device):
-    """j - i of query i and key j, (Q, T), or (B, 1, Q, T) where the queries stand at `places`."""
-    i = torch.arange(n_query, device=device) if places is None else places[:, None]
-    return torch.arange(n_key, device=device) - i.unsqueeze(-1)
+def distances(places, length):
+    """Columns j - i + T - 1 in a table of the 2T - 1 distances of T = `length` keys, int64 (..., Q, T).
+
+    places  (..., Q) int64, i of each query
+    """
+    return torch.arange(length - 1, 2 * length - 1, device=places.device) - places.unsqueeze(-1)
 
 
 # ---- operators: queries from x (B, Q, D), keys and values from source (B, T, D) -> (B, Q, D) ----
-# Of those that share weights, `relative` gives K_rel and V_rel of `rpe`: table W, without the biases.
+# `relative` is for `rpe`, which goes with the first four: K_rel and V_rel are table W, without the biases.
 
 class OriginalAttention(nn.Module):
     """Separate queries, keys and values.  Vaswani et al. 2017; Courtois et al. 2024, eq. 1 and 2
@@ -327,15 +329,20 @@ class Partition(nn.Module):
         table = torch.cat((torch.cat((nothing, right), 1), torch.cat((right.flip(1), nothing), 1)))
         self.register_buffer('table', table.float(), persistent=False)
 
-    def forward(self, length, dtype):
-        """N (H, T, T) for queries from last to first, [h, i, j] = f_h(i + j - T + 1): a view of the table."""
-        middle = self.table.size(1) // 2
-        return self.table[:, middle - length + 1:middle + length].to(dtype).unfold(1, length, 1)
+    def forward(self, context, v):
+        """N (H, T, T) for queries from last to first, [h, i, j] = f_h(i + j - T + 1): a view of the table.
+
+        None where no positional term enters; v (B, H, T, K) gives the length and the type
+        """
+        if context.position is None:
+            return None
+        middle, length = self.table.size(1) // 2, v.size(2)
+        return self.table[:, middle - length + 1:middle + length].to(v.dtype).unfold(1, length, 1)
 
 
-def backwards(x, context):
-    """x (B, Q, D) from the last query to the first, as Partition wants it; pooling has no order."""
-    return x if context.position is None else x.flip(1)
+def backwards(x, partition):
+    """x (B, Q, D) from the last query to the first, as Partition wants them."""
+    return x if partition is None else x.flip(1)
 
 
 def one_head_scores(q, x):
@@ -346,8 +353,8 @@ def one_head_scores(q, x):
 def sigmoid_weights(scores, mask):
     """(a, r): sigmoid of the scores (B, Q, T) over the row's largest, 0 at padding, and 1 / |a| (B, Q, 1).
 
-    a r is the L2-normalised sigmoid; r multiplies the weighted sum, which is smaller than the weights. But for
-    the division, the squares of a row of low scores, which training does produce, would be 0 in float32.
+    a r is the L2-normalised sigmoid; r multiplies the weighted sum, which is smaller than the weights.
+    Without that division the squares of low scores, which training does produce, are 0 in float32.
     """
     a = F.logsigmoid(scores)
     if mask is not None:
@@ -361,17 +368,19 @@ def weigh_parts(a, partition, v):
     return (a * partition) @ v
 
 
-def sum_parts(operator, a, v, context):
-    """Weighted sum of each part's values -> (B, Q, D); N = 1 where no positional term enters.
+def sum_parts(operator, a, v, partition):
+    """Weighted sum of each part's values -> (B, Q, D); None as partition: N = 1.
 
     a (B, 1|H, Q, T); operator.recompute keeps a alone for the backward pass, not a N (B, H, Q, T)
     """
-    if context.position is None:
+    a = a.to(v.dtype)                                   # autocast computed it in float32
+    if partition is None:
         return merge_heads(a @ v)
-    partition = operator.partition(v.size(2), a.dtype)
     if operator.recompute and a.requires_grad:
-        return merge_heads(checkpoint(weigh_parts, a, partition, v, use_reentrant=False))
-    return merge_heads(weigh_parts(a, partition, v))
+        y = checkpoint(weigh_parts, a, partition, v, use_reentrant=False, preserve_rng_state=False)
+    else:
+        y = weigh_parts(a, partition, v)
+    return merge_heads(y)
 
 
 class PartMaskAttention(nn.Module):
@@ -393,12 +402,13 @@ class PartMaskAttention(nn.Module):
         self.partition = Partition(config, layer)
 
     def forward(self, x, source, context):
-        q = split_heads(backwards(self.query(x), context), self.n_head)
         k = split_heads(self.key(source), self.n_head)
         v = split_heads(self.value(source), self.n_head)
+        partition = self.partition(context, v)
+        q = split_heads(backwards(self.query(x), partition), self.n_head)
         a = masked_softmax(q @ k.mT * q.size(-1) ** -0.5, context.mask)
-        y = sum_parts(self, F.dropout(a, self.dropout, self.training), v, context)
-        return self.out(backwards(y, context))
+        y = sum_parts(self, F.dropout(a, self.dropout, self.training), v, partition)
+        return self.out(backwards(y, partition))
 
 
 class OneHeadSoftmaxAttention(nn.Module):
@@ -418,10 +428,12 @@ class OneHeadSoftmaxAttention(nn.Module):
         self.partition = Partition(config, layer)
 
     def forward(self, x, source, context):
-        q, v = backwards(self.query(x), context), split_heads(self.value(source), self.n_head)
+        v = split_heads(self.value(source), self.n_head)
+        partition = self.partition(context, v)
+        q = backwards(self.query(x), partition)
         a = masked_softmax(one_head_scores(q, source)[:, None], context.mask)           # (B, 1, Q, T)
-        y = sum_parts(self, F.dropout(a, self.dropout, self.training), v, context)
-        return self.out(backwards(y, context))
+        y = sum_parts(self, F.dropout(a, self.dropout, self.training), v, partition)
+        return self.out(backwards(y, partition))
 
 
 class OneHeadSigmoidAttention(nn.Module):
@@ -441,10 +453,12 @@ class OneHeadSigmoidAttention(nn.Module):
         self.partition = Partition(config, layer)
 
     def forward(self, x, source, context):
-        q, v = backwards(self.query(x), context), split_heads(self.value(source), self.n_head)
+        v = split_heads(self.value(source), self.n_head)
+        partition = self.partition(context, v)
+        q = backwards(self.query(x), partition)
         a, r = sigmoid_weights(one_head_scores(q, source), context.mask)
         a = F.dropout(a, self.dropout, self.training)
-        return self.out(backwards(sum_parts(self, a[:, None], v, context) * r, context))
+        return self.out(backwards(sum_parts(self, a[:, None], v, partition) * r, partition))
 
 
 class PartBiasAttention(nn.Module):
@@ -465,19 +479,18 @@ class PartBiasAttention(nn.Module):
         self.partition = Partition(config, layer)
 
     def forward(self, x, source, context):
-        q, v = backwards(self.query(x), context), split_heads(self.value(source), self.n_head)
-        scores = one_head_scores(q, source) + part_scores(self, q, context)
+        v = split_heads(self.value(source), self.n_head)
+        partition = self.partition(context, v)
+        q = backwards(self.query(x), partition)
+        scores = one_head_scores(q, source) + part_scores(self, q, partition)
         a, r = sigmoid_weights(scores, context.mask)
         a = F.dropout(a, self.dropout, self.training)
-        return self.out(backwards(sum_parts(self, a[:, None], v, context) * r, context))
+        return self.out(backwards(sum_parts(self, a[:, None], v, partition) * r, partition))
 
 
-def part_scores(operator, q, context):
+def part_scores(operator, q, partition):
     """b_ij = sum_h (q_i R_h) N[h, i, j] -> (B, Q, T); 0 where no positional term enters."""
-    if context.position is None:
-        return 0.0
-    q = F.linear(q, operator.part)                                                      # (B, Q, H)
-    return torch.einsum('bih,hij->bij', q, operator.partition(q.size(1), q.dtype))
+    return 0.0 if partition is None else torch.einsum('bih,hij->bij', F.linear(q, operator.part), partition)
 
 
 class ShatterAttention(nn.Module):
@@ -499,15 +512,17 @@ class ShatterAttention(nn.Module):
         self.partition = Partition(config, layer)
 
     def forward(self, x, source, context):
-        q, v = backwards(self.query(x), context), split_heads(self.value(source), self.n_head)
-        scores = one_head_scores(q, source) + part_scores(self, q, context)
+        v = split_heads(self.value(source), self.n_head)
+        partition = self.partition(context, v)
+        q = backwards(self.query(x), partition)
+        scores = one_head_scores(q, source) + part_scores(self, q, partition)
         a, r = sigmoid_weights(scores, context.mask)
         a = F.dropout(a, self.dropout, self.training)
-        y = sum_parts(self, a[:, None], v, context)
-        if context.position is not None:
-            shares = torch.einsum('bij,hij->bih', a, self.partition(a.size(1), a.dtype))    # |a| A_part
+        y = sum_parts(self, a[:, None], v, partition)
+        if partition is not None:
+            shares = torch.einsum('bij,hij->bih', a.to(v.dtype), partition)             # A_part / r
             y = y + shares @ F.linear(self.part, self.value.weight)
-        return self.out(backwards(y * r, context))
+        return self.out(backwards(y * r, partition))
 
 
 # ---- GAU: one layer in place of attention and MLP ----
@@ -576,10 +591,13 @@ def squared_relu(scores, mask, n, size, scale):
 
 
 def scaled_squared_relu(scores, mask, n, size, scale):
-    """relu(q k^T)^2 / sum_j relu(q k^T)^2: rows sum to 1, a row of zeros stays 0.  Liu 2022, section 3.3"""
-    a = (scores.relu() * size ** -0.5).square()
-    a = a if mask is None else a.masked_fill(~mask, 0)
-    return a / a.sum(-1, keepdim=True).clamp_min(torch.finfo(a.dtype).tiny)
+    """relu(q k^T)^2 / sum_j relu(q k^T)^2: rows sum to 1, a row of zeros stays 0.  Liu 2022, section 3.3
+
+    Scores are first divided by the row's largest, which cancels: squares of small ones would be 0.
+    """
+    a = scores.relu() if mask is None else scores.relu().masked_fill(~mask, 0)
+    a = (a / a.detach().amax(-1, keepdim=True).clamp_min(torch.finfo(a.dtype).tiny)).square()
+    return a / a.sum(-1, keepdim=True).clamp_min(0.5)                                   # 1 at least, or all 0
 
 
 NORMALISER = {
@@ -624,6 +642,7 @@ class XLNetAttention(nn.Module):
         score_ij = ((q_i + u) k_j + (q_i + v) r_(i-j)) / sqrt(K),  r_d = sinusoid(d) Wr
         y = softmax(score) v_j                          u, v (D,), K a head; no biases in the projections
 
+    Their code drops out the sinusoids as well; here attention_dropout alone is in the layer.
     Parameters: 4 D^2 + 2 D, and D^2 for the output.
     """
 
@@ -650,8 +669,9 @@ class XLNetAttention(nn.Module):
         r = split_heads(self.distance(self.sinusoid(T))[None], self.n_head)             # (1, H, 2T - 1, K)
         q = split_heads(q + self.distance_bias.to(q.dtype), self.n_head)
         scores = q @ r.mT * q.size(-1) ** -0.5                                          # (B, H, Q, 2T - 1)
-        row = distances(q.size(2), T, context.places, x.device) + T - 1
-        bias = scores.gather(-1, row.expand(*scores.shape[:3], T))
+        columns = context.columns
+        columns = distances(torch.arange(T, device=x.device), T) if columns is None else columns
+        bias = scores.gather(-1, columns.expand(*scores.shape[:3], T))
         dropout = self.dropout if self.training else 0.0
         return self.out(merge_heads(fused_attention(content, k, v, context.mask, dropout, bias)))
 
@@ -679,6 +699,7 @@ OWN_ORDER = {                       # operator -> the positions it goes with; ev
 }
 MEANT_FOR = {                       # knob -> (axis, the rows of it that read the knob)
     'pair_rank': ('attention', ('pairwise',)),
+    'pair_init': ('attention', ('pairwise',)),
     'normaliser': ('attention', ('gau',)),
     'key_size': ('attention', ('gau',)),
     'relu_scale': ('normaliser', ('squared_relu',)),
@@ -787,21 +808,31 @@ class RelativePosition(NoPosition):
 
     def __init__(self, config):
         super().__init__(config)
-        self.clip = config.clip_distance
+        self.clip, self.block_size = config.clip_distance, config.block_size
         shape = config.n_layer, 2 * self.clip - 1, config.n_embd
         self.table = nn.Parameter(0.02 * torch.randn(shape))                            # R of each layer
+
+    @torch.no_grad()
+    def resize(self, block_size):
+        """Longer: distances that did not occur get the outermost row that did."""
+        far = min(self.block_size, block_size, self.clip) - 1
+        self.table[:, :self.clip - 1 - far] = self.table[:, self.clip - 1 - far, None]
+        self.table[:, self.clip + far:] = self.table[:, self.clip - 1 + far, None]
+        self.block_size = block_size
 
     def attend(self, operator, q, k, v, mask, dropout):
         T = k.size(-2)
         far = min(T, self.clip) - 1                                                     # largest distance
         table = self.table[operator.layer, self.clip - 1 - far:self.clip + far]
         k_rel, v_rel = (split_heads(x[None], operator.n_head) for x in operator.relative(table))
-        row = distances(T, T, None, q.device).clamp(-far, far) + far
-        row = row.expand(*q.shape[:2], T, T)
-        scores = (q @ k.mT + (q @ k_rel.mT).gather(-1, row)) * q.size(-1) ** -0.5
+        columns = distances(torch.arange(T, device=q.device), T) - T + 1
+        columns = (columns.clamp(-far, far) + far).expand(*q.shape[:2], T, T)
+        wide = torch.promote_types(q.dtype, torch.float32)                  # many distances add to one column
+        by_distance = (q @ k_rel.mT).to(wide).gather(-1, columns)
+        scores = (q @ k.mT + by_distance) * q.size(-1) ** -0.5
         weight = F.dropout(masked_softmax(scores, mask), dropout)
-        by_distance = weight.new_zeros(*q.shape[:3], 2 * far + 1).scatter_add(-1, row, weight)
-        return weight @ v + by_distance @ v_rel
+        by_distance = weight.new_zeros(*q.shape[:3], 2 * far + 1).scatter_add(-1, columns, weight)
+        return weight.to(v.dtype) @ v + by_distance.to(v.dtype) @ v_rel
 
 
 class BiasPosition(AbsolutePosition):
@@ -832,7 +863,7 @@ class BiasPosition(AbsolutePosition):
 
     def attend(self, operator, q, k, v, mask, dropout):
         T, middle = k.size(-2), len(self.bucket) // 2
-        bias = self.bucket_bias(self.bucket[middle - T + 1:middle + T]).mT              # (H, 2T - 1)
+        bias = self.bucket_bias(self.bucket[middle - T + 1:middle + T]).mT.contiguous()     # (H, 2T - 1)
         bias = bias.unfold(1, T, 1).flip(1)[None]                                       # (1, H, T, T)
         return fused_attention(q, k, v, mask, dropout, bias)
 
@@ -912,10 +943,10 @@ class Encoder(nn.Module):
         """
         return self.states(ids, segments, keep)[-1]
 
-    def states(self, ids, segments=None, keep=None):
-        """Hidden states of the embeddings and of each block: L + 1 tensors (B, T, D)."""
+    def states(self, ids, segments=None, keep=None, n_block=None):
+        """Hidden states of the embeddings and of each block, or of the first n_block: tensors (B, T, D)."""
         context, states = Context(self.position, key_mask(keep)), [self.embed(ids, segments)]
-        for block in self.blocks:
+        for block in self.blocks[:n_block]:
             states.append(block(states[-1], states[-1], context))
         return states
 
@@ -1080,16 +1111,18 @@ class PermutationLM(nn.Module):
         """
         if order is None:
             order = torch.zeros_like(ids).scatter(1, positions, 1)
-        content, places = self.encoder.embed(ids, segments), torch.arange(ids.size(1), device=ids.device)
+        content, length = self.encoder.embed(ids, segments), ids.size(1)
+        places = torch.arange(length, device=ids.device).expand_as(ids)
         start = self.encoder.dropout(self.start.to(content.dtype).expand(*positions.shape, -1))
         both = torch.cat((content, start), 1)                                           # (B, T + k, D)
         limit = torch.cat((order, order.gather(1, positions) - 1), 1)
         mask = (order[:, None] <= limit[:, :, None])[:, None]                           # (B, 1, T + k, T)
         mask = mask if keep is None else mask & key_mask(keep)
-        context = Context(self.encoder.position, mask, torch.cat((places.expand_as(ids), positions), 1))
+        columns = distances(torch.cat((places, positions), 1), length)[:, None]
+        context = Context(self.encoder.position, mask, columns)
         for block in self.encoder.blocks:
-            both = block(both, both[:, :ids.size(1)], context)
-        logits = self.head(both[:, ids.size(1):], self.encoder.token.weight)
+            both = block(both, both[:, :length], context)
+        logits = self.head(both[:, length:], self.encoder.token.weight)
         return logits if targets is None else token_losses(logits, targets)
 
 
@@ -1103,8 +1136,8 @@ class ClsPooling(nn.Module):
         self.dense = nn.Linear(config.n_embd, config.n_embd)
         init_weights(self.dense)
 
-    def forward(self, encoder, states, keep):
-        return self.dense(states[-1][:, 0]).tanh()
+    def forward(self, encoder, ids, segments, keep):
+        return self.dense(encoder(ids, segments, keep)[:, 0]).tanh()
 
 
 class LayerwisePooling(nn.Module):
@@ -1112,22 +1145,22 @@ class LayerwisePooling(nn.Module):
 
         y_(k+1) = block_k(y_k),  queries from y_k, keys and values from the recorded states X^k
 
-    No positional term enters. Parameters: D.
+    No positional term enters, so those of the last block rest without a gradient. Parameters: D.
     """
 
     def __init__(self, config):
         super().__init__()
         self.start = nn.Parameter(0.02 * torch.randn(config.n_embd))                    # y_0
 
-    def forward(self, encoder, states, keep):
-        context = Context(None, key_mask(keep))
-        y = self.start.to(states[0].dtype).expand(len(states[0]), 1, -1)
-        for block, source in zip(encoder.blocks, states[:-1], strict=True):
+    def forward(self, encoder, ids, segments, keep):
+        states = encoder.states(ids, segments, keep, len(encoder.blocks) - 1)           # X^0 to X^(L-1)
+        y, context = self.start.to(states[0].dtype).expand(len(ids), 1, -1), Context(None, key_mask(keep))
+        for block, source in zip(encoder.blocks, states, strict=True):
             y = block(y, source, context)
         return y[:, 0]
 
 
-POOLING = {'cls': ClsPooling, 'layerwise': LayerwisePooling}       # (encoder, L + 1 states, keep) -> (B, D)
+POOLING = {'cls': ClsPooling, 'layerwise': LayerwisePooling}    # (encoder, ids, segments, keep) -> (B, D)
 
 
 class SequenceClassifier(nn.Module):
@@ -1144,8 +1177,7 @@ class SequenceClassifier(nn.Module):
 
     def forward(self, ids, segments=None, keep=None):
         """Logits (B, n_label); arguments as Encoder.forward."""
-        pooled = self.pooler(self.encoder, self.encoder.states(ids, segments, keep), keep)
-        return self.classifier(self.dropout(pooled))
+        return self.classifier(self.dropout(self.pooler(self.encoder, ids, segments, keep)))
 
 
 class SpanClassifier(nn.Module):
@@ -1163,23 +1195,16 @@ class SpanClassifier(nn.Module):
         return self.classifier(self.encoder(ids, segments, keep)).unbind(-1)
 
 
-class MultipleChoice(nn.Module):
+class MultipleChoice(SequenceClassifier):
     """One of C texts: a SequenceClassifier with one label on each.  Devlin et al. 2018, section 4.4"""
 
     def __init__(self, config):
-        super().__init__()
-        self.encoder = Encoder(config)
-        self.config = self.encoder.config
-        self.pooler = POOLING[config.pooling](config)
-        self.dropout = nn.Dropout(config.dropout)
-        self.classifier = nn.Linear(config.n_embd, 1)
-        init_weights(self.classifier)
+        super().__init__(replace(config, n_label=1))
 
     def forward(self, ids, segments=None, keep=None):
         """Logits (B, C); ids, segments, keep (B, C, T), else as Encoder.forward."""
         rows = [None if x is None else x.flatten(0, 1) for x in (ids, segments, keep)]
-        pooled = self.dropout(self.pooler(self.encoder, self.encoder.states(*rows), rows[2]))
-        return self.classifier(pooled).view(ids.shape[:2])
+        return super().forward(*rows).view(ids.shape[:2])
 
 
 # ---- Hugging Face ----

@@ -58,8 +58,8 @@ objective = 'mlm'               # mlm: masked; plm: permuted, needs attention = 
 mask_fraction = 0.15            # of the tokens of a row that are predicted
 whole_word = False              # predict all pieces of a word together
 # model
-attention = 'original'          # original, symmetric, pairwise, shared, part_mask ... shatter, gau or xlnet
-position = 'absolute'           # absolute, none, rope, rpe or rab; none with part_mask ... shatter and xlnet
+attention = 'original'          # a row of model.py's ATTENTION, as symmetric, pairwise, shared, shatter or gau
+position = 'absolute'           # absolute, none, rope, rpe or rab; Shatter's steps and xlnet take none
 norm = 'layer'                  # layer, or rms without weights
 lm_head = 'bert'                # bert, or decoder: the tied matrix alone
 bias = True                     # biases of Linears and norms
@@ -632,7 +632,10 @@ def read_checkpoint(path):
             length = file.seek(0, os.SEEK_END) - COMMENT_LENGTH
             if length < 0 or digest(file, length) != file.read():
                 raise UserError(f'{path}: damaged, or not a checkpoint: its digest does not match')
-        return torch.load(path, map_location='cpu', weights_only=True)
+        content = torch.load(path, map_location='cpu', weights_only=True)
+        if 'objective' not in content['config']:
+            raise UserError(f'{path}: of an earlier version, with other names and order of parameters')
+        return content
     except OSError as error:
         raise UserError(f'{path}: cannot be read: {error.strerror}') from None
     except (pickle.UnpicklingError, RuntimeError):      # a good digest, but not what write_checkpoint wrote
