@@ -58,7 +58,7 @@ objective = 'mlm'               # mlm: masked; plm: permuted, needs attention = 
 mask_fraction = 0.15            # of the tokens of a row that are predicted
 whole_word = False              # predict all pieces of a word together
 # model
-attention = 'original'          # a row of model.py's ATTENTION, as symmetric, pairwise, shared, shatter or gau
+attention = 'original'          # a row of model.py's ATTENTION: symmetric, pairwise, shared, shatter, gau ...
 position = 'absolute'           # absolute, none, rope, rpe or rab; Shatter's steps and xlnet take none
 norm = 'layer'                  # layer, or rms without weights
 lm_head = 'bert'                # bert, or decoder: the tied matrix alone
