@@ -559,11 +559,10 @@ class GatedAttention(nn.Module):
         if context.position is not None:
             q, k = context.position.rotate(q, k)
         mask = None if context.mask is None else context.mask.squeeze(1)                # (B, 1, T)
-        if mask is None:
-            n = torch.tensor(float(k.size(1)), device=k.device)
-        else:
-            n = mask.sum(-1, keepdim=True).clamp(min=1).float()                         # (B, 1, 1)
-        a = self.normaliser(q @ k.mT, mask, n, q.size(-1), self.scale).to(v.dtype)
+        scores = q @ k.mT
+        n = torch.tensor(k.size(1), device=k.device) if mask is None else mask.sum(-1, keepdim=True)
+        n = n.clamp(min=1).to(torch.promote_types(scores.dtype, torch.float32))         # (), or (B, 1, 1)
+        a = self.normaliser(scores, mask, n, q.size(-1), self.scale).to(v.dtype)
         return self.out(u * (F.dropout(a, self.dropout, self.training) @ v))
 
 

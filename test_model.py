@@ -808,6 +808,22 @@ def test_gradients_are_slopes(settings):
     assert difference(slope, (values[0] - values[1]) / (2 * step)) < 1e-5 * max(1, slope.abs().item())
 
 
+@pytest.mark.parametrize('settings', rows_of([system('original', position='rab'), XLNET]))
+@pytest.mark.parametrize('keep', [None, KEEP], ids=['whole', 'padded'])
+def test_learned_biases_are_laid_out_for_the_fused_kernel(settings, keep, monkeypatch):
+    """CUDA's memory-efficient kernel takes a bias whose last stride is 1, and falls back without a word."""
+    strides = []
+
+    def spy(q, k, v, bias, *others):
+        strides.append(bias.stride(-1))
+        return plain(q, k, v, bias, *others)
+
+    plain = F.scaled_dot_product_attention
+    monkeypatch.setattr(F, 'scaled_dot_product_attention', spy)
+    build(Encoder, **settings)(*batch(), keep)
+    assert strides == [1, 1]
+
+
 @pytest.mark.parametrize('settings', rows_of([
     *[system(**variant, position='rab') for variant in FREE], XLNET]))
 def test_learned_biases_get_the_gradient_of_a_plain_softmax(settings, monkeypatch):
@@ -1306,6 +1322,17 @@ def test_extension_draws_new_rows(position):
     assert rows.shape == (1000, 12) and abs(rows.std().item() / 0.02 - 1) < 5 / (2 * rows.numel()) ** 0.5
 
 
+def test_extension_of_rpe_repeats_the_rows_of_the_longest_distances():
+    """Tian et al. 2021, section 2: "copying the learnt embeddings" of the ends; the others never occurred."""
+    encoder = build(Encoder, position='rpe', clip_distance=20)      # rows of 12 tokens: distances -11 to 11
+    table = encoder.position.table.detach().clone()
+    encoder.extend(40)
+    for row in range(39):
+        assert torch.equal(encoder.position.table[:, row], table[:, min(max(row, 19 - 11), 19 + 11)])
+    encoder.extend(12)
+    assert torch.equal(encoder.position.table[:, 8:31], table[:, 8:31])
+
+
 def test_models_leave_the_config_they_are_given():
     config = EncoderConfig(**SMALL)
     model, other = MaskedLM(config), MaskedLM(config)
@@ -1316,8 +1343,8 @@ def test_models_leave_the_config_they_are_given():
 
 # ---- what a user can get wrong ----
 
-KNOBS = {'pair_rank': 2, 'normaliser': 'softmax', 'key_size': 64, 'recompute': True,    # not the defaults
-         'relu_scale': 'n', 'clip_distance': 5}
+KNOBS = {'pair_rank': 2, 'pair_init': 'normal', 'normaliser': 'softmax', 'key_size': 64,    # not defaults
+         'recompute': True, 'relu_scale': 'n', 'clip_distance': 5}
 
 
 def test_every_knob_of_one_row_is_tried():

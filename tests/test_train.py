@@ -657,6 +657,15 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_taken(finished, corpus
         source.newest_checkpoint(str(tmp_path / 'run'))
 
 
+def test_a_checkpoint_of_an_earlier_version_is_refused(finished, corpus, tmp_path):
+    content = weights(finished / 'ckpt_0000008.pt')
+    del content['config']['objective']
+    source.write_checkpoint(str(tmp_path / 'old.pt'), content)
+    for knobs in ([], ['--fill=a [MASK]']):
+        line = refused(run_with(corpus, tmp_path / 'run', f'--init_from={tmp_path / "old.pt"}', *knobs))
+        assert 'old.pt: of an earlier version' in line
+
+
 def test_a_hostile_checkpoint_runs_nothing(tmp_path):
     class Hostile:
         def __reduce__(self):
