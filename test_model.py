@@ -107,7 +107,7 @@ def difference(x, y):
     return (x - y).abs().max().item()
 
 
-# ---- oracles: SPEC sections 1 to 7 and the papers, one vector at a time, numpy in float64 ----
+# ---- oracles: the papers' equations, one vector at a time, numpy in float64 ----
 
 class Place(NamedTuple):
     """What the oracle of a layer knows besides states."""
@@ -130,7 +130,7 @@ def layer_norm(w, name, x):
 
 
 def rms_norm(w, name, x):
-    """Liu 2022, section 4.1, with the mean square for VAR (SPEC section 5): no weights."""
+    """Liu 2022, section 4.1, with the mean square for VAR (errata of the README): no weights."""
     assert not part(w, name)
     return x / math.sqrt(sum(a * a for a in x) / len(x) + 1e-12)
 
@@ -533,7 +533,7 @@ def test_two_streams_equal_the_loops(drawn):
 
 # ---- the partition of unity ----
 
-PARTS = {       # (H, L, k, x): f_0(x) to f_(H/2-1)(x), by hand from SPEC section 4.  (4, 12, 11, 12) in full:
+PARTS = {       # (H, L, k, x): f_0(x) to f_(H/2-1)(x), by hand from Tian, A.1.  (4, 12, 11, 12) in full:
     # D' = 1, alpha = -1, beta = -1/12, u = -ln(e^-1 (1 - e^-1) + e^-1) = -ln 0.600424 = 0.510120; 1 - u, u
     (4, 12, 0, 1): (0.4538572561, 0.5461427439),        # alpha = -1/12, beta = -(1/12)^(1/12) = -0.812966
     (4, 12, 0, 3): (0.0906546245, 0.9093453755),
@@ -581,7 +581,7 @@ def test_partition_is_one_of_unity(n_head, n_layer, block_size):
 # ---- counts ----
 
 SHAPES = {'small': (4, 8, 512, 2048), 'base': (12, 12, 768, 3072), 'large': (24, 16, 1024, 4096)}
-COUNTS = {                              # SPEC section 8: masked LM of the three shapes
+COUNTS = {                              # masked LM of the three shapes: Courtois, 2; Kowsher, 4
     'original': (28795194, 109514298, 335174458),
     'symmetric': (27744570, 102427194, 309984058),
     'pairwise': (27875642, 103017018, 311556922),
@@ -633,7 +633,7 @@ def test_parameter_counts_of_classifiers(attention):
 @pytest.mark.parametrize('kind, shape, attention, percent', [
     (MaskedLM, 'small', 'symmetric', 3.65), (MaskedLM, 'small', 'pairwise', 3.19),      # Courtois, table 2
     (MaskedLM, 'base', 'symmetric', 6.47), (MaskedLM, 'base', 'pairwise', 5.93),
-    (MaskedLM, 'base', 'shared', 12.92), (SequenceClassifier, 'base', 'shared', 12.92)])    # SPEC section 9
+    (MaskedLM, 'base', 'shared', 12.92), (SequenceClassifier, 'base', 'shared', 12.92)])    # README's errata
 def test_saved_parameters_in_percent(kind, shape, attention, percent):
     saved = 1 - count_of(kind, shape, attention) / count_of(kind, shape)
     assert round(100 * saved, 2) == percent
@@ -644,7 +644,7 @@ def test_saved_parameters_in_percent(kind, shape, attention, percent):
     ('base', 'shatter', 'none', 77967360), ('large', 'shatter', 'none', 277217280),
     ('base', 'original', 'rpe', 87284736), ('base', 'xlnet', 'none', 92012544)])
 def test_matrices_of_tian_table_1(shape, attention, position, count):
-    """Without embeddings, biases and norms; the large rows with all of their 24 layers (SPEC section 9)."""
+    """Without embeddings, biases and norms; the large rows with all of their 24 layers (README's errata)."""
     encoder = on_paper(Encoder, shape, 32000, attention=attention, position=position)
     left_out = ('token.', 'segment.', 'position.table.weight', 'norm', 'bias')
     assert count == sum(parameter.numel() for name, parameter in encoder.named_parameters()
@@ -652,7 +652,7 @@ def test_matrices_of_tian_table_1(shape, attention, position, count):
 
 
 def test_classifiers_of_liu_table_4():
-    """SPEC section 8: with the rotary tables of the two RoFormers, GAU without the pooler's matrix."""
+    """Table 4: with the rotary tables of the two RoFormers, GAU without the pooler's matrix."""
     rms = {'position': 'rope', 'norm': 'rms', 'lm_head': 'decoder', 'bias': False}
     first, second = on_paper(SequenceClassifier, 'base', 50000, position='rope'), on_paper(
         SequenceClassifier, 'base', 12000, **rms)

@@ -18,7 +18,7 @@ from model import NORMALISER, SHATTER, Encoder, SequenceClassifier, count_parame
 RECIPES = [os.path.basename(path)[:-3] for path in CONFIGS if not os.path.basename(path).startswith('data_')]
 COUNTED = [name for name in RECIPES if re.match('(small|base|large|gpu|gau)_|tian_original', name)]
 TPU, GPU = (256, 512, 1_000_000, 10_000, 1e-4), (128, 256, 1_600_000, 10_000, 1e-4)
-STEPS = {                           # SPEC section 11: rows a step, tokens a row, steps, warmup, rate
+STEPS = {                           # of the papers: rows a step, tokens a row, steps, warmup, rate
     **dict.fromkeys(('tian_original', 'base_no_position', 'base_rpe', 'base_rab', 'base_xlnet'), TPU),
     **{f'base_{attention}': TPU for attention in SHATTER},
     **{f'gpu_{attention}': GPU for attention in ('original', 'shatter')},
@@ -27,10 +27,10 @@ STEPS = {                           # SPEC section 11: rows a step, tokens a row
     **{f'gau_{row}_{rows}': (256, 512, 10_000, 1000, 3e-4) for row in NORMALISER for rows in ('512', 'diff')},
     'gau_scales': (256, 512, 5000, 500, 3e-4),
 }
-MATRICES = {                        # SPEC section 8: Tian's table 1, without vectors and embeddings
+MATRICES = {                        # Tian's table 1: without vectors and embeddings
     'tian_original': 84934656, 'base_shatter': 77967360, 'base_rpe': 87284736, 'base_xlnet': 92012544,
     'base_rab': 84934656, 'gpu_original': 84934656, 'gpu_shatter': 77967360,
-    'large_original': 301989888, 'large_shatter': 277217280,        # printed as half of it: section 9
+    'large_original': 301989888, 'large_shatter': 277217280,        # printed as half of it
 }
 
 
