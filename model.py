@@ -584,7 +584,10 @@ def softmax_plus(scores, mask, n, size, scale):
 
 
 def squared_relu(scores, mask, n, size, scale):
-    """relu(q k^T)^2 / scale; the square root goes inside, which keeps float16 in range."""
+    """relu(q k^T)^2 / scale, as in Liu's table 1; table 2 prints q k^T / sqrt(d_h) inside.
+
+    The root of the scale goes inside, which keeps float16 in range.
+    """
     a = (scores.relu() * scale(n, size).rsqrt().to(scores.dtype)).square()
     return a if mask is None else a.masked_fill(~mask, 0)
 
@@ -592,7 +595,8 @@ def squared_relu(scores, mask, n, size, scale):
 def scaled_squared_relu(scores, mask, n, size, scale):
     """relu(q k^T)^2 / sum_j relu(q k^T)^2: rows sum to 1, a row of zeros stays 0.  Liu 2022, section 3.3
 
-    Scores are first divided by the row's largest, which cancels: squares of small ones would be 0.
+    The paper prints a further 1 / (n s), with which rows would not sum to 1. Scores are first divided by the
+    row's largest, which cancels: squares of small ones would be 0.
     """
     a = scores.relu() if mask is None else scores.relu().masked_fill(~mask, 0)
     a = (a / a.detach().amax(-1, keepdim=True).clamp_min(torch.finfo(a.dtype).tiny)).square()
@@ -813,11 +817,12 @@ class RelativePosition(NoPosition):
 
     @torch.no_grad()
     def resize(self, block_size):
-        """Longer: distances that did not occur get the outermost row that did."""
-        far = min(self.block_size, block_size, self.clip) - 1
-        self.table[:, :self.clip - 1 - far] = self.table[:, self.clip - 1 - far, None]
-        self.table[:, self.clip + far:] = self.table[:, self.clip - 1 + far, None]
-        self.block_size = block_size
+        """Longer than ever before: distances that did not occur get the outermost row that did."""
+        far = min(self.block_size, self.clip) - 1
+        if block_size > self.block_size:
+            self.table[:, :self.clip - 1 - far] = self.table[:, self.clip - 1 - far, None]
+            self.table[:, self.clip + far:] = self.table[:, self.clip - 1 + far, None]
+            self.block_size = block_size
 
     def attend(self, operator, q, k, v, mask, dropout):
         T = k.size(-2)
@@ -1087,8 +1092,9 @@ class PermutationLM(nn.Module):
         content h_i sees j where order_j <= order_i;  query g_i sees j where order_j < order_i
         g starts from one learned vector: by the relative scores it knows its place, but not its token
 
-    Both streams pass each block as one batch of T + k queries with the keys and values of h. Fine-tuning
-    takes the encoder, the content stream. Parameters: those of MaskedLM and D.
+    Their code lets all tokens that are not predicted see each other; here the content stream keeps to
+    the order. Both streams pass each block as one batch of T + k queries with the keys and values of h.
+    Fine-tuning takes the encoder, the content stream. Parameters: those of MaskedLM and D.
     """
 
     def __init__(self, config):

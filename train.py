@@ -633,7 +633,7 @@ def read_checkpoint(path):
             if length < 0 or digest(file, length) != file.read():
                 raise UserError(f'{path}: damaged, or not a checkpoint: its digest does not match')
         content = torch.load(path, map_location='cpu', weights_only=True)
-        if 'objective' not in content['config']:
+        if 'objective' not in content.get('config', {}):
             raise UserError(f'{path}: of an earlier version, with other names and order of parameters')
         return content
     except OSError as error:
@@ -875,6 +875,12 @@ def masked_sentences(documents, tokenizer, word_start, special, n):
     return sentences[:n]
 
 
+def show_sentences(model, documents, tokenizer, word_start, special, n):
+    """Print `n` of masked_sentences with what the model fills in."""
+    for text, word, ids in masked_sentences(documents, tokenizer, word_start, special, n):
+        print('', text, f'    masked: {word}', *predictions(model, tokenizer, special, ids), sep='\n')
+
+
 # ---- main ----
 
 def check_knobs(config, ranks):
@@ -972,8 +978,8 @@ def main():
 
     # data
     word_start = np.fromfile(os.path.join(folder, 'word_start.bin'), np.uint8)
-    kind, masker = choose('objective', objective, OBJECTIVE)
-    masker = masker(meta, block_size, mask_fraction, word_start if whole_word else None)
+    model_class, masker_class = choose('objective', objective, OBJECTIVE)
+    masker = masker_class(meta, block_size, mask_fraction, word_start if whole_word else None)
     rows = choose('packing', packing, PACKING)
     train_rows, val_rows = (rows(folder, meta, split, block_size) for split in ('train', 'val'))
     loader = Loader(train_rows, masker, seed, total_batch, ranks.share(total_batch))
@@ -986,8 +992,8 @@ def main():
         refuse_to_overwrite(path, init_from, out_dir)
     content = read_checkpoint(path) if path else {}
     torch.manual_seed(seed)
-    encoder_config = model_config(config, meta['vocab_size'])
-    raw = make_model(encoder_config, objective, init_from, path, content).to(torch_device)
+    raw = make_model(model_config(config, meta['vocab_size']), objective, init_from, path, content)
+    raw.to(torch_device)
     optimizer = make_optimizer(raw, learning_rate, (beta1, beta2), adam_eps, weight_decay, torch_device)
     scaler = torch.amp.GradScaler(torch_device.type, enabled=torch_dtype == torch.float16)
     step, best_loss = 0, math.inf
@@ -1002,7 +1008,7 @@ def main():
     # compile and wrap
     model = compiled_or_eager(raw, compile, loader.batch(step), batch_size, torch_device, torch_dtype)
     wrapped = DistributedDataParallel(model) if ranks.world > 1 else model
-    flops = total_batch * training_flops(raw.config, block_size, masker.k, kind)
+    flops = total_batch * training_flops(raw.config, block_size, masker.k, model_class)
     peak = peak_flops(torch_device, torch_dtype)
 
     # log and signals
@@ -1086,10 +1092,8 @@ def main():
 
     if ranks.main and step == max_iters:
         plot_losses(out_dir, unigram)
-        tokenizer, special = load_tokenizer(folder, meta), meta['special']
-        documents = DocumentRows(folder, meta, 'val', block_size)
-        for text, word, ids in masked_sentences(documents, tokenizer, word_start, special, fill_samples):
-            print('', text, f'    masked: {word}', *predictions(raw, tokenizer, special, ids), sep='\n')
+        show_sentences(raw, DocumentRows(folder, meta, 'val', block_size), load_tokenizer(folder, meta),
+                       word_start, meta['special'], fill_samples)
     if ranks.world > 1:
         dist.barrier()                                  # nobody leaves while another still talks
         dist.destroy_process_group()
