@@ -1040,19 +1040,10 @@ class MaskedLM(nn.Module):
     @classmethod
     def from_pretrained(cls, name):
         """A Hugging Face BERT (hub name or local folder) as `original` + `absolute`, in eval mode."""
-        c = transformers().AutoConfig.from_pretrained(name)
-        for key, wanted in BERT_CONFIG.items():
-            given = c.to_dict().get(key, wanted)
-            if given != wanted:
-                raise UserError(f'{name}: {key}={given}: only a BERT with {key}={wanted} can be loaded')
-        source, report = transformers().BertForMaskedLM.from_pretrained(name, output_loading_info=True)
-        model = cls(EncoderConfig(
-            vocab_size=c.vocab_size, block_size=c.max_position_embeddings, n_layer=c.num_hidden_layers,
-            n_head=c.num_attention_heads, n_embd=c.hidden_size, n_inner=c.intermediate_size,
-            n_segment=c.type_vocab_size, dropout=c.hidden_dropout_prob,
-            attention_dropout=c.attention_probs_dropout_prob))
-        names, weights = hugging_face_names(model), source.state_dict()
-        missing = set(report['missing_keys']).intersection(names.values())
+        config, weights = read_bert(name, 'BertForMaskedLM')
+        model = cls(config)
+        names = hugging_face_names(config)
+        missing = set(names.values()) - set(weights)
         if missing:
             raise UserError(f'{name}: has no {min(missing)}: not a masked-LM model')
         model.load_state_dict({ours: weights[theirs] for ours, theirs in names.items()})
@@ -1073,7 +1064,7 @@ class MaskedLM(nn.Module):
             attention_probs_dropout_prob=c.attention_dropout, layer_norm_eps=1e-12, hidden_act='gelu')
         target = transformers().BertForMaskedLM(bert)
         weights = self.state_dict()
-        copied = {theirs: weights[ours] for ours, theirs in hugging_face_names(self).items()}
+        copied = {theirs: weights[ours] for ours, theirs in hugging_face_names(c).items()}
         tied = {'cls.predictions.decoder.weight': weights['encoder.token.weight'],
                 'cls.predictions.decoder.bias': weights['head.bias']}
         target.load_state_dict({**copied, **tied})
@@ -1245,14 +1236,43 @@ BERT_MODEL = {                      # tensors outside the blocks
 }
 
 
-def hugging_face_names(model):
+def hugging_face_names(config):
     """{name in our state_dict: name in transformers' BertForMaskedLM}, for `original` + `absolute`."""
     names = dict(BERT_MODEL)
-    for layer in range(model.config.n_layer):
+    for layer in range(config.n_layer):
         for ours, theirs in BERT_LAYER.items():
             for kind in ('weight', 'bias'):
                 names[f'encoder.blocks.{layer}.{ours}.{kind}'] = f'bert.encoder.layer.{layer}.{theirs}.{kind}'
     return names
+
+
+def read_bert(name, kind):
+    """(EncoderConfig, weights of transformers' class `kind` that the files have) of a Hugging Face BERT."""
+    c = transformers().AutoConfig.from_pretrained(name)
+    for key, wanted in BERT_CONFIG.items():
+        given = c.to_dict().get(key, wanted)
+        if given != wanted:
+            raise UserError(f'{name}: {key}={given}: only a BERT with {key}={wanted} can be loaded')
+    model, report = getattr(transformers(), kind).from_pretrained(name, output_loading_info=True)
+    missing = set(report['missing_keys'])
+    return EncoderConfig(
+        vocab_size=c.vocab_size, block_size=c.max_position_embeddings, n_layer=c.num_hidden_layers,
+        n_head=c.num_attention_heads, n_embd=c.hidden_size, n_inner=c.intermediate_size,
+        n_segment=c.type_vocab_size, dropout=c.hidden_dropout_prob,
+        attention_dropout=c.attention_probs_dropout_prob,
+    ), {key: value for key, value in model.state_dict().items() if key not in missing}
+
+
+def pretrained_encoder(name):
+    """(EncoderConfig, weights of encoder.* and, if it has one, pooler.*) of a Hugging Face BERT with any head."""
+    config, weights = read_bert(name, 'BertModel')
+    names = {ours: theirs.removeprefix('bert.') for ours, theirs in hugging_face_names(config).items()}
+    names |= {f'pooler.dense.{kind}': f'pooler.dense.{kind}' for kind in ('weight', 'bias')}
+    found = {ours: weights[theirs] for ours, theirs in names.items() if theirs in weights}
+    missing = [theirs for ours, theirs in names.items() if ours.startswith('encoder.') and ours not in found]
+    if missing:
+        raise UserError(f'{name}: has no {missing[0]}: not a BERT')
+    return config, found
 
 
 def transformers():

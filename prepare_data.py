@@ -505,6 +505,11 @@ class SentencePieceTokenizer:
     def encode_batch(self, texts):
         return self.model.encode(texts, num_threads=1)
 
+    def encode_offsets(self, texts):
+        """Of each text: (ids, their (N, 2) first and last + 1 character in it; a space before may count)."""
+        found = [self.model.encode(text, return_type='offset_mapping') for text in texts]
+        return [(item['ids'], np.array(item['offsets'], np.int64).reshape(-1, 2)) for item in found]
+
     def decode(self, ids):
         return self.model.decode([int(item) for item in ids if item not in self.specials])
 
@@ -694,6 +699,14 @@ class TiktokenTokenizer:
     def encode_batch(self, texts):
         return [self.model.encode_ordinary(text) for text in texts]
 
+    def encode_offsets(self, texts):
+        """Of each text: (ids, their (N, 2) first and last + 1 character in it; a space before may count)."""
+        rows = []
+        for text, ids in zip(texts, self.encode_batch(texts), strict=True):
+            starts = self.model.decode_with_offsets(ids)[1]
+            rows.append((ids, np.array([starts, [*starts[1:], len(text)]], np.int64).T[:len(ids)]))
+        return rows
+
     def decode(self, ids):
         return b''.join(self.tokens.get(int(item), b'') for item in ids).decode('utf-8', 'replace')
 
@@ -726,7 +739,7 @@ def find_tokenizer(text):
 
 
 def load_tokenizer(folder, meta):
-    """The tokenizer of a prepared folder: encode, encode_batch, decode, piece, vocab_size, special."""
+    """The tokenizer of a prepared folder: encode, encode_batch, encode_offsets, decode, piece, special ..."""
     return TOKENIZERS[meta['tokenizer']['kind']](folder, meta['tokenizer'])
 
 

@@ -1485,7 +1485,7 @@ def test_bert_gives_the_gradients_of_hugging_face(bert, train):
     torch.manual_seed(9)
     ours.train(train)(ids, targets=targets, segments=segments, keep=keep).sum().backward()
     gradients = {name: parameter.grad for name, parameter in theirs.named_parameters()}
-    for name, their_name in source.hugging_face_names(ours).items():
+    for name, their_name in source.hugging_face_names(ours.config).items():
         one, other = ours.get_parameter(name).grad, gradients[their_name]
         assert difference(one, other) < 1e-4 * max(other.abs().max().item(), 1e-2), name
 
@@ -1498,7 +1498,7 @@ def test_heads_give_the_logits_of_hugging_face(ours, theirs, head):
     transformers = pytest.importorskip('transformers')
     theirs = randomised(getattr(transformers, theirs)(transformers.BertConfig(**SIZES)))
     ours = ours(EncoderConfig(40, 16, 3, 4, 24, 36)).eval()
-    weights, names = theirs.state_dict(), source.hugging_face_names(ours)
+    weights, names = theirs.state_dict(), source.hugging_face_names(ours.config)
     names = {name: their_name for name, their_name in names.items() if name.startswith('encoder.')}
     for kind in ('weight', 'bias'):
         names[f'pooler.dense.{kind}'] = f'bert.pooler.dense.{kind}'
@@ -1575,7 +1575,7 @@ def test_rope_gives_the_logits_of_roformer():
     config = transformers.RoFormerConfig(**SIZES, rotary_value=False)
     theirs = randomised(transformers.RoFormerForMaskedLM(config))
     ours = MaskedLM(EncoderConfig(40, 16, 3, 4, 24, 36, position='rope')).eval()
-    names, weights = source.hugging_face_names(ours), theirs.state_dict()
+    names, weights = source.hugging_face_names(ours.config), theirs.state_dict()
     del names['encoder.position.table.weight']
     ours.load_state_dict({name: weights[names[name].replace('bert.', 'roformer.', 1)] for name in names})
     ids, segments, keep = padded_batch()

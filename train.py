@@ -83,7 +83,7 @@ max_iters = 200_000             # optimizer steps
 learning_rate = 1e-4            # peak
 min_lr = 0.0                    # where linear and cosine end
 warmup_iters = 10_000           # steps of linear warmup, at most max_iters
-schedule = 'linear'             # linear, cosine or constant, after the warmup
+schedule = 'linear'             # linear, cosine, constant or thirds, after the warmup
 beta1 = 0.9                     # of Adam
 beta2 = 0.999                   # of Adam
 adam_eps = 1e-12                # of Adam
@@ -107,6 +107,7 @@ SCHEDULE = {                    # progress after the warmup, 0 to 1 -> share of 
     'linear': lambda progress: 1 - progress,
     'cosine': lambda progress: (1 + math.cos(math.pi * progress)) / 2,
     'constant': lambda progress: 1.0,
+    'thirds': lambda progress: (1.0, 0.2, 0.02)[min(2, int(3 * progress))],    # 1e-4, 2e-5, 2e-6: Kowsher A.4
 }
 PEAK_FLOPS = {                  # device -> dense 16-bit FLOP/s, from the vendor's data sheets
     'NVIDIA H200': 989e12, 'NVIDIA H100 80GB HBM3': 989e12, 'NVIDIA A100': 312e12, 'NVIDIA L40S': 362e12,
@@ -431,6 +432,13 @@ class Ranks:
             dist.all_reduce(tensor)
         return tensor
 
+    def gather(self, items):
+        """The lists of all ranks, joined, on every rank."""
+        boxes = [items] * self.world
+        if self.world > 1:
+            dist.all_gather_object(boxes, items)
+        return [item for box in boxes for item in box] if self.world > 1 else items
+
     def agree(self, value):
         """Rank 0's value, on every rank."""
         box = [value]
@@ -551,6 +559,29 @@ def forward_backward(model, parts, count, scaler, ranks, device, dtype):
     return total
 
 
+def optimizer_step(model, raw, optimizer, scaler, parts, count, rate, clip, ranks, device, dtype, where):
+    """Forward, backward, update; returns (loss, gradient norm).  Raises UserError where one is not finite.
+
+    model   what forward_backward calls; raw: the same without wrappers
+    rate    learning rate; clip: largest gradient norm, 0 for no clipping
+    where   names the step and its samples
+    """
+    for group in optimizer.param_groups:
+        group['lr'] = rate
+    loss = forward_backward(model, parts, count.clamp(min=1), scaler, ranks, device, dtype)
+    scaler.unscale_(optimizer)
+    norm = torch.nn.utils.clip_grad_norm_(raw.parameters(), clip or math.inf)
+    loss, norm = torch.stack([ranks.sum(loss), norm]).tolist()      # a step's first host read
+    searching = scaler.is_enabled() and scaler.get_scale() > 1      # fp16 lowers its scale first
+    if not math.isfinite(loss) or not (math.isfinite(norm) or searching):
+        raise UserError(f'{where}: loss {loss}, gradient norm {norm}; no update was made; '
+                        'try a lower learning_rate')
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad(set_to_none=True)
+    return loss, norm
+
+
 @torch.no_grad()
 def evaluate(model, loader, batch_size, ranks, device, dtype):
     """Loss (nats), accuracy and perplexity a masked token, over a loader with a limit and all ranks."""
@@ -633,7 +664,7 @@ def read_checkpoint(path):
             if length < 0 or digest(file, length) != file.read():
                 raise UserError(f'{path}: damaged, or not a checkpoint: its digest does not match')
         content = torch.load(path, map_location='cpu', weights_only=True)
-        if 'objective' not in content.get('config', {}):
+        if 'lm_head' not in content.get('model_config', {}):
             raise UserError(f'{path}: of an earlier version, with other names and order of parameters')
         return content
     except OSError as error:
@@ -748,6 +779,14 @@ def write_whole(path, text):
     os.replace(path + '.tmp', path)
 
 
+def catch_signals():
+    """A list that SIGTERM and SIGINT append their numbers to from now on, instead of ending the process."""
+    caught = []
+    for name in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(name, lambda number, frame: caught.append(number))
+    return caught
+
+
 def progress_bar(step, total, ranks):
     """Redraw a bar on the last line of a terminal."""
     if ranks.main and sys.stderr.isatty():
@@ -778,6 +817,10 @@ def changed_knobs(old, new):
     return f"; changed: {', '.join(pairs)}" if pairs else ''
 
 
+def device_name(device):
+    return torch.cuda.get_device_name(device) if device.type == 'cuda' else f'{device} {platform.machine()}'
+
+
 def write_manifest(folder, config, identity, device, ranks):
     """Append to run.json what makes this launch: command, revision, versions, device, data and knobs."""
     def git(*arguments):
@@ -791,11 +834,10 @@ def write_manifest(folder, config, identity, device, ranks):
         with contextlib.suppress(json.JSONDecodeError), open(path) as file:
             launches = json.load(file)
     status = git('status', '--porcelain')
-    name = torch.cuda.get_device_name(device) if device.type == 'cuda' else f'{device} {platform.machine()}'
     launches.append({
         'argv': sys.argv, 'date': time.strftime('%Y-%m-%dT%H:%M:%S%z'),
         'git_revision': git('rev-parse', 'HEAD'), 'git_dirty': None if status is None else bool(status),
-        'world_size': ranks.world, 'device': name,
+        'world_size': ranks.world, 'device': device_name(device),
         'python': platform.python_version(), 'torch': torch.__version__, 'numpy': np.__version__,
         'data': identity, 'config': config})
     write_whole(path, json.dumps(launches, indent=1))
@@ -883,18 +925,18 @@ def show_sentences(model, documents, tokenizer, word_start, special, n):
 
 # ---- main ----
 
-def check_knobs(config, ranks):
+def check_knobs(config, at_least, below, at_most):
     """Raise UserError for a knob out of range, as far as nothing else checks it where it is used."""
-    for key, least in {**AT_LEAST, 'total_batch': ranks.world}.items():
+    for key, least in at_least.items():
         if config[key] < least:
             raise UserError(f'{key}={config[key]}: must be at least {least}')
     for key in ('learning_rate', 'adam_eps'):
         if config[key] <= 0:
             raise UserError(f'{key}={config[key]}: must be positive')
-    for key, limit in BELOW.items():
+    for key, limit in below.items():
         if config[key] >= limit:
             raise UserError(f'{key}={config[key]}: must be below {limit}')
-    for key, other in AT_MOST.items():
+    for key, other in at_most.items():
         if config[key] > config[other]:
             raise UserError(f'{key}={config[key]}: must be at most {other}={config[other]}')
     if not config['out_dir']:
@@ -933,9 +975,10 @@ def make_model(encoder_config, objective, init_from, path, content):
     return model
 
 
-def load_bert(name):
+def load_bert(name, read=MaskedLM.from_pretrained):
+    """read(name), a Hugging Face BERT; what that package says is made one line."""
     try:
-        return MaskedLM.from_pretrained(name)
+        return read(name)
     except (OSError, ValueError) as error:
         if isinstance(error, UserError):
             raise
@@ -969,7 +1012,7 @@ def use_checkpoint(fill, export, init_from, out_dir, folder, meta):
 def main():
     config, origins = configure(globals())
     ranks, torch_device = join_ranks(device)
-    check_knobs(config, ranks)
+    check_knobs(config, {**AT_LEAST, 'total_batch': ranks.world}, BELOW, AT_MOST)
     torch_dtype = choose_dtype(dtype, torch_device)
     folder, meta = prepared(dataset, data_dir, prepare, ranks)
     if fill or export:
@@ -1020,9 +1063,7 @@ def main():
     validated = content.pop('validated', False)
     content.clear()                                     # weights and optimizer have their copies
     log = Log(out_dir, step, ranks, wandb_project, config)
-    stop = []                                           # signals that asked for the end
-    for name in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(name, lambda number, frame: stop.append(number))
+    stop = catch_signals()
 
     def validate():
         scores = evaluate(raw, val_loader, batch_size, ranks, torch_device, torch_dtype)
@@ -1042,23 +1083,12 @@ def main():
         waited += time.perf_counter() - before
         parts = micro_batches(batch, batch_size, torch_device)
         rate = rate_at(step, learning_rate, min_lr, warmup_iters, max_iters, schedule)
-        for group in optimizer.param_groups:
-            group['lr'] = rate
         seed_step(seed, step, ranks.rank)
-        counts = torch.tensor([float(batch['weights'].sum()), len(stop)]).to(torch_device)
-        count, stopping = ranks.sum(counts)
-        loss = forward_backward(wrapped, parts, count.clamp(min=1), scaler, ranks, torch_device, torch_dtype)
-        scaler.unscale_(optimizer)
-        norm = torch.nn.utils.clip_grad_norm_(raw.parameters(), grad_clip or math.inf)
-        loss, norm, stopping = torch.stack([ranks.sum(loss), norm, stopping]).tolist()    # a step's host read
-        searching = scaler.is_enabled() and scaler.get_scale() > 1      # fp16 lowers its scale first
-        if not math.isfinite(loss) or not (math.isfinite(norm) or searching):
-            first = step * total_batch
-            raise UserError(f'step {step}: loss {loss}, gradient norm {norm} on samples {first} to '
-                            f'{first + total_batch - 1}; no update was made; try a lower learning_rate')
-        scaler.step(optimizer)
-        scaler.update()
-        optimizer.zero_grad(set_to_none=True)
+        count, stopping = ranks.sum(torch.tensor([float(batch['weights'].sum()), len(stop)]).to(torch_device))
+        where = f'step {step}, samples {step * total_batch} to {(step + 1) * total_batch - 1}'
+        loss, norm = optimizer_step(wrapped, raw, optimizer, scaler, parts, count, rate, grad_clip, ranks,
+                                    torch_device, torch_dtype, where)
+        stopping = stopping.item()
         step += 1
         if step % log_interval == 0 or step == max_iters:
             seconds = time.perf_counter() - since
@@ -1101,13 +1131,14 @@ def main():
         sys.exit(128 + (stop[0] if stop else signal.SIGTERM))
 
 
-def main_in_memory():
-    """main(), with the most common accident on a GPU in one line."""
+def in_memory(main, scope):
+    """main() of the stage whose globals are `scope`, with the most common accident on a GPU in one line."""
     try:
         main()
     except torch.OutOfMemoryError:
-        raise UserError(f'out of memory: halve batch_size={batch_size}; the total batch stays') from None
+        advice = f"halve batch_size={scope['batch_size']}; the total batch stays"
+        raise UserError(f'out of memory: {advice}') from None
 
 
 if __name__ == '__main__':
-    run(main_in_memory)
+    run(lambda: in_memory(main, globals()))
