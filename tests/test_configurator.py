@@ -176,5 +176,5 @@ def test_every_config_file_loads(path):
     with open(path) as file:
         assert origins and file.read().startswith('# ')
     if not data:
-        train.check_knobs(config, train.Ranks())
+        train.check_knobs(config, train.AT_LEAST, train.BELOW, train.AT_MOST)
         model_config(config, 30522)

@@ -1,0 +1,588 @@
+"""finetune.py: rows and windows, heads against Hugging Face, trials that resume and repeat, and every row of TASKS.
+
+Metrics: test_metrics.py. Readers and submissions: test_tasks.py. The report: test_report.py.
+"""
+import glob
+import itertools
+import json
+import os
+import sys
+from dataclasses import asdict
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import ROOT, refused, stage, torchrun
+from published import HANZI, publish
+
+import finetune
+import train
+from configurator import UserError, configure
+from finetune import HEADS, TASKS, Batches, Example, Feature, collate, join_texts
+from model import EncoderConfig, MaskedLM, SequenceClassifier
+from prepare_data import load_meta, load_tokenizer
+
+SPECIAL = {'pad': 0, 'unk': 1, 'cls': 2, 'sep': 3, 'mask': 4}
+SHAPE = {'block_size': 48, 'n_layer': 2, 'n_head': 4, 'n_embd': 16, 'n_inner': 32}
+QUICK = ['--trials=1', '--epochs=2', '--total_batch=8', '--batch_size=8', '--learning_rate=5e-3', '--stride=16',
+         '--log_interval=1000', '--device=cpu']
+PLAIN = ['--dropout=0', '--attention_dropout=0', '--adam_eps=1', '--learning_rate=0.1']     # steps as of plain descent
+CHINESE = {'afqmc', 'tnews', 'iflytek', 'csl', 'wsc', 'cmnli', 'ocnli', 'cmrc', 'chid', 'c3'}
+
+
+# ---- fixtures ----
+
+@pytest.fixture(scope='session')
+def tokenizers(corpus, tmp_path_factory):
+    """Prepared folders: {'sentencepiece': English, 'character': Chinese}."""
+    folder = tmp_path_factory.mktemp('chinese')
+    rows = [''.join(chr(0x4e00 + (i * 7 + j * j) % 900) for j in range(60)) + HANZI for i in range(90)]
+    (folder / 'text.jsonl').write_text(''.join(json.dumps({'text': row}) + '\n' for row in rows))
+    done = stage('prepare_data.py', f'--corpus={folder}/text.jsonl', '--tokenizer=character', '--name=zh', '--num_proc=1',
+                 f'--data_dir={folder}', '--vocab_size=1500', '--val_fraction=0.1')
+    assert done.returncode == 0, done.stderr
+    return {'sentencepiece': corpus, 'character': str(folder / 'zh')}
+
+
+def pretrained(folder, tokenizer, step=3, seed=0, **changes):
+    """Write a checkpoint as train.py does, of random weights; returns the run folder."""
+    meta = load_meta(tokenizer)
+    torch.manual_seed(seed)
+    model = MaskedLM(EncoderConfig(meta['vocab_size'], **{**SHAPE, **changes}))
+    data_dir, dataset = os.path.split(tokenizer)
+    os.makedirs(folder, exist_ok=True)
+    train.write_checkpoint(os.path.join(folder, train.checkpoint_name(step)), {
+        'step': step, 'model': model.state_dict(), 'config': {'objective': 'mlm', 'data_dir': data_dir,
+                                                              'dataset': dataset},
+        'model_config': asdict(model.config), 'data': train.data_identity(meta)})
+    return str(folder)
+
+
+@pytest.fixture(scope='session')
+def run(tokenizers, tmp_path_factory):
+    return pretrained(tmp_path_factory.mktemp('english') / 'run', tokenizers['sentencepiece'])
+
+
+@pytest.fixture(scope='session')
+def chinese_run(tokenizers, tmp_path_factory):
+    return pretrained(tmp_path_factory.mktemp('chinese_run') / 'run', tokenizers['character'])
+
+
+@pytest.fixture
+def finetune_here(monkeypatch):
+    """main() of finetune.py in this process: (*arguments) -> trials of results.json of --out_dir."""
+    before = dict(vars(finetune))
+
+    def call(*arguments):
+        vars(finetune).update({key: before[key] for key in configure(dict(before), [])[0]})
+        monkeypatch.setattr(sys, 'argv', ['finetune.py', *QUICK, *arguments])
+        finetune.main()
+        folder = next(word[len('--out_dir='):] for word in arguments if word.startswith('--out_dir='))
+        with open(os.path.join(folder, 'results.json')) as file:
+            return json.load(file)['trials']
+
+    yield call
+    vars(finetune).update({key: before[key] for key in configure(dict(before), [])[0]})
+
+
+def published(tmp_path, *names, **sizes):
+    for name in names:
+        publish(name, tmp_path / 'labelled', **sizes)
+    return f'--data_dir={tmp_path}/labelled'
+
+
+def settings(**changes):
+    return SimpleNamespace(**{'block_size': 48, 'stride': 16, 'max_answer': 30, 'null_threshold': 0.0, 'padding': 'longest',
+                              'batch_size': 8, 'unanswerable': False, 'dropout': 0.0, 'attention_dropout': 0.0,
+                              'pooling': 'cls', **changes})
+
+
+# ---- rows ----
+
+def test_pairs_are_joined_and_cut_as_in_bert(tmp_path):
+    """Token by token from the longer, b at a tie; Hugging Face gives the odd token to the longer text instead."""
+    transformers = pytest.importorskip('transformers')
+    words = [f'w{i}' for i in range(60)]
+    (tmp_path / 'vocab.txt').write_text('\n'.join(['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]', *words]))
+    theirs = transformers.BertTokenizer.from_pretrained(str(tmp_path))
+    compared = 0
+    for n, m, size in itertools.product((1, 2, 7, 12, 30), (None, 1, 5, 11, 30), (8, 9, 16, 25)):
+        a, b = words[:n], None if m is None else words[30:30 + m]
+        ids = [[words.index(word) + 5 for word in text] for text in (a, b or ())]
+        row, first = join_texts(SPECIAL, size, ids[0], ids[1] if b else None)
+        while sum(map(len, ids)) > size - 2 - (m is not None):
+            ids[len(ids[0]) <= len(ids[1])].pop()
+        assert row.tolist() == [2, *ids[0], 3, *(ids[1] + [3] if b else ())], (n, m, size)
+        assert first == len(ids[0]) + 2
+        if min(len(ids[0]) - n, len(ids[1]) - (m or 0)) == 0 or size % 2:
+            wanted = theirs(' '.join(a), b and ' '.join(b), truncation='longest_first', max_length=size)
+            assert row.tolist() == wanted['input_ids'], (n, m, size)
+            assert [int(i >= first) for i in range(len(row))] == wanted['token_type_ids']
+            compared += 1
+    assert compared > 60
+
+
+@pytest.mark.parametrize('kind', ['sentencepiece', 'character'])
+def test_windows_hold_every_token_and_the_answer(tokenizers, kind):
+    """Each context token is in a window, and the span that the target names is the answer's text."""
+    tokenizer = load_tokenizer(tokenizers[kind], load_meta(tokenizers[kind]))
+    if kind == 'character':
+        context = ''.join(chr(0x4e00 + (i * i) % 700) for i in range(150)) + '，1998年 ok。'
+        answers = [context[i:i + n] for i, n in ((0, 1), (3, 5), (70, 20), (150, 6), (len(context) - 1, 1))]
+    else:
+        context = 'The  parser reads café messages (RFC 2822) from files. ' * 6 + 'It ends in 1998, at last'
+        answers = ['The', 'café', 'RFC 2822', 'reads café messages', '1998', 'last']
+    examples = [Example(i, ('what ?', context), ((answer, context.index(answer)),)) for i, answer in enumerate(answers)]
+    features = finetune.span_features(examples, tokenizer, settings())
+    n_tokens = len(tokenizer.encode(context))
+    for i, answer in enumerate(answers):
+        own = [feature for feature in features if feature.example == i]
+        assert len(own) > 2 and {tuple(pair) for f in own for pair in f.offsets.tolist()} >= {
+            tuple(pair) for pair in tokenizer.encode_offsets([context])[0][1].tolist()}
+        assert sum(len(f.offsets) for f in own) >= n_tokens
+        assert all(len(f.rows[0][0]) <= 48 for f in own)
+        hits = [f for f in own if f.target != (0, 0)]
+        assert hits
+        for f in hits:
+            begin, end = f.offsets[f.target[0] - f.first][0], f.offsets[f.target[1] - f.first][1]
+            assert answer in context[begin:end] and len(context[begin:end].strip()) <= len(answer) + 1
+
+
+def test_an_unanswerable_question_points_at_cls():
+    assert finetune.span_target((), np.array([[0, 3]]), 5) == (0, 0)
+    assert finetune.span_target((('abc', 0),), np.array([[0, 3]]), 5) == (5, 5)
+    assert finetune.span_target((('abcd', 2),), np.array([[0, 3], [3, 5]]), 5) == (0, 0)      # cut off
+
+
+def test_choices_are_padded_with_copies_that_count_for_nothing():
+    features = [Feature(0, [(np.array([2, 5, 3]), 3)], (0, 1)),
+                Feature(1, [(np.array([2, 6, 3]), 3), (np.array([2, 7, 8, 3]), 4)], (1, 2))]
+    batch = collate(features, SPECIAL)
+    assert batch['ids'].shape == (2, 2, 4) and batch['ids'][0, 1].tolist() == [2, 5, 3, 0]
+    logits = torch.tensor([[1.0, 50.0], [1.0, 2.0]])
+    losses = HEADS['choose'].losses(logits, torch.from_numpy(batch['targets']), None)
+    assert losses[0] == 0 and losses[1] == F.cross_entropy(logits[1:], torch.tensor([1]))
+    assert [len(row) for row in HEADS['choose'].outputs(logits, features, settings())] == [1, 2]
+    assert collate(features, SPECIAL, 10)['ids'].shape == (2, 2, 10)
+
+
+def test_best_span_is_that_of_all_pairs():
+    generator = torch.Generator().manual_seed(1)
+    for longest in (1, 3, 30):
+        start, end = (torch.randn(5, 12, generator=generator) for _ in range(2))
+        start[:, 9:] = end[:, 9:] = -torch.inf
+        scores, first, last = finetune.best_spans(start, end, longest)
+        for row in range(5):
+            pairs = {(i, j): (start[row, i] + end[row, j]).item() for i in range(9) for j in range(i, min(9, i + longest))}
+            best = max(pairs, key=pairs.get)
+            assert (first[row].item(), last[row].item()) == best and scores[row].item() == pairs[best]
+
+
+def test_windows_are_joined_by_their_scores_and_the_least_score_of_no_answer():
+    examples = [Example(0, ('q', 'one two three'), (('two', 4),)), Example(1, ('q', 'x'), ())]
+    offsets = np.array([[0, 3], [3, 7], [7, 13]])
+    features = [Feature(0, [], (0, 0), 2, offsets[:2]), Feature(0, [], (0, 0), 2, offsets[1:]),
+                Feature(1, [], (0, 0), 2, np.array([[0, 1]]))]
+    outputs = [(9.0, 4.0, 2, 3), (3.0, 6.0, 2, 2), (5.0, 1.0, 2, 2)]
+    texts, records = HEADS['span'].predictions(examples, features, outputs, settings(unanswerable=True))
+    assert texts == ['two', ''] and [r['null_difference'] for r in records] == [-3.0, 4.0]
+    texts, _ = HEADS['span'].predictions(examples, features, outputs, settings(unanswerable=True, null_threshold=4.0))
+    assert texts == ['two', 'x']
+    assert HEADS['span'].predictions(examples, features, outputs, settings())[0] == ['two', 'x']
+
+
+# ---- batches ----
+
+@pytest.mark.parametrize('n, total', [(10, 4), (3, 8), (8, 4)])
+def test_an_epoch_has_every_example_once_whatever_the_number_of_processes(n, total):
+    features = [Feature(i, [(np.array([2, 5 + i, 3]), 3)], i) for i in range(n)]
+    seen = {}
+    for world in (1, 2, 3):
+        shares = [train.Ranks(rank, world).share(total) for rank in range(world)]
+        loaders = [Batches(features, SPECIAL, 7, total, share, 0) for share in shares]
+        per_epoch = loaders[0].per_epoch
+        seen[world] = []
+        for step in range(3 * per_epoch):
+            parts = [loader.batch(step) for loader in loaders]
+            assert sum(len(part['weights']) for part in parts) == total
+            seen[world].append([i for part in parts for i, w in zip(part['targets'], part['weights'], strict=True) if w])
+        for epoch in range(3):
+            rows = seen[world][epoch * per_epoch:(epoch + 1) * per_epoch]
+            assert sorted(sum(rows, [])) == list(range(n))
+    assert seen[1] == seen[2] == seen[3]
+    other = [Batches(features, SPECIAL, 8, total, slice(0, total), 0).batch(step)['targets'].tolist() for step in range(4)]
+    assert n < 8 or other != seen[1][:4]
+
+
+# ---- Hugging Face ----
+
+@pytest.fixture(scope='session')
+def bert(tmp_path_factory):
+    """A BERT with a vocabulary, saved by transformers with the head of a classifier and of question answering."""
+    transformers = pytest.importorskip('transformers')
+    folder, words = tmp_path_factory.mktemp('bert'), [f'w{i}' for i in range(60)]
+    config = transformers.BertConfig(vocab_size=65, hidden_size=16, num_hidden_layers=2, num_attention_heads=4,
+                                     intermediate_size=32, max_position_embeddings=48, num_labels=3)
+    models = {}
+    for kind in ('BertForSequenceClassification', 'BertForQuestionAnswering', 'BertForMaskedLM'):
+        torch.manual_seed(3)
+        config.num_labels = 2 if kind == 'BertForQuestionAnswering' else 3
+        models[kind] = getattr(transformers, kind)(config).eval()
+        with torch.no_grad():
+            for parameter in models[kind].parameters():
+                parameter.add_(0.2 * torch.randn_like(parameter))
+        models[kind].save_pretrained(folder / kind)
+        (folder / kind / 'vocab.txt').write_text('\n'.join(['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]', *words]))
+    return folder, models
+
+
+@pytest.mark.parametrize('kind, name', [('BertForSequenceClassification', 'mnli'), ('BertForQuestionAnswering', 'squad1')])
+def test_a_hugging_face_bert_gives_its_own_logits(bert, kind, name):
+    """Encoder and pooler come from the folder; only the new classifier is copied by hand."""
+    folder, models = bert
+    start = finetune.read_start(str(folder / kind), '', True)
+    head, theirs = HEADS[TASKS[name].head], models[kind]
+    ours = finetune.make_classifier(start, head, settings(), 3).eval()
+    last = theirs.classifier if name == 'mnli' else theirs.qa_outputs
+    ours.classifier.load_state_dict(last.state_dict())
+    label = 2 if name == 'mnli' else (('w45 w46', 4),)
+    examples = [Example(i, (' '.join(f'w{j}' for j in range(i, 20)), ' '.join(f'w{j}' for j in range(44, 50 + i))), label)
+                for i in range(5)]
+    features = head.features(examples, start.tokenizer, settings())
+    outputs = finetune.evaluate(ours, head, features, SPECIAL, settings(), train.Ranks(), torch.device('cpu'), torch.float32)
+    encoded = [torch.from_numpy(np.concatenate([f.rows[0][0]]).astype(np.int64))[None] for f in features]
+    types = [(torch.arange(x.size(1)) >= f.rows[0][1]).long()[None] for x, f in zip(encoded, features, strict=True)]
+    with torch.no_grad():
+        for x, kinds, output, f in zip(encoded, types, outputs, features, strict=True):
+            wanted = theirs(input_ids=x, token_type_ids=kinds)
+            if name == 'mnli':
+                assert np.abs(np.array(output) - wanted.logits[0].numpy()).max() < 1e-5
+            else:
+                none, score, first, last = output
+                start_logits, end_logits = wanted.start_logits[0], wanted.end_logits[0]
+                assert abs(none - (start_logits[0] + end_logits[0]).item()) < 1e-5
+                assert abs(score - (start_logits[first] + end_logits[last]).item()) < 1e-5
+                assert f.first <= first <= last < x.size(1) - 1
+                losses = head.losses(ours.eval()(x, kinds), torch.tensor([f.target]), torch.ones_like(x, dtype=torch.bool))
+                loss = theirs(input_ids=x, token_type_ids=kinds, start_positions=torch.tensor([f.target[0]]),
+                              end_positions=torch.tensor([f.target[1]])).loss
+                assert abs(losses.item() - loss.item()) < 1e-5
+
+
+def test_a_bert_without_a_pooler_gets_a_new_one(bert):
+    folder, models = bert
+    start = finetune.read_start(str(folder / 'BertForMaskedLM'), '', True)
+    assert not any(key.startswith('pooler.') for key in start.weights)
+    assert any(key.startswith('pooler.') for key in
+               finetune.read_start(str(folder / 'BertForSequenceClassification'), '', True).weights)
+    model = finetune.make_classifier(start, HEADS['classify'], settings(), 2)
+    assert isinstance(model, SequenceClassifier)
+    assert torch.equal(model.encoder.token.weight, models['BertForMaskedLM'].bert.embeddings.word_embeddings.weight)
+
+
+# ---- every row of TASKS ----
+
+@pytest.mark.parametrize('name', [name for name in TASKS if not TASKS[name].source])
+def test_every_task_from_its_files_to_its_submission(name, run, chinese_run, tmp_path, finetune_here):
+    """Files as they are published -> training, scores, predictions, submission."""
+    files = published(tmp_path, name)
+    knobs = ['--predict=test'] if any(split.startswith('test') for split in TASKS[name].files) else []
+    trial, = finetune_here(f"--init_from={chinese_run if name in CHINESE else run}", f'--tasks={name}', files,
+                           f'--out_dir={tmp_path}/out', *knobs)
+    assert set(trial['scores'][name]) >= set(TASKS[name].metrics) and trial['metric'] == TASKS[name].metrics[0]
+    assert all(-1 <= value <= 1 for forms in trial['scores'].values() for value in forms.values())
+    assert list(trial['scores']) == list(trial['majority']) == list(trial['n_dev'])
+    assert ('mnli_mm' in trial['scores']) == (name == 'mnli')
+    with open(tmp_path / 'out' / 'run@3' / f'{name}_1' / 'predictions.jsonl') as file:
+        lines = [json.loads(line) for line in file]
+    for column, n in trial['n_dev'].items():
+        ids = [str(line['id']) for line in lines if line['column'] == column]
+        assert len(ids) == n == len(set(ids)) > 1
+    if knobs:
+        for part in TASKS[name].submission.split('|'):
+            assert os.path.getsize(tmp_path / 'out' / 'run@3' / f'{name}_1' / part) > 20
+
+
+@pytest.mark.parametrize('name', ['sst2', 'mrpc', 'stsb', 'squad1', 'c3', 'cmrc'])
+def test_every_head_learns(name, run, chinese_run, tmp_path, finetune_here):
+    """Trained and evaluated on the same few examples, each head passes its majority baseline by far."""
+    files = published(tmp_path, name, n_train=16, n_dev=16)
+    for path in glob.glob(f'{tmp_path}/labelled/**/*dev*', recursive=True):
+        twin = path.replace('dev', 'train')
+        os.replace(twin, path)
+        os.link(path, twin)
+    trial, = finetune_here(f"--init_from={chinese_run if name in CHINESE else run}", f'--tasks={name}', files,
+                           f'--out_dir={tmp_path}/out', '--epochs=50', '--dropout=0', '--attention_dropout=0')
+    score, majority = (trial[kind][name][trial['metric']] for kind in ('scores', 'majority'))
+    assert score > 0.8 and score > majority + 0.15, (score, majority)
+
+
+# ---- trials ----
+
+def weights(folder):
+    return train.read_checkpoint(glob.glob(os.path.join(folder, '*', '*', 'model.pt'))[0])['model']
+
+
+@pytest.mark.parametrize('knobs', [[], ['--selection=best', '--eval_interval=2'], ['--pooling=layerwise']])
+def test_an_interrupted_trial_ends_as_an_undisturbed_one(run, tmp_path, finetune_here, monkeypatch, knobs):
+    files = published(tmp_path, 'mrpc')
+    arguments = [f'--init_from={run}', '--tasks=mrpc', files, '--checkpoint_interval=2', *knobs]
+    whole, = finetune_here(*arguments, f'--out_dir={tmp_path}/whole')
+    write, calls = finetune.write_checkpoint, []
+
+    def die(path, content):
+        write(path, content)
+        calls.append(path)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(finetune, 'write_checkpoint', die)
+    with pytest.raises(KeyboardInterrupt):
+        finetune_here(*arguments, f'--out_dir={tmp_path}/cut')
+    assert glob.glob(f'{tmp_path}/cut/*/*/ckpt_*.pt')
+    again, = finetune_here(*arguments, f'--out_dir={tmp_path}/cut')
+    assert not glob.glob(f'{tmp_path}/cut/*/*/ckpt_*.pt')
+    one, other = weights(tmp_path / 'whole'), weights(tmp_path / 'cut')
+    assert all(torch.equal(one[key], other[key]) for key in one)
+    assert (whole['scores'], whole['best_step']) == (again['scores'], again['best_step'])
+
+
+def test_a_finished_trial_is_not_repeated_and_of_another_recipe_refused(run, tmp_path, finetune_here, capsys):
+    arguments = [f'--init_from={run}', '--tasks=cola,rte', published(tmp_path, 'cola', 'rte'), f'--out_dir={tmp_path}/out']
+    finetune_here(*arguments)
+    path = tmp_path / 'out' / 'run@3' / 'cola_1' / 'result.json'
+    before = path.stat().st_mtime_ns
+    trials = finetune_here(*arguments, '--trials=2')
+    assert path.stat().st_mtime_ns == before and len(trials) == 4
+    assert '4 trials, 2 of them finished before' in capsys.readouterr().out
+    assert trials[0]['scores'] != trials[1]['scores'] or weights(tmp_path / 'out')
+    with pytest.raises(UserError, match=r'result.json: the recipe differs: learning_rate is 0.005 there and 0.01 here'):
+        finetune_here(*arguments, '--learning_rate=0.01')
+
+
+def test_seeds_change_the_head_and_the_order(run, tmp_path, finetune_here):
+    finetune_here(f'--init_from={run}', '--tasks=cola', published(tmp_path, 'cola'), f'--out_dir={tmp_path}/out', '--trials=2')
+    one, other = (train.read_checkpoint(tmp_path / 'out' / 'run@3' / f'cola_{seed}' / 'model.pt')['model'] for seed in (1, 2))
+    assert not torch.equal(one['classifier.weight'], other['classifier.weight'])
+    assert not torch.equal(one['pooler.dense.weight'], other['pooler.dense.weight'])
+
+
+@pytest.mark.parametrize('name', ['stsb', 'c3', 'squad2'])
+def test_padding_to_the_block_changes_nothing(name, run, tmp_path, finetune_here):
+    arguments = [f'--init_from={run}', f'--tasks={name}', published(tmp_path, name), *PLAIN]
+    finetune_here(*arguments, f'--out_dir={tmp_path}/a')
+    finetune_here(*arguments, f'--out_dir={tmp_path}/b', '--padding=block')
+    start = train.read_checkpoint(train.newest_checkpoint(run))['model']
+    one, other = weights(tmp_path / 'a'), weights(tmp_path / 'b')
+    moved = {key: (one[key] - start[key]).abs().max() for key in one if key in start}
+    assert max(moved.values()) > 1e-4
+    assert all((one[key] - other[key]).abs().max() < 1e-6 for key in one)
+
+
+def test_longer_rows_than_pretrained(run, tokenizers, tmp_path, finetune_here):
+    longer = pretrained(tmp_path / 'rope', tokenizers['sentencepiece'], position='rope')
+    for source in (run, longer):
+        trial, = finetune_here(f'--init_from={source}', '--tasks=squad1', published(tmp_path, 'squad1'), '--block_size=96',
+                               f'--out_dir={tmp_path}/{os.path.basename(source)}')
+        assert trial['model']['block_size'] == 96
+
+
+def test_a_fine_tuned_model_is_a_start_too(run, tmp_path, finetune_here):
+    """As for RTE from MNLI: the encoder and the pooler go on, the classifier is new."""
+    files = published(tmp_path, 'mnli', 'rte')
+    finetune_here(f'--init_from={run}', '--tasks=mnli', files, f'--out_dir={tmp_path}/mnli')
+    source = glob.glob(f'{tmp_path}/mnli/*/*/model.pt')[0]
+    trial, = finetune_here(f'--init_from={source}', '--tasks=rte', files, f'--out_dir={tmp_path}/rte')
+    assert trial['init'] == 'mnli_1_model' and trial['step'] is None
+
+
+def test_overrides_are_of_their_task_alone(run, tmp_path, finetune_here):
+    trials = finetune_here(f'--init_from={run}', '--tasks=cola,mrpc', published(tmp_path, 'cola', 'mrpc'),
+                           f'--out_dir={tmp_path}/out', '--overrides=cola.epochs=1 mrpc.metric=f1')
+    assert [(t['task'], t['epochs'], t['metric']) for t in trials] == [('cola', 1, 'matthews'), ('mrpc', 2, 'f1')]
+
+
+def test_comparison_curve_noise_cross_and_time(run, tokenizers, tmp_path, finetune_here, capsys):
+    for step in (1, 5):
+        pretrained(tmp_path / 'many', tokenizers['sentencepiece'], step, seed=step)
+    trials = finetune_here(f'--init_from={tmp_path}/many/ckpt_*.pt', f'--compare={run}', '--tasks=mrpc,mnli', '--trials=2',
+                           published(tmp_path, 'mrpc', 'mnli'), f'--out_dir={tmp_path}/out', '--noise=0:0.4:0.2',
+                           '--cross=true')
+    assert [t['step'] for t in trials] == [1] * 4 + [5] * 4 + [3] * 4 and len(trials) == 12
+    for trial in trials:
+        noise = trial['noise'][trial['task']]
+        assert list(noise) == ['0.0', '0.2', '0.4'] and noise['0.0'] == trial['scores'][trial['task']][trial['metric']]
+        assert set(trial['cross']) == {'mrpc', 'mnli'}
+        assert trial['cross'][trial['task']] == trial['scores'][trial['task']]['accuracy']
+        assert trial['seconds_per_epoch'] > 0
+    out = capsys.readouterr().out
+    page = (tmp_path / 'out' / 'results.md').read_text()
+    assert page.split('\n', 2)[2].strip() in out and out.count('seed 1: ') + out.count('seed 2: ') >= 12
+    assert 'many - run, paired by seed' in page and 'reached at' in page and 'Trained on' in page
+    with open(tmp_path / 'out' / 'results.json') as file:
+        assert json.load(file)['summary']['curves']['many']
+    assert (tmp_path / 'out' / 'curve.png').exists() or 'matplotlib' in out
+
+
+def test_cross_task_labels_mean_yes_or_no(run, tmp_path, monkeypatch):
+    """A three-way model on two-way labels and the other way round: entailment is yes, all else is no."""
+    trial = object.__new__(finetune.Trial)
+    trial.name, trial.task, trial.start, trial.settings = 'mnli', TASKS['mnli'], None, None
+    labels = [0, 0, 1, 1]
+    monkeypatch.setattr(finetune, 'task_data', lambda name, start, settings: SimpleNamespace(
+        dev={name: ([Example(i, ('a', 'b'), label) for i, label in enumerate(labels)], [])}))
+    trial.predict = lambda examples, features: (np.array([0, 2, 1, 0]), [])
+    result = {'scores': {'mnli': {'accuracy': 0.75}}}
+    trial.add_cross(result, ['mnli', 'qnli', 'qqp'])
+    assert result['cross'] == {'mnli': 0.75, 'qnli': 0.5, 'qqp': 0.5}      # qnli: yes is 0; qqp: yes is 1
+    trial.name, trial.task = 'mrpc', TASKS['mrpc']
+    trial.predict = lambda examples, features: (np.array([1, 1, 0, 0]), [])
+    result = {'scores': {'mrpc': {'accuracy': 0.5}}}
+    trial.add_cross(result, ['mnli'])
+    assert result['cross'] == {'mrpc': 0.5, 'mnli': 1.0}
+
+
+def test_noise_has_its_share_of_the_mean_norm(run):
+    start = finetune.read_start(train.newest_checkpoint(run), '', True)
+    model = finetune.make_classifier(start, HEADS['classify'], settings(), 2).eval()
+    examples = [Example(i, ('some words ' * (i + 1),), 0) for i in range(7)]
+    features = HEADS['classify'].features(examples, start.tokenizer, settings())
+    with torch.no_grad():
+        embedded = [model.encoder.embed(torch.from_numpy(f.rows[0][0].astype(np.int64))[None])[0] for f in features]
+        mean = torch.cat(embedded).norm(dim=-1).mean()
+        hook = finetune.noisy(model, features, start.tokenizer.special, settings(), torch.device('cpu'), 0.25)
+        for f, plain in zip(features, embedded, strict=True):
+            noise = model.encoder.embed(torch.from_numpy(f.rows[0][0].astype(np.int64))[None])[0] - plain
+            assert (noise.norm(dim=-1) - 0.25 * mean).abs().max() < 1e-4
+        hook.remove()
+
+
+def test_evaluation_is_that_of_single_rows(run):
+    start = finetune.read_start(train.newest_checkpoint(run), '', True)
+    model = finetune.make_classifier(start, HEADS['classify'], settings(), 3)
+    examples = [Example(i, ('to be ' * (1 + 7 * i % 11), 'or not'), 0) for i in range(150)]
+    features = HEADS['classify'].features(examples, start.tokenizer, settings())
+    outputs = finetune.evaluate(model, HEADS['classify'], features, start.tokenizer.special, settings(), train.Ranks(),
+                                torch.device('cpu'), torch.float32)
+    assert model.training and len(outputs) == 150
+    with torch.no_grad():
+        for feature, output in list(zip(features, outputs, strict=True))[::17]:
+            ids = torch.from_numpy(feature.rows[0][0].astype(np.int64))[None]
+            wanted = model.eval()(ids, (torch.arange(ids.size(1)) >= feature.rows[0][1]).long()[None])[0]
+            assert np.abs(np.array(output) - wanted.numpy()).max() < 1e-5
+
+
+def test_majority_is_the_most_frequent_training_label():
+    examples = [Example(i, ('a',), label) for i, label in enumerate([1, 1, 0])]
+    assert finetune.majority_of('cola', examples, 4).tolist() == [1] * 4
+    assert finetune.majority_of('stsb', examples, 2).tolist() == [2 / 3] * 2
+    spans = [Example(i, ('q', 'c'), label) for i, label in enumerate([(), (('x', 0),), ()])]
+    assert finetune.majority_of('squad2', spans, 2) == ['', '']
+
+
+# ---- processes ----
+
+def test_two_processes_give_the_trials_of_one(run, tmp_path):
+    """parallel=trials to the bit; parallel=ddp the same examples once each, up to rounding without dropout."""
+    files = published(tmp_path, 'cola', 'squad2')
+    arguments = ['finetune.py', *QUICK, f'--init_from={run}', '--tasks=cola,squad2', files, *PLAIN]
+    for name, call, knobs in (('one', stage, []), ('trials', torchrun, []), ('ddp', torchrun, ['--parallel=ddp'])):
+        done = call(*arguments, *knobs, f'--out_dir={tmp_path}/{name}')
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count('## Every metric') == 1
+    for task in ('cola', 'squad2'):
+        one, trials, ddp = ([json.loads(line) for line in open(
+            f'{tmp_path}/{name}/run@3/{task}_1/predictions.jsonl')] for name in ('one', 'trials', 'ddp'))
+        assert one == trials and [line['id'] for line in one] == [line['id'] for line in ddp]
+        key = 'logits' if task == 'cola' else 'null_difference'
+        assert np.abs(np.array([line[key] for line in one]) - np.array([line[key] for line in ddp])).max() < 1e-3
+
+
+# ---- what a user can get wrong ----
+
+@pytest.mark.parametrize('arguments, message', [
+    (['--tasks=colla'], "tasks='colla': choose one of"),
+    (['--tasks='], 'tasks='), (['--paper=smith'], "paper='smith': choose one of"),
+    (['--init_from=nowhere'], 'init_from'), (['--init_from=nowhere/*.pt'], 'no such file'),
+    (['--noise=0.4'], "noise='0.4': write first:last:step"), (['--noise=0:1:0'], 'noise'),
+    (['--overrides=cola.epoch=1'], 'overrides'), (['--overrides=epochs=1'], 'overrides'),
+    (['--overrides=cola.epochs=x'], 'epochs'), (['--overrides=cola.epochs=0'], 'epochs=0: must be at least 1'),
+    (['--schedule=up'], 'schedule'), (['--selection=first'], 'selection'), (['--padding=none'], 'padding'),
+    (['--parallel=both'], 'parallel'), (['--pooling=mean'], 'pooling'), (['--metric=f9'], 'metric'),
+    (['--block_size=7'], 'block_size'), (['--data_dir=nowhere'], 'nowhere'), (['--tokenizer=nowhere'], 'nowhere'),
+    (['--predict=gone.tsv'], 'gone.tsv'), (['--learning_rate=0'], 'learning_rate'), (['--dropout=1'], 'dropout'),
+])
+def test_bad_input_gets_one_line(run, tmp_path, finetune_here, arguments, message):
+    files = published(tmp_path, 'cola', n_train=4, n_dev=4)
+    with pytest.raises((UserError, OSError), match=message) as caught:
+        finetune_here(f'--init_from={run}', '--tasks=cola', files, f'--out_dir={tmp_path}/out', *arguments)
+    assert '\n' not in str(caught.value)
+
+
+def test_exit_status_of_a_mistake(run, tmp_path):
+    line = refused(stage('finetune.py', f'--init_from={run}', '--tasks=cola', f'--data_dir={tmp_path}', f'--out_dir={tmp_path}/o'))
+    assert 'CoLA' in line and '--data_dir' in line
+
+
+def test_a_diverging_trial_is_named(run, tmp_path, finetune_here):
+    with pytest.raises(UserError, match=r'cola seed 1, step \d+: loss (nan|inf)'):
+        finetune_here(f'--init_from={run}', '--tasks=cola', published(tmp_path, 'cola'), f'--out_dir={tmp_path}/out',
+                      '--learning_rate=1e30', '--warmup_fraction=0', '--epochs=20')
+
+
+def test_a_damaged_result_is_named(run, tmp_path, finetune_here):
+    arguments = [f'--init_from={run}', '--tasks=cola', published(tmp_path, 'cola'), f'--out_dir={tmp_path}/out']
+    finetune_here(*arguments)
+    (tmp_path / 'out' / 'run@3' / 'cola_1' / 'result.json').write_text('{')
+    with pytest.raises(UserError, match='result.json: not a result'):
+        finetune_here(*arguments)
+
+
+def test_a_model_that_was_not_kept_is_asked_for(run, tmp_path, finetune_here):
+    arguments = [f'--init_from={run}', '--tasks=cola', published(tmp_path, 'cola'), f'--out_dir={tmp_path}/out']
+    finetune_here(*arguments, '--keep_models=false')
+    with pytest.raises(UserError, match='model.pt: not kept'):
+        finetune_here(*arguments, '--noise=0:0.1:0.1')
+
+
+# ---- recipes ----
+
+RECIPES = {     # SPEC's table: epochs, batch, rate, warmup, schedule, decay, dropout, attention dropout
+    'glue_courtois': (5, 16, 1e-5, 0.0, 'linear', 0.01, 0.1, 0.1), 'glue_kowsher': (10, 16, 1e-4, 0.0, 'thirds', 0.1, 0.1, 0.1),
+    'squad_kowsher': (5, 16, 1e-4, 0.0, 'thirds', 0.1, 0.2, 0.05), 'glue_tian': (10, 16, 1e-5, 0.1, 'linear', 0.01, 0.1, 0.1),
+    'squad_tian': (10, 16, 1e-5, 0.1, 'linear', 0.01, 0.1, 0.1),
+}
+
+
+def knobs_of(name):
+    return configure(dict(vars(finetune)), [os.path.join(ROOT, 'config', f'{name}.py')])[0]
+
+
+@pytest.mark.parametrize('name', RECIPES)
+def test_recipes_of_the_papers(name):
+    config = knobs_of(name)
+    for task in finetune.find_tasks(config['tasks']):
+        r = finetune.recipe(config, task)
+        epochs, batch, rate, *others = RECIPES[name]
+        rate = 5e-6 if name == 'glue_tian' and task in ('cola', 'sst2') else rate
+        assert (r['epochs'], r['total_batch'], r['learning_rate']) == (epochs, batch, rate)
+        assert [r[k] for k in ('warmup_fraction', 'schedule', 'weight_decay', 'dropout', 'attention_dropout')] == others
+        assert ('tian' in name) == (r['selection'] == 'best' and r['eval_interval'] == 1000)
+    if name == 'glue_courtois':
+        assert config['trials'] == 5 and finetune.recipe(config, 'mrpc')['metric'] == 'f1_accuracy'
+    rates = [train.rate_at(step, 1e-4, 0.0, 0, 9, 'thirds') for step in range(9)]
+    assert rates == pytest.approx([1e-4] * 3 + [2e-5] * 3 + [2e-6] * 3)
+
+
+def test_recipe_of_liu():
+    config = knobs_of('clue_liu')
+    rows = {'afqmc': (3, 16, 3e-5), 'csl': (4, 16, 2e-5), 'iflytek': (5, 32, 3e-5), 'tnews': (3, 16, 2e-5),
+            'wsc': (40, 16, 1e-5), 'cmnli': (3, 32, 3e-5), 'cmrc': (3, 32, 3e-5), 'chid': (3, 32, 3e-5), 'c3': (8, 24, 2e-5)}
+    assert finetune.find_tasks(config['tasks']) == list(rows) == finetune.find_tasks('clue')
+    for task, row in rows.items():
+        r = finetune.recipe(config, task)
+        assert (r['epochs'], r['total_batch'], r['learning_rate']) == row
+        assert (r['warmup_fraction'], r['adam_eps'], r['weight_decay'], r['block_size']) == (0.1, 1e-8, 0.01, 512)
+        assert r['dropout'] == r['attention_dropout'] == 0.1
