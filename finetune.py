@@ -1,11 +1,11 @@
-"""Fine-tuning and evaluation: GLUE, SQuAD, SuperGLUE, CLUE and three offline tasks, over seeds and checkpoints.
+"""Fine-tuning on GLUE, SQuAD, SuperGLUE, CLUE and three offline tasks, over seeds and checkpoints.
 
     $ python finetune.py config/finetune_quickstart.py
     $ python finetune.py config/glue_courtois.py --init_from=out/base_pairwise --compare=out/base_original
 
-A trial is one task fine-tuned with one seed from one set of weights. It has a folder of its own in out_dir, with
-its log, its result, its predictions and, while it runs, its checkpoints: a repeated command goes on where the
-last one stopped. As in train.py, a step is a pure function of (weights, data, seed, step).
+A trial is one task fine-tuned with one seed from one set of weights. It has a folder of its own in out_dir,
+with its log, result, predictions, weights and, while it runs, checkpoints: a repeated command goes on where
+the last one stopped. As in train.py, a step is a pure function of (weights, data, seed, step).
 """
 import collections
 import csv
@@ -36,7 +36,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from configurator import UserError, configure, parse, run, say, table
+from configurator import UserError, configure, parse, run, say
+from configurator import table as knob_table
 from model import (
     POOLING,
     EncoderConfig,
@@ -101,7 +102,7 @@ from train import (
 
 # the run
 out_dir = 'out/finetune'        # results.json, results.md and a folder for each trial go here
-init_from = 'out/quickstart'    # a run of train.py, a checkpoint, a quoted glob of them, or a Hugging Face BERT
+init_from = 'out/quickstart'    # a run of train.py, a checkpoint, a glob of them or a Hugging Face BERT
 compare = ''                    # another of these: fine-tuned too, and the difference reported seed by seed
 tasks = 'glue'                  # rows of TASKS and GROUPS with commas: glue, sst2,rte, squad, superglue, clue
 trials = 5                      # seeds of each task
@@ -109,11 +110,11 @@ seed = 1                        # the first of them: of the new head, the order 
 paper = ''                      # of results/papers.json: its columns order the table, its rows stand in it
 predict = ''                    # test: predict each task's unlabelled test file; or such a file of one task
 noise = ''                      # first:last:step, as in 0:0.4:0.05: evaluate with noise on the embeddings too
-cross = False                   # evaluate each trial on the other tasks that ask whether one text holds of another
+cross = False                   # evaluate each trial on the other tasks that have a `positive` label too
 parallel = 'trials'             # trials: each process takes whole ones; ddp: all processes share each trial
 keep_models = True              # keep each trial's weights: predict, noise and cross need them later
 # data
-data_dir = ''                   # folder of the files as published, glue/CoLA/train.tsv ...; empty: from the hub
+data_dir = ''                   # folder of files as published, glue/CoLA/train.tsv ...; empty: from the hub
 extra_train = ''                # file in SQuAD's format with more training questions, such as TriviaQA
 tokenizer = ''                  # prepared folder with the tokenizer; empty: where the checkpoint had it
 lower_case = True               # of a Hugging Face BERT without a prepared folder: is its vocabulary uncased?
@@ -139,13 +140,13 @@ beta2 = 0.999                   # of Adam
 adam_eps = 1e-8                 # of Adam
 weight_decay = 0.01             # on matrices; never on biases, norms and diagonals
 grad_clip = 1.0                 # largest gradient norm; 0: no clipping
-overrides = ''                  # TASK.KNOB=VALUE between spaces, as in 'cola.learning_rate=5e-6 rte.epochs=10'
+overrides = ''                  # TASK.KNOB=VALUE with spaces between: cola.learning_rate=5e-6 rte.epochs=10
 # evaluation, log and checkpoints
-metric = ''                     # row of METRICS that enters averages and picks the best; empty: the task's first
+metric = ''                     # of METRICS: it enters averages and picks the best; empty: the task's first
 selection = 'last'              # weights that are evaluated: last, or best on dev
 eval_interval = 0               # steps between evaluations; 0: after every epoch
 max_answer = 30                 # span: tokens of an answer at most
-null_threshold = 0.0            # span: answer nothing where its score leads by more, if a question may have none
+null_threshold = 0.0            # span: no answer where its score leads by more, if questions may have none
 log_interval = 100              # steps between log lines
 checkpoint_interval = 1000      # steps between checkpoints of a running trial; 0: only on a signal
 wandb_project = ''              # log to Weights & Biases too
@@ -157,17 +158,19 @@ compile = 'auto'                # auto (on for CUDA), true or false
 AT_LEAST = {
     'trials': 1, 'seed': 0, 'epochs': 1, 'total_batch': 1, 'batch_size': 1, 'log_interval': 1, 'stride': 1,
     'block_size': 0, 'train_samples': 0, 'eval_samples': 0, 'eval_interval': 0, 'checkpoint_interval': 0,
-    'max_answer': 1, 'warmup_fraction': 0, 'min_lr': 0, 'weight_decay': 0, 'grad_clip': 0, 'beta1': 0, 'beta2': 0,
+    'max_answer': 1, 'warmup_fraction': 0, 'min_lr': 0, 'weight_decay': 0, 'grad_clip': 0, 'beta1': 0,
+    'beta2': 0,
 }
 BELOW = {'beta1': 1, 'beta2': 1, 'seed': 2 ** 62, 'warmup_fraction': 1}
 AT_MOST = {'min_lr': 'learning_rate'}
 FREE = {                        # knobs that may differ between trials of one out_dir
-    'out_dir', 'init_from', 'compare', 'tasks', 'trials', 'seed', 'paper', 'predict', 'noise', 'cross', 'parallel',
-    'keep_models', 'data_dir', 'tokenizer', 'batch_size', 'overrides', 'log_interval', 'checkpoint_interval',
-    'wandb_project', 'device', 'compile',
+    'out_dir', 'init_from', 'compare', 'tasks', 'trials', 'seed', 'paper', 'predict', 'noise', 'cross',
+    'parallel', 'keep_models', 'data_dir', 'tokenizer', 'batch_size', 'overrides', 'log_interval',
+    'checkpoint_interval', 'wandb_project', 'device', 'compile',
 }
 PADDING = {'longest': False, 'block': True}             # is every row padded to block_size?
 SELECTION = {'last': False, 'best': True}               # are weights kept for their score?
+EVAL_ROWS = 64                  # rows of a model that are evaluated together: noise depends on it
 QUESTION = 64                   # tokens of a question at most.  Devlin et al. 2018's code
 
 
@@ -606,20 +609,10 @@ def letters(text):
     return re.sub(r'[\W\d_]+', ' ', text.lower())
 
 
-def paragraphs(text):
-    return [' '.join(item.split()) for item in re.split(r'\n\s*\n', text, maxsplit=2)[:2]]
-
-
 def cut_summary(text):
     """Docstring -> [((first paragraph,), None)], if it is prose."""
-    return [((item,), None) for item in paragraphs(text)[:1] if PROSE.fullmatch(item)]
-
-
-def cut_pair(text):
-    """Docstring -> [((first, second paragraph), None)], if both are prose; mixes of them must fit, too."""
-    first, second = (*paragraphs(text), '', '')[:2]
-    fits = len(first) <= 0.3 * CONTEXT and len(second) <= 0.7 * CONTEXT
-    return [((first, second), None)] if fits and PROSE.fullmatch(first) and PROSE.fullmatch(second) else []
+    summary = ' '.join(re.split(r'\n\s*\n', text, maxsplit=1)[0].split())
+    return [((summary,), None)] if PROSE.fullmatch(summary) else []
 
 
 def cut_parameters(text):
@@ -647,16 +640,24 @@ def label_package(pieces, packages, size):
     return [Example(where, texts, packages.index(package)) for package, where, texts, _ in kept]
 
 
-def label_pair(pieces, packages, size):
-    """Is the second paragraph of the same docstring?  If not, it is of another one of the same package."""
+def label_parameter(pieces, packages, size):
+    """Does the text document a parameter of this name?  If not, another text of the same package does."""
+    names = {package: [name for owner, _, _, types in pieces if owner == package for name, *_ in types]
+             for package in packages}
     examples = []
-    for package in packages:
-        rows = [(where, *texts) for owner, where, texts, _ in pieces[:size] if owner == package]
-        rows = rows[:len(rows) // 4 * 4]                        # an even number of each label
-        examples += [Example(where, (first, second), 1) for where, first, second in rows[::2]]
-        examples += [Example(where, (first, rows[i - 2][2]), 0)
-                     for i, (where, first, _) in enumerate(rows) if i % 2]
-    return examples
+    for package, where, (context,), types in pieces:
+        for name, *_ in types:
+            asked, no = name, len(examples) % 2
+            if no:
+                begin = 31 * len(examples) % len(names[package])
+                others = names[package][begin:] + names[package][:begin]
+                asked = next((other for other in others if not has_word(context, other)), '')
+            examples += [Example(f'{where}:{name}', (asked, context), 1 - no)] if asked else []
+    return examples[:size]
+
+
+def has_word(text, word):
+    return re.search(rf'(?<!\w){re.escape(word)}(?!\w)', text) is not None
 
 
 def label_type(pieces, packages, size):
@@ -666,10 +667,10 @@ def label_type(pieces, packages, size):
 
 
 DOCSTRINGS = {
-    # task               pieces of a docstring   examples of all pieces of a split
-    'docstring_package': (cut_summary,           label_package),
-    'docstring_pair':    (cut_pair,              label_pair),
-    'docstring_type':    (cut_parameters,        label_type),
+    # task                 pieces of a docstring   examples of all pieces of a split
+    'docstring_package':   (cut_summary,           label_package),
+    'docstring_parameter': (cut_parameters,        label_parameter),
+    'docstring_type':      (cut_parameters,        label_type),
 }
 
 
@@ -883,7 +884,7 @@ TASKS = {
     'c3': CLUE(head='choose', folder='clue/c3', files=C3 | {'test': f"{JSON['test']}|{C3['test']}"},
                hub='clue/clue:c3', read=read_c3, make=make_c3, submission='c311_predict.json'),
     'docstring_package': Task('classify', ('accuracy',), tuple(PACKAGES.split()), source=docstring_examples),
-    'docstring_pair': Task('classify', ('accuracy', 'f1'), ('other', 'same'), source=docstring_examples),
+    'docstring_parameter': Task('classify', ('accuracy', 'f1'), ('no', 'yes'), source=docstring_examples),
     'docstring_type': Task('span', ('exact', 'f1_words'), source=docstring_examples),
 }
 GROUPS = {
@@ -915,7 +916,7 @@ class Feature(NamedTuple):
 def join_texts(special, block_size, a, b=None):
     """(ids of [CLS] a [SEP] b [SEP], tokens of it up to the first [SEP]).
 
-    The longer text loses its end until both fit; b at a tie, as in Devlin et al. 2018's code.
+    The longer text loses its end until both fit, b at a tie.  Devlin et al. 2018's code
     """
     room = block_size - 2 - (b is not None)
     n = min(len(a), max(room - len(b or ()), (room + 1) // 2) if b is not None else room)
@@ -934,8 +935,9 @@ def encode_all(tokenizer, texts):
 def text_features(examples, tokenizer, settings):
     """A row for each example of one text or two."""
     ids = encode_all(tokenizer, [text for example in examples for text in example.texts])
-    return [Feature(i, [join_texts(tokenizer.special, settings.block_size, *(ids[text] for text in example.texts))],
-                    0 if example.label is None else example.label) for i, example in enumerate(examples)]
+    rows = [join_texts(tokenizer.special, settings.block_size, *(ids[text] for text in example.texts))
+            for example in examples]
+    return [Feature(i, [row], examples[i].label or 0) for i, row in enumerate(rows)]
 
 
 def choice_features(examples, tokenizer, settings):
@@ -947,7 +949,7 @@ def choice_features(examples, tokenizer, settings):
 
 
 def span_features(examples, tokenizer, settings):
-    """Windows [CLS] question [SEP] part of the context [SEP]; an answer outside a window has its end at [CLS]."""
+    """Windows [CLS] question [SEP] part of the context [SEP]; an answer outside a window is at [CLS]."""
     questions = encode_all(tokenizer, [example.texts[0] for example in examples])
     contexts = list(dict.fromkeys(example.texts[1] for example in examples))
     found = dict(zip(contexts, tokenizer.encode_offsets(contexts), strict=True))
@@ -965,7 +967,10 @@ def span_features(examples, tokenizer, settings):
 
 
 def span_target(answers, offsets, first):
-    """(index of the first, of the last token) of the first answer in a row; (0, 0) if it is not in this window."""
+    """(first, last token) of the first answer in a row; (0, 0) if it is not in this window.
+
+    answers  as Example.label; offsets (m, 2) characters of the window's tokens, which start at `first`
+    """
     if not answers or not len(offsets):
         return 0, 0
     text, begin = answers[0]
@@ -994,7 +999,8 @@ class Classify:
     def predictions(examples, features, outputs, settings):
         """(a prediction for each example, a record of it for the file of predictions)."""
         best = [int(np.argmax(row)) for row in outputs]
-        return np.array(best), [{'prediction': i, 'logits': row} for i, row in zip(best, outputs, strict=True)]
+        records = [{'prediction': i, 'logits': row} for i, row in zip(best, outputs, strict=True)]
+        return np.array(best), records
 
 
 class Regress(Classify):
@@ -1022,18 +1028,21 @@ class Choose(Classify):
 
     @staticmethod
     def outputs(logits, features, settings):
-        return [row[:len(feature.rows)] for row, feature in zip(logits.float().tolist(), features, strict=True)]
+        rows = zip(logits.float().tolist(), features, strict=True)
+        return [row[:len(feature.rows)] for row, feature in rows]
 
 
 class Span:
-    """An answer in a text: cross-entropy of its first and of its last token.  Devlin et al. 2018, section 4.2"""
+    """An answer in a text: cross-entropy of its first and last token.  Devlin et al. 2018, section 4.2"""
     model, features = SpanClassifier, staticmethod(span_features)
 
     @staticmethod
     def losses(logits, targets, keep):
-        """logits (b, T) of start and of end, targets (b, 2) int64, keep (b, T) -> (b,) float32"""
-        return sum(F.cross_entropy(part.float().masked_fill(~keep, -math.inf), targets[:, i], reduction='none')
-                   for i, part in enumerate(logits)) / 2                # padding takes no part in the softmax
+        """logits (b, T) of start and of end, targets (b, 2) int64, keep (b, T) bool -> (b,) float32"""
+        logits = [part.float().masked_fill(~keep, -math.inf) for part in logits]    # padding has no say
+        losses = (F.cross_entropy(part, target, reduction='none')
+                  for part, target in zip(logits, targets.unbind(1), strict=True))
+        return sum(losses) / 2
 
     @staticmethod
     def outputs(logits, features, settings):
@@ -1043,28 +1052,33 @@ class Span:
         n = torch.tensor([len(feature.offsets) for feature in features], device=start.device)[:, None]
         place = torch.arange(start.size(1), device=start.device)
         outside = (place < first) | (place >= first + n)
-        scores = best_spans(*(part.masked_fill(outside, -math.inf) for part in (start, end)), settings.max_answer)
-        return list(zip((start[:, 0] + end[:, 0]).tolist(), *(part.tolist() for part in scores), strict=True))
+        none = start[:, 0] + end[:, 0]
+        start, end = (part.masked_fill(outside, -math.inf) for part in (start, end))
+        best = best_spans(start, end, settings.max_answer)
+        return list(zip(*(part.tolist() for part in (none, *best)), strict=True))
 
     @staticmethod
     def predictions(examples, features, outputs, settings):
-        """The best span over an example's windows; no answer where the least score of none leads by enough."""
-        null, best = [math.inf] * len(examples), [(-math.inf, '')] * len(examples)
+        """The best span over an example's windows, or none where that leads by enough, by its least score."""
+        null, best = [math.inf] * len(examples), [(-1e4, '')] * len(examples)
         for feature, (none, score, first, last) in zip(features, outputs, strict=True):
             i = feature.example
             null[i] = min(null[i], none)
             if score > best[i][0]:
-                begin, end = feature.offsets[first - feature.first][0], feature.offsets[last - feature.first][1]
+                begin, end = feature.offsets[[first - feature.first, last - feature.first], [0, 1]]
                 best[i] = score, examples[i].texts[1][begin:end].strip()
         gaps = [none - score for none, (score, _) in zip(null, best, strict=True)]
         chosen = ['' if settings.unanswerable and gap > settings.null_threshold else text
                   for gap, (_, text) in zip(gaps, best, strict=True)]
-        return chosen, [{'prediction': text, 'best': span, 'null_difference': gap if math.isfinite(gap) else None}
+        return chosen, [{'prediction': text, 'best': span, 'null_difference': gap}
                         for text, (_, span), gap in zip(chosen, best, gaps, strict=True)]
 
 
 def best_spans(start, end, longest):
-    """(score, first, last token), (b,) each, of the best span of at most `longest` tokens.  start, end (b, T)"""
+    """(score, first, last token), (b,) each, of the best span of at most `longest` tokens.
+
+    start, end  (b, T) logits, -inf where an answer cannot be
+    """
     best = torch.full_like(start[:, 0], -math.inf)
     first, last = (torch.zeros_like(best, dtype=torch.long) for _ in range(2))
     for more in range(min(longest, start.size(1))):
@@ -1093,9 +1107,10 @@ class Learner(nn.Module):
 # ---- batches ----
 
 def collate(features, special, length=0):
-    """{'ids', 'segments', 'keep' (b, T), or (b, C, T) for choices, 'targets'}, padded to the longest or to `length`.
+    """{'ids', 'segments', 'keep' (b, T), or (b, C, T) for choices, 'targets'}, arrays.
 
-    An example with fewer choices than another repeats its first one; the target says how many are real.
+    Rows are padded to `length`, or to the longest. An example with fewer choices than another repeats its
+    first one; the target says how many are real.
     """
     width = length or max(len(ids) for feature in features for ids, _ in feature.rows)
     most = max(len(feature.rows) for feature in features)
@@ -1115,7 +1130,7 @@ def collate(features, special, length=0):
 class Batches:
     """Training batches by step: every feature once an epoch, in an order drawn from (seed, epoch).
 
-    Each has total_batch rows, of which this process takes `share`; the last of an epoch repeats rows with weight 0.
+    Each has total_batch rows, this process takes `share`; the last of an epoch repeats some, weight 0.
     """
 
     def __init__(self, features, special, seed, total_batch, share, length):
@@ -1154,7 +1169,7 @@ def find_starts(init_from):
     if os.path.isdir(init_from) and not os.path.exists(os.path.join(init_from, 'config.json')):
         path = newest_checkpoint(init_from)
         if path is None:
-            raise UserError(f'init_from={init_from!r}: no checkpoint in this folder; pretrain it with train.py first')
+            raise UserError(f'init_from={init_from!r}: no checkpoint in this folder; train.py writes them')
         return [path]
     return [init_from]
 
@@ -1164,21 +1179,21 @@ def read_start(source, folder, lower_case):
     """Start from a checkpoint or a Hugging Face BERT.  folder  of its tokenizer, '' for its own"""
     if not source.endswith('.pt'):
         config, weights = load_bert(source, pretrained_encoder)
-        tokenizer = load_tokenizer(folder, load_meta(folder)) if folder else bert_tokenizer(source, lower_case)
         data, identity = {}, source
     else:
         content = read_checkpoint(source)
         knobs, data = content['config'], content['data']
         folder = folder or knobs.get('tokenizer') or os.path.join(knobs['data_dir'], knobs['dataset'])
         if not os.path.isdir(folder):
-            raise UserError(f'{source}: its tokenizer is not in {folder}; name the prepared folder with --tokenizer=')
-        meta = load_meta(folder)
-        refuse_difference(source, data, {'tokenizer': data_identity(meta)['tokenizer']}, 'the data')
-        config, tokenizer = EncoderConfig(**content['model_config']), load_tokenizer(folder, meta)
-        weights = content['model']
+            raise UserError(f'{source}: its tokenizer is not in {folder}: name the prepared folder, as in '
+                            '--tokenizer=data/wikipedia')
+        ours = data_identity(load_meta(folder))['tokenizer']
+        refuse_difference(source, data, {'tokenizer': ours}, 'the data')
+        config, weights = EncoderConfig(**content['model_config']), content['model']
         with open(source, 'rb') as file:
             file.seek(-64, os.SEEK_END)
             identity = file.read().decode()
+    tokenizer = load_tokenizer(folder, load_meta(folder)) if folder else bert_tokenizer(source, lower_case)
     if tokenizer.vocab_size != config.vocab_size:
         raise UserError(f'{source}: {config.vocab_size} token embeddings, but the tokenizer has '
                         f'{tokenizer.vocab_size} pieces; name its own with --tokenizer=')
@@ -1194,7 +1209,7 @@ def bert_tokenizer(name, lower_case):
 
 
 def make_classifier(start, head, settings, n_label):
-    """A head's model with pretrained encoder (and pooler, where weights and model have one); the rest is new."""
+    """A head's model with the pretrained encoder, and pooler where both have one; the rest is new."""
     shape = replace(start.config, dropout=settings.dropout, attention_dropout=settings.attention_dropout,
                     pooling=settings.pooling, n_label=n_label)
     model = head.model(shape)
@@ -1234,7 +1249,8 @@ def some(examples, most):
 @functools.lru_cache(2)
 def task_examples(name, data_dir, extra_train, train_samples, eval_samples):
     """({split: Examples}, {split: what was skipped}) of training and evaluation."""
-    splits = {split: load_examples(name, split, data_dir) for split in ('train', *splits_of(name, 'dev').values())}
+    wanted = ('train', *splits_of(name, 'dev').values())
+    splits = {split: load_examples(name, split, data_dir) for split in wanted}
     examples = {split: found for split, (found, _) in splits.items()}
     if extra_train and TASKS[name].head == 'span':
         examples['train'] = examples['train'] + read_file(name, extra_train, 'train')[0]
@@ -1260,9 +1276,10 @@ def majority_of(name, train, n):
     """n predictions that know nothing: the most frequent training label, or the mean of numbers."""
     if TASKS[name].head == 'regress':
         return np.full(n, np.mean([example.label for example in train]))
-    if TASKS[name].head == 'span':
-        return [collections.Counter(example.label[0][0] if example.label else '' for example in train).most_common(1)[0][0]] * n
-    return np.full(n, collections.Counter(example.label for example in train).most_common(1)[0][0])
+    span = TASKS[name].head == 'span'
+    labels = [example.label[0][0] if span and example.label else example.label for example in train]
+    most = collections.Counter(labels).most_common(1)[0][0]
+    return [most or ''] * n if span else np.full(n, most)
 
 
 def score(name, examples, predictions):
@@ -1278,14 +1295,15 @@ def score(name, examples, predictions):
 
 @torch.no_grad()
 def evaluate(model, head, features, special, settings, ranks, device, dtype, fraction=0.0):
-    """Outputs of the head for each feature, in order.  Each process takes whole batches, so none is seen twice.
+    """Outputs of the head for each feature, in order, of whole batches that the processes share.
 
     fraction  of the mean embedding norm that Gaussian noise has; batches draw it from their number alone
     """
     model.eval()
-    order, found = np.argsort([max(len(ids) for ids, _ in feature.rows) for feature in features], kind='stable'), []
-    length = settings.block_size if settings.padding == 'block' else 0
-    size = 4 * settings.batch_size
+    lengths = [max(len(ids) for ids, _ in feature.rows) for feature in features]
+    order, found = np.argsort(lengths, kind='stable'), []
+    length = settings.block_size if PADDING[settings.padding] else 0
+    size = max(1, EVAL_ROWS // max(len(feature.rows) for feature in features))
     hooks = [noisy(model, features, special, settings, device, fraction)] if fraction else []
     for number, begin in enumerate(range(0, len(order), size)):
         if number % ranks.world == ranks.rank:
@@ -1333,15 +1351,16 @@ def recipe(config, name):
         place, equals, text = item.partition('=')
         task, dot, key = place.partition('.')
         if not (equals and dot) or task not in TASKS or key not in chosen:
-            raise UserError(f'overrides: {item!r}: write TASK.KNOB=VALUE, as in cola.learning_rate=5e-6, with a row '
-                            f"of TASKS and one of {', '.join(chosen)}")
+            raise UserError(f'overrides: {item!r}: write TASK.KNOB=VALUE, as in cola.epochs=9, with one of '
+                            f"{', '.join(chosen)}")
         if task == name:
             chosen[key] = parse(key, text, chosen[key])
     check_knobs({**config, **chosen}, AT_LEAST, BELOW, AT_MOST)
-    for key, rows in (('schedule', SCHEDULE), ('padding', PADDING), ('selection', SELECTION), ('pooling', POOLING)):
-        choose(key, chosen[key], rows)
+    rows = {'schedule': SCHEDULE, 'padding': PADDING, 'selection': SELECTION, 'pooling': POOLING}
+    for key, allowed in rows.items():
+        choose(key, chosen[key], allowed)
     if 0 < chosen['block_size'] < 8:
-        raise UserError(f"block_size={chosen['block_size']}: must be at least 8, or 0 for the pretrained length")
+        raise UserError(f"block_size={chosen['block_size']}: must be at least 8, or 0: the pretrained length")
     choose(f'{name}: metric', chosen['metric'], {'': None, **dict.fromkeys(TASKS[name].metrics)})
     return chosen
 
@@ -1374,7 +1393,8 @@ class Trial:
         """Read weights and data; needed before the methods below."""
         self.ranks, self.device, self.dtype, self.stop = ranks, device, dtype, stop
         self.start = read_start(self.source, self.config['tokenizer'], self.config['lower_case'])
-        self.settings = SimpleNamespace(**{**self.config, **self.recipe, 'unanswerable': self.task.unanswerable})
+        self.settings = SimpleNamespace(**{**self.config, **self.recipe})
+        self.settings.unanswerable = self.task.unanswerable
         self.settings.block_size = self.settings.block_size or self.start.config.block_size
         self.special = self.start.tokenizer.special
         self.data = task_data(self.name, self.start, self.settings)
@@ -1383,21 +1403,21 @@ class Trial:
         self.model = model.to(device)
 
     def train(self):
-        """Fine-tune from the newest checkpoint of the folder or from the start.  False: a signal stopped it."""
+        """Fine-tune, from the folder's newest checkpoint if it has one.  False: a signal stopped it."""
         s, ranks, device, dtype = self.settings, self.ranks, self.device, self.dtype
         os.makedirs(self.folder, exist_ok=True)
-        length = s.block_size if s.padding == 'block' else 0
-        batches = Batches(self.data.train, self.special, self.seed, s.total_batch, ranks.share(s.total_batch), length)
+        batches = Batches(self.data.train, self.special, self.seed, s.total_batch, ranks.share(s.total_batch),
+                          s.block_size if PADDING[s.padding] else 0)
         total = batches.per_epoch * s.epochs
-        step = self.resume()
+        step, warmup = self.resume(), round(s.warmup_fraction * total)
         learner = Learner(self.model, self.head.losses)
         wrapped = compiled_or_eager(learner, s.compile, batches.batch(0), s.batch_size, device, dtype)
-        if ranks.world > 1:                             # layerwise pooling leaves some parameters without gradient
+        if ranks.world > 1:                             # layerwise pooling gives some parameters no gradient
             wrapped = DistributedDataParallel(wrapped, find_unused_parameters=s.pooling == 'layerwise')
         log = Log(self.folder, step, ranks, s.wandb_project, self.config)
         logged, since = step, time.perf_counter()
         for batch in prefetch(batches.batch, range(step, total)):
-            rate = rate_at(step, s.learning_rate, s.min_lr, round(s.warmup_fraction * total), total, s.schedule)
+            rate = rate_at(step, s.learning_rate, s.min_lr, warmup, total, s.schedule)
             parts = micro_batches(batch, s.batch_size, device)
             seed_step(self.seed, step, ranks.rank)
             counts = torch.tensor([float(batch['weights'].sum()), len(self.stop)]).to(device)
@@ -1410,8 +1430,9 @@ class Trial:
                 seconds = time.perf_counter() - since
                 speed = (step - logged) * s.total_batch / seconds
                 self.seconds, logged, since = self.seconds + seconds, step, time.perf_counter()
+                eta = clock((total - step) * s.total_batch / speed)
                 text = (f'{self.name} seed {self.seed} step {step}/{total}: loss {loss:.4f}, lr {rate:.2e}, '
-                        f'norm {norm:.2f}, {speed:,.1f} examples/s, eta {clock((total - step) * s.total_batch / speed)}')
+                        f'norm {norm:.2f}, {speed:,.1f} examples/s, eta {eta}')
                 log.write('train', step, text, loss=loss, lr=rate, norm=norm, examples_per_second=speed)
             progress_bar(step, total, ranks)
             paused = time.perf_counter()
@@ -1429,8 +1450,8 @@ class Trial:
     def resume(self):
         """Make the optimizer; returns the step of the checkpoint that training goes on from, or 0."""
         s = self.settings
-        self.optimizer = make_optimizer(self.model, s.learning_rate, (s.beta1, s.beta2), s.adam_eps, s.weight_decay,
-                                        self.device)
+        self.optimizer = make_optimizer(self.model, s.learning_rate, (s.beta1, s.beta2), s.adam_eps,
+                                        s.weight_decay, self.device)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.dtype == torch.float16)
         self.best, self.seconds = {}, 0.0
         path = self.ranks.agree(newest_checkpoint(self.folder) if self.ranks.main else None)
@@ -1455,15 +1476,15 @@ class Trial:
         if self.ranks.main:
             write_checkpoint(os.path.join(self.folder, checkpoint_name(step)), {
                 'step': step, 'model': self.model.state_dict(), 'optimizer': self.optimizer.state_dict(),
-                'scaler': self.scaler.state_dict(), 'rng': {'seed': self.seed, 'step': step},     # see seed_step
+                'scaler': self.scaler.state_dict(), 'rng': {'seed': self.seed, 'step': step},
                 'config': self.recipe, 'model_config': asdict(self.model.config), 'identity': self.identity(),
                 'best': self.best, 'seconds': seconds})
             prune_checkpoints(self.folder, 1, ())
 
     def predict(self, examples, features, fraction=0.0):
         """(predictions, records) of this model; fraction: of noise, see noisy."""
-        outputs = evaluate(self.model, self.head, features, self.special, self.settings, self.ranks, self.device,
-                           self.dtype, fraction)
+        outputs = evaluate(self.model, self.head, features, self.special, self.settings, self.ranks,
+                           self.device, self.dtype, fraction)
         return self.head.predictions(examples, features, outputs, self.settings)
 
     def validate(self, step, log):
@@ -1479,20 +1500,23 @@ class Trial:
             weights = {key: tensor.cpu().clone() for key, tensor in self.model.state_dict().items()}
             self.best = {'step': step, 'value': value, 'scores': scores, 'records': records,
                          'weights': weights if self.settings.selection == 'best' else {}}
-        text = '; '.join(f'{column} {self.metric} {100 * forms[self.metric]:.2f}' for column, forms in scores.items())
-        log.write('val', step, f'{self.name} seed {self.seed} step {step}: {text}', **scores[self.name])
+        text = '; '.join(f'{column} {100 * forms[self.metric]:.2f}' for column, forms in scores.items())
+        log.write('val', step, f'{self.name} seed {self.seed} step {step}: {self.metric} of {text}',
+                  **scores[self.name])
 
     def finish(self):
-        """Write predictions, weights and result.json of a trained trial; its checkpoints are no longer needed."""
+        """Write predictions, weights and result.json of a trained trial, remove its checkpoints."""
         if self.best['weights']:
             self.model.load_state_dict(self.best['weights'])
         result = {
             'init': self.run, 'step': self.step, 'model': asdict(self.model.config), 'task': self.name,
-            'seed': self.seed, 'metric': self.metric, 'scores': self.best['scores'], 'majority': self.data.majority,
+            'seed': self.seed, 'metric': self.metric, 'scores': self.best['scores'],
+            'majority': self.data.majority,
             'n_train': self.data.n_train, 'skipped': self.data.skipped,
             'n_dev': {column: len(examples) for column, (examples, _) in self.data.dev.items()},
             'epochs': self.settings.epochs, 'steps': self.steps, 'best_step': self.best['step'],
-            'seconds_per_epoch': round(self.seconds / self.settings.epochs, 3), 'parameters': count_parameters(self.model),
+            'seconds_per_epoch': round(self.seconds / self.settings.epochs, 3),
+            'parameters': count_parameters(self.model),
             'identity': self.identity(), 'recipe': self.recipe, 'device': device_name(self.device),
             'date': time.strftime('%Y-%m-%dT%H:%M:%S%z')}
         if self.ranks.main:
@@ -1500,9 +1524,9 @@ class Trial:
             write_whole(os.path.join(self.folder, 'predictions.jsonl'), ''.join(lines))
             if self.config['keep_models']:
                 write_checkpoint(os.path.join(self.folder, 'model.pt'), {
-                    'step': self.best['step'], 'model': self.model.state_dict(), 'config': {
-                        **self.recipe, 'tokenizer': self.start.folder}, 'model_config': asdict(self.model.config),
-                    'data': self.start.data})
+                    'step': self.best['step'], 'model': self.model.state_dict(),
+                    'config': {**self.recipe, 'tokenizer': self.start.folder},
+                    'model_config': asdict(self.model.config), 'data': self.start.data})
             self.write(result)
             for path in checkpoints(self.folder):
                 os.remove(path)
@@ -1515,20 +1539,23 @@ class Trial:
         """The weights of this trial when it finished."""
         path = os.path.join(self.folder, 'model.pt')
         if not os.path.exists(path):
-            raise UserError(f'{path}: not kept, but noise, cross and predict need it; remove {self.folder} and run '
-                            'again with --keep_models=true')
+            raise UserError(f'{path}: not kept, but noise, cross and predict need it; remove its folder and '
+                            'run again with --keep_models=true')
         self.model.load_state_dict(read_checkpoint(path)['model'])
 
     def add_noise(self, result, levels):
         """Scores of the evaluation sets at each level of noise."""
-        result['noise'] = {column: {str(level): score(self.name, examples, self.predict(examples, features, level)[0])[
-            self.metric] for level in levels} for column, (examples, features) in self.data.dev.items()}
+        result['noise'] = {}
+        for column, (examples, features) in self.data.dev.items():
+            found = {level: self.predict(examples, features, level)[0] for level in levels}
+            result['noise'][column] = {str(level): score(self.name, examples, predictions)[self.metric]
+                                       for level, predictions in found.items()}
 
     def add_cross(self, result, others):
         """Accuracy of this model on other tasks, as "does one text hold of the other: yes or no".
 
-        The label that means yes is `positive` of a row (entailment, duplicate, equivalent); all others, neutral
-        and contradiction alike, mean no. On its own task a model keeps all its labels.  Kowsher et al. 2024, table 6
+        Kowsher et al. 2024, table 6. The label that means yes is `positive` of a row (entailment, duplicate,
+        equivalent); neutral and contradiction are no, like the rest. On its own task a model has all labels.
         """
         result['cross'] = {self.name: result['scores'][self.name]['accuracy']}
         for other in others:
@@ -1559,8 +1586,8 @@ class Trial:
 def read_papers():
     """What the papers print, in points, from results/papers.json: {paper: {'tables': [...], ...}}.
 
-    A column is 'column.metric', of `averages` the places of their columns; a row is 'words, more; values, averages
-    (sd)' and stands beside ours if our model has all of its words.
+    A column is 'column.metric', of `averages` the places of their columns; a row is 'words, more; values,
+    averages (sd)' and stands beside ours if our model has all of its words.
     """
     with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), 'results', 'papers.json')) as file:
         return json.load(file)
@@ -1898,7 +1925,7 @@ def noise_levels(text):
     except (ValueError, ZeroDivisionError, OverflowError):
         levels = ()
     if not levels or levels[0] < 0 or len(levels) > 1000:
-        raise UserError(f'noise={text!r}: write first:last:step, fractions of the embedding norm, as in 0:0.4:0.05')
+        raise UserError(f'noise={text!r}: write first:last:step, parts of the embedding norm: 0:0.4:0.05')
     return levels
 
 
@@ -1924,8 +1951,8 @@ def complete(trial, levels, others, predict, ranks, device, dtype, stop):
         trial.add_cross(result, others)
     if (noise_due or cross_due) and ranks.main:
         trial.write(result)
-    if predict:
-        print(*(f'wrote {path}' for path in trial.submit(predict)), sep='\n', flush=True)
+    for path in trial.submit(predict) if predict else ():
+        print(f'wrote {path}', flush=True)
     return True
 
 
@@ -1957,7 +1984,7 @@ def main():
     names, levels = find_tasks(tasks), noise_levels(noise)
     others = [name for name in names if TASKS[name].positive] if cross else []
     if predict not in ('', 'test') and len(names) > 1:
-        raise UserError(f'predict={predict!r}: a file is of one task; choose it with --tasks, or --predict=test')
+        raise UserError(f'predict={predict!r}: a file is of one task: choose it with --tasks, or write test')
     if paper:
         choose('paper', paper, read_papers())
     os.makedirs(out_dir, exist_ok=True)
@@ -1973,8 +2000,9 @@ def main():
     if ranks.main:
         write_manifest(out_dir, config, {'init_from': sources}, torch_device, ranks)
         done = sum(trial.result() is not None for trial in plan)
-        print(table(config, origins), f'{len(plan)} trials, {done} of them finished before; {torch_device}, '
-              f'{str(torch_dtype)[6:]}, {ranks.world} process(es)', sep='\n', flush=True)
+        print(knob_table(config, origins))
+        print(f'{len(plan)} trials, {done} of them finished before; {torch_device}, {str(torch_dtype)[6:]}, '
+              f'{ranks.world} process(es)', flush=True)
     stop = catch_signals()
     for trial in mine:
         if not complete(trial, levels, others, predict, turn, torch_device, torch_dtype, stop) or stop:

@@ -1264,7 +1264,7 @@ def read_bert(name, kind):
 
 
 def pretrained_encoder(name):
-    """(EncoderConfig, weights of encoder.* and, if it has one, pooler.*) of a Hugging Face BERT with any head."""
+    """(EncoderConfig, weights of encoder.* and, if there, pooler.*) of a Hugging Face BERT with any head."""
     config, weights = read_bert(name, 'BertModel')
     names = {ours: theirs.removeprefix('bert.') for ours, theirs in hugging_face_names(config).items()}
     names |= {f'pooler.dense.{kind}': f'pooler.dense.{kind}' for kind in ('weight', 'bias')}

@@ -1,6 +1,6 @@
-# Three labelled tasks made of the same docstrings as the quickstart's corpus, fine-tuned with three seeds each.
+# Three tasks with labels from the structure of the quickstart's docstrings, three seeds each.
 # $ python finetune.py config/finetune_quickstart.py
-# Of one text: which package is it from? Of two: are they of one docstring? In a text: what type has parameter x?
+# Which package is a text from? Are two texts of one docstring? Where is the type of a parameter?
 # Expect minutes on two cores; run config/quickstart.py first.
 out_dir = 'out/finetune_quickstart'
 init_from = 'out/quickstart'

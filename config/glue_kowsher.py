@@ -1,4 +1,4 @@
-# GLUE as in Kowsher et al. 2024, appendix A.4: 10 epochs of batch 16, rates 1e-4, 2e-5 and 2e-6 for a third each.
+# GLUE as in Kowsher et al. 2024, appendix A.4: 10 epochs, batch 16, rates 1e-4, 2e-5, 2e-6 for a third each.
 # $ python finetune.py config/glue_kowsher.py --init_from=out/base_shared --compare=out/base_original
 # Their tables 5 and 6, noise on the embeddings and one task's model on another's data:
 # $ python finetune.py config/glue_kowsher.py --init_from=out/base_shared --noise=0:0.4:0.05 --cross=true

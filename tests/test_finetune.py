@@ -1,4 +1,5 @@
-"""finetune.py: rows and windows, heads against Hugging Face, trials that resume and repeat, and every row of TASKS.
+"""finetune.py: rows and windows, heads against Hugging Face, trials that resume and repeat,
+and every row of TASKS.
 
 Metrics: test_metrics.py. Readers and submissions: test_tasks.py. The report: test_report.py.
 """
@@ -26,9 +27,10 @@ from prepare_data import load_meta, load_tokenizer
 
 SPECIAL = {'pad': 0, 'unk': 1, 'cls': 2, 'sep': 3, 'mask': 4}
 SHAPE = {'block_size': 48, 'n_layer': 2, 'n_head': 4, 'n_embd': 16, 'n_inner': 32}
-QUICK = ['--trials=1', '--epochs=2', '--total_batch=8', '--batch_size=8', '--learning_rate=5e-3', '--stride=16',
-         '--log_interval=1000', '--device=cpu']
-PLAIN = ['--dropout=0', '--attention_dropout=0', '--adam_eps=1', '--learning_rate=0.1']     # steps as of plain descent
+QUICK = ['--trials=1', '--epochs=2', '--total_batch=8', '--batch_size=8', '--learning_rate=5e-3',
+         '--stride=16', '--log_interval=1000', '--device=cpu']
+PLAIN = ['--dropout=0', '--attention_dropout=0', '--adam_eps=1',
+         '--learning_rate=0.1']     # steps as of plain descent
 CHINESE = {'afqmc', 'tnews', 'iflytek', 'csl', 'wsc', 'cmnli', 'ocnli', 'cmrc', 'chid', 'c3'}
 
 
@@ -40,8 +42,8 @@ def tokenizers(corpus, tmp_path_factory):
     folder = tmp_path_factory.mktemp('chinese')
     rows = [''.join(chr(0x4e00 + (i * 7 + j * j) % 900) for j in range(60)) + HANZI for i in range(90)]
     (folder / 'text.jsonl').write_text(''.join(json.dumps({'text': row}) + '\n' for row in rows))
-    done = stage('prepare_data.py', f'--corpus={folder}/text.jsonl', '--tokenizer=character', '--name=zh', '--num_proc=1',
-                 f'--data_dir={folder}', '--vocab_size=1500', '--val_fraction=0.1')
+    done = stage('prepare_data.py', f'--corpus={folder}/text.jsonl', '--tokenizer=character', '--name=zh',
+                 '--num_proc=1', f'--data_dir={folder}', '--vocab_size=1500', '--val_fraction=0.1')
     assert done.returncode == 0, done.stderr
     return {'sentencepiece': corpus, 'character': str(folder / 'zh')}
 
@@ -94,15 +96,16 @@ def published(tmp_path, *names, **sizes):
 
 
 def settings(**changes):
-    return SimpleNamespace(**{'block_size': 48, 'stride': 16, 'max_answer': 30, 'null_threshold': 0.0, 'padding': 'longest',
-                              'batch_size': 8, 'unanswerable': False, 'dropout': 0.0, 'attention_dropout': 0.0,
-                              'pooling': 'cls', **changes})
+    return SimpleNamespace(**{'block_size': 48, 'stride': 16, 'max_answer': 30, 'null_threshold': 0.0,
+                              'padding': 'longest', 'batch_size': 8, 'unanswerable': False, 'dropout': 0.0,
+                              'attention_dropout': 0.0, 'pooling': 'cls', **changes})
 
 
 # ---- rows ----
 
 def test_pairs_are_joined_and_cut_as_in_bert(tmp_path):
-    """Token by token from the longer, b at a tie; Hugging Face gives the odd token to the longer text instead."""
+    """Token by token from the longer, b at a tie; Hugging Face gives the odd token to the longer text
+    instead."""
     transformers = pytest.importorskip('transformers')
     words = [f'w{i}' for i in range(60)]
     (tmp_path / 'vocab.txt').write_text('\n'.join(['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]', *words]))
@@ -134,7 +137,8 @@ def test_windows_hold_every_token_and_the_answer(tokenizers, kind):
     else:
         context = 'The  parser reads café messages (RFC 2822) from files. ' * 6 + 'It ends in 1998, at last'
         answers = ['The', 'café', 'RFC 2822', 'reads café messages', '1998', 'last']
-    examples = [Example(i, ('what ?', context), ((answer, context.index(answer)),)) for i, answer in enumerate(answers)]
+    examples = [Example(i, ('what ?', context), ((answer, context.index(answer)),))
+                for i, answer in enumerate(answers)]
     features = finetune.span_features(examples, tokenizer, settings())
     n_tokens = len(tokenizer.encode(context))
     for i, answer in enumerate(answers):
@@ -175,7 +179,8 @@ def test_best_span_is_that_of_all_pairs():
         start[:, 9:] = end[:, 9:] = -torch.inf
         scores, first, last = finetune.best_spans(start, end, longest)
         for row in range(5):
-            pairs = {(i, j): (start[row, i] + end[row, j]).item() for i in range(9) for j in range(i, min(9, i + longest))}
+            pairs = {(i, j): (start[row, i] + end[row, j]).item()
+                     for i in range(9) for j in range(i, min(9, i + longest))}
             best = max(pairs, key=pairs.get)
             assert (first[row].item(), last[row].item()) == best and scores[row].item() == pairs[best]
 
@@ -188,7 +193,8 @@ def test_windows_are_joined_by_their_scores_and_the_least_score_of_no_answer():
     outputs = [(9.0, 4.0, 2, 3), (3.0, 6.0, 2, 2), (5.0, 1.0, 2, 2)]
     texts, records = HEADS['span'].predictions(examples, features, outputs, settings(unanswerable=True))
     assert texts == ['two', ''] and [r['null_difference'] for r in records] == [-3.0, 4.0]
-    texts, _ = HEADS['span'].predictions(examples, features, outputs, settings(unanswerable=True, null_threshold=4.0))
+    texts, _ = HEADS['span'].predictions(examples, features, outputs,
+                                         settings(unanswerable=True, null_threshold=4.0))
     assert texts == ['two', 'x']
     assert HEADS['span'].predictions(examples, features, outputs, settings())[0] == ['two', 'x']
 
@@ -207,12 +213,14 @@ def test_an_epoch_has_every_example_once_whatever_the_number_of_processes(n, tot
         for step in range(3 * per_epoch):
             parts = [loader.batch(step) for loader in loaders]
             assert sum(len(part['weights']) for part in parts) == total
-            seen[world].append([i for part in parts for i, w in zip(part['targets'], part['weights'], strict=True) if w])
+            seen[world].append([i for part in parts
+                                for i, w in zip(part['targets'], part['weights'], strict=True) if w])
         for epoch in range(3):
             rows = seen[world][epoch * per_epoch:(epoch + 1) * per_epoch]
             assert sorted(sum(rows, [])) == list(range(n))
     assert seen[1] == seen[2] == seen[3]
-    other = [Batches(features, SPECIAL, 8, total, slice(0, total), 0).batch(step)['targets'].tolist() for step in range(4)]
+    other = [Batches(features, SPECIAL, 8, total, slice(0, total), 0).batch(step)['targets'].tolist()
+             for step in range(4)]
     assert n < 8 or other != seen[1][:4]
 
 
@@ -220,11 +228,13 @@ def test_an_epoch_has_every_example_once_whatever_the_number_of_processes(n, tot
 
 @pytest.fixture(scope='session')
 def bert(tmp_path_factory):
-    """A BERT with a vocabulary, saved by transformers with the head of a classifier and of question answering."""
+    """A BERT with a vocabulary, saved by transformers with the head of a classifier and of question
+    answering."""
     transformers = pytest.importorskip('transformers')
     folder, words = tmp_path_factory.mktemp('bert'), [f'w{i}' for i in range(60)]
-    config = transformers.BertConfig(vocab_size=65, hidden_size=16, num_hidden_layers=2, num_attention_heads=4,
-                                     intermediate_size=32, max_position_embeddings=48, num_labels=3)
+    config = transformers.BertConfig(vocab_size=65, hidden_size=16, num_hidden_layers=2,
+                                     num_attention_heads=4, intermediate_size=32, max_position_embeddings=48,
+                                     num_labels=3)
     models = {}
     for kind in ('BertForSequenceClassification', 'BertForQuestionAnswering', 'BertForMaskedLM'):
         torch.manual_seed(3)
@@ -234,11 +244,13 @@ def bert(tmp_path_factory):
             for parameter in models[kind].parameters():
                 parameter.add_(0.2 * torch.randn_like(parameter))
         models[kind].save_pretrained(folder / kind)
-        (folder / kind / 'vocab.txt').write_text('\n'.join(['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]', *words]))
+        (folder / kind / 'vocab.txt').write_text('\n'.join(['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]',
+                                                            *words]))
     return folder, models
 
 
-@pytest.mark.parametrize('kind, name', [('BertForSequenceClassification', 'mnli'), ('BertForQuestionAnswering', 'squad1')])
+@pytest.mark.parametrize('kind, name', [('BertForSequenceClassification', 'mnli'),
+                                        ('BertForQuestionAnswering', 'squad1')])
 def test_a_hugging_face_bert_gives_its_own_logits(bert, kind, name):
     """Encoder and pooler come from the folder; only the new classifier is copied by hand."""
     folder, models = bert
@@ -248,12 +260,14 @@ def test_a_hugging_face_bert_gives_its_own_logits(bert, kind, name):
     last = theirs.classifier if name == 'mnli' else theirs.qa_outputs
     ours.classifier.load_state_dict(last.state_dict())
     label = 2 if name == 'mnli' else (('w45 w46', 4),)
-    examples = [Example(i, (' '.join(f'w{j}' for j in range(i, 20)), ' '.join(f'w{j}' for j in range(44, 50 + i))), label)
-                for i in range(5)]
+    examples = [Example(i, (' '.join(f'w{j}' for j in range(i, 20)),
+                            ' '.join(f'w{j}' for j in range(44, 50 + i))), label) for i in range(5)]
     features = head.features(examples, start.tokenizer, settings())
-    outputs = finetune.evaluate(ours, head, features, SPECIAL, settings(), train.Ranks(), torch.device('cpu'), torch.float32)
+    outputs = finetune.evaluate(ours, head, features, SPECIAL, settings(), train.Ranks(), torch.device('cpu'),
+                                torch.float32)
     encoded = [torch.from_numpy(np.concatenate([f.rows[0][0]]).astype(np.int64))[None] for f in features]
-    types = [(torch.arange(x.size(1)) >= f.rows[0][1]).long()[None] for x, f in zip(encoded, features, strict=True)]
+    types = [(torch.arange(x.size(1)) >= f.rows[0][1]).long()[None]
+             for x, f in zip(encoded, features, strict=True)]
     with torch.no_grad():
         for x, kinds, output, f in zip(encoded, types, outputs, features, strict=True):
             wanted = theirs(input_ids=x, token_type_ids=kinds)
@@ -265,7 +279,8 @@ def test_a_hugging_face_bert_gives_its_own_logits(bert, kind, name):
                 assert abs(none - (start_logits[0] + end_logits[0]).item()) < 1e-5
                 assert abs(score - (start_logits[first] + end_logits[last]).item()) < 1e-5
                 assert f.first <= first <= last < x.size(1) - 1
-                losses = head.losses(ours.eval()(x, kinds), torch.tensor([f.target]), torch.ones_like(x, dtype=torch.bool))
+                losses = head.losses(ours.eval()(x, kinds), torch.tensor([f.target]),
+                                     torch.ones_like(x, dtype=torch.bool))
                 loss = theirs(input_ids=x, token_type_ids=kinds, start_positions=torch.tensor([f.target[0]]),
                               end_positions=torch.tensor([f.target[1]])).loss
                 assert abs(losses.item() - loss.item()) < 1e-5
@@ -279,7 +294,8 @@ def test_a_bert_without_a_pooler_gets_a_new_one(bert):
                finetune.read_start(str(folder / 'BertForSequenceClassification'), '', True).weights)
     model = finetune.make_classifier(start, HEADS['classify'], settings(), 2)
     assert isinstance(model, SequenceClassifier)
-    assert torch.equal(model.encoder.token.weight, models['BertForMaskedLM'].bert.embeddings.word_embeddings.weight)
+    assert torch.equal(model.encoder.token.weight,
+                       models['BertForMaskedLM'].bert.embeddings.word_embeddings.weight)
 
 
 # ---- every row of TASKS ----
@@ -291,7 +307,8 @@ def test_every_task_from_its_files_to_its_submission(name, run, chinese_run, tmp
     knobs = ['--predict=test'] if any(split.startswith('test') for split in TASKS[name].files) else []
     trial, = finetune_here(f"--init_from={chinese_run if name in CHINESE else run}", f'--tasks={name}', files,
                            f'--out_dir={tmp_path}/out', *knobs)
-    assert set(trial['scores'][name]) >= set(TASKS[name].metrics) and trial['metric'] == TASKS[name].metrics[0]
+    assert set(trial['scores'][name]) >= set(TASKS[name].metrics)
+    assert trial['metric'] == TASKS[name].metrics[0]
     assert all(-1 <= value <= 1 for forms in trial['scores'].values() for value in forms.values())
     assert list(trial['scores']) == list(trial['majority']) == list(trial['n_dev'])
     assert ('mnli_mm' in trial['scores']) == (name == 'mnli')
@@ -350,7 +367,8 @@ def test_an_interrupted_trial_ends_as_an_undisturbed_one(run, tmp_path, finetune
 
 
 def test_a_finished_trial_is_not_repeated_and_of_another_recipe_refused(run, tmp_path, finetune_here, capsys):
-    arguments = [f'--init_from={run}', '--tasks=cola,rte', published(tmp_path, 'cola', 'rte'), f'--out_dir={tmp_path}/out']
+    arguments = [f'--init_from={run}', '--tasks=cola,rte', published(tmp_path, 'cola', 'rte'),
+                 f'--out_dir={tmp_path}/out']
     finetune_here(*arguments)
     path = tmp_path / 'out' / 'run@3' / 'cola_1' / 'result.json'
     before = path.stat().st_mtime_ns
@@ -358,13 +376,16 @@ def test_a_finished_trial_is_not_repeated_and_of_another_recipe_refused(run, tmp
     assert path.stat().st_mtime_ns == before and len(trials) == 4
     assert '4 trials, 2 of them finished before' in capsys.readouterr().out
     assert trials[0]['scores'] != trials[1]['scores'] or weights(tmp_path / 'out')
-    with pytest.raises(UserError, match=r'result.json: the recipe differs: learning_rate is 0.005 there and 0.01 here'):
+    with pytest.raises(UserError, match=r'result.json: the recipe differs: '
+                                        r'learning_rate is 0.005 there and 0.01 here'):
         finetune_here(*arguments, '--learning_rate=0.01')
 
 
 def test_seeds_change_the_head_and_the_order(run, tmp_path, finetune_here):
-    finetune_here(f'--init_from={run}', '--tasks=cola', published(tmp_path, 'cola'), f'--out_dir={tmp_path}/out', '--trials=2')
-    one, other = (train.read_checkpoint(tmp_path / 'out' / 'run@3' / f'cola_{seed}' / 'model.pt')['model'] for seed in (1, 2))
+    finetune_here(f'--init_from={run}', '--tasks=cola', published(tmp_path, 'cola'),
+                  f'--out_dir={tmp_path}/out', '--trials=2')
+    one, other = (train.read_checkpoint(tmp_path / 'out' / 'run@3' / f'cola_{seed}' / 'model.pt')['model']
+                  for seed in (1, 2))
     assert not torch.equal(one['classifier.weight'], other['classifier.weight'])
     assert not torch.equal(one['pooler.dense.weight'], other['pooler.dense.weight'])
 
@@ -384,8 +405,8 @@ def test_padding_to_the_block_changes_nothing(name, run, tmp_path, finetune_here
 def test_longer_rows_than_pretrained(run, tokenizers, tmp_path, finetune_here):
     longer = pretrained(tmp_path / 'rope', tokenizers['sentencepiece'], position='rope')
     for source in (run, longer):
-        trial, = finetune_here(f'--init_from={source}', '--tasks=squad1', published(tmp_path, 'squad1'), '--block_size=96',
-                               f'--out_dir={tmp_path}/{os.path.basename(source)}')
+        trial, = finetune_here(f'--init_from={source}', '--tasks=squad1', published(tmp_path, 'squad1'),
+                               '--block_size=96', f'--out_dir={tmp_path}/{os.path.basename(source)}')
         assert trial['model']['block_size'] == 96
 
 
@@ -401,19 +422,21 @@ def test_a_fine_tuned_model_is_a_start_too(run, tmp_path, finetune_here):
 def test_overrides_are_of_their_task_alone(run, tmp_path, finetune_here):
     trials = finetune_here(f'--init_from={run}', '--tasks=cola,mrpc', published(tmp_path, 'cola', 'mrpc'),
                            f'--out_dir={tmp_path}/out', '--overrides=cola.epochs=1 mrpc.metric=f1')
-    assert [(t['task'], t['epochs'], t['metric']) for t in trials] == [('cola', 1, 'matthews'), ('mrpc', 2, 'f1')]
+    assert [(t['task'], t['epochs'], t['metric']) for t in trials] == [('cola', 1, 'matthews'),
+                                                                       ('mrpc', 2, 'f1')]
 
 
 def test_comparison_curve_noise_cross_and_time(run, tokenizers, tmp_path, finetune_here, capsys):
     for step in (1, 5):
         pretrained(tmp_path / 'many', tokenizers['sentencepiece'], step, seed=step)
-    trials = finetune_here(f'--init_from={tmp_path}/many/ckpt_*.pt', f'--compare={run}', '--tasks=mrpc,mnli', '--trials=2',
-                           published(tmp_path, 'mrpc', 'mnli'), f'--out_dir={tmp_path}/out', '--noise=0:0.4:0.2',
-                           '--cross=true')
+    trials = finetune_here(f'--init_from={tmp_path}/many/ckpt_*.pt', f'--compare={run}', '--tasks=mrpc,mnli',
+                           '--trials=2', published(tmp_path, 'mrpc', 'mnli'), f'--out_dir={tmp_path}/out',
+                           '--noise=0:0.4:0.2', '--cross=true')
     assert [t['step'] for t in trials] == [1] * 4 + [5] * 4 + [3] * 4 and len(trials) == 12
     for trial in trials:
         noise = trial['noise'][trial['task']]
-        assert list(noise) == ['0.0', '0.2', '0.4'] and noise['0.0'] == trial['scores'][trial['task']][trial['metric']]
+        assert list(noise) == ['0.0', '0.2', '0.4']
+        assert noise['0.0'] == trial['scores'][trial['task']][trial['metric']]
         assert set(trial['cross']) == {'mrpc', 'mnli'}
         assert trial['cross'][trial['task']] == trial['scores'][trial['task']]['accuracy']
         assert trial['seconds_per_epoch'] > 0
@@ -450,7 +473,8 @@ def test_noise_has_its_share_of_the_mean_norm(run):
     examples = [Example(i, ('some words ' * (i + 1),), 0) for i in range(7)]
     features = HEADS['classify'].features(examples, start.tokenizer, settings())
     with torch.no_grad():
-        embedded = [model.encoder.embed(torch.from_numpy(f.rows[0][0].astype(np.int64))[None])[0] for f in features]
+        embedded = [model.encoder.embed(torch.from_numpy(f.rows[0][0].astype(np.int64))[None])[0]
+                    for f in features]
         mean = torch.cat(embedded).norm(dim=-1).mean()
         hook = finetune.noisy(model, features, start.tokenizer.special, settings(), torch.device('cpu'), 0.25)
         for f, plain in zip(features, embedded, strict=True):
@@ -464,8 +488,8 @@ def test_evaluation_is_that_of_single_rows(run):
     model = finetune.make_classifier(start, HEADS['classify'], settings(), 3)
     examples = [Example(i, ('to be ' * (1 + 7 * i % 11), 'or not'), 0) for i in range(150)]
     features = HEADS['classify'].features(examples, start.tokenizer, settings())
-    outputs = finetune.evaluate(model, HEADS['classify'], features, start.tokenizer.special, settings(), train.Ranks(),
-                                torch.device('cpu'), torch.float32)
+    outputs = finetune.evaluate(model, HEADS['classify'], features, start.tokenizer.special, settings(),
+                                train.Ranks(), torch.device('cpu'), torch.float32)
     assert model.training and len(outputs) == 150
     with torch.no_grad():
         for feature, output in list(zip(features, outputs, strict=True))[::17]:
@@ -485,19 +509,23 @@ def test_majority_is_the_most_frequent_training_label():
 # ---- processes ----
 
 def test_two_processes_give_the_trials_of_one(run, tmp_path):
-    """parallel=trials to the bit; parallel=ddp the same examples once each, up to rounding without dropout."""
+    """parallel=trials to the bit; parallel=ddp the same examples once each, up to rounding without
+    dropout."""
     files = published(tmp_path, 'cola', 'squad2')
     arguments = ['finetune.py', *QUICK, f'--init_from={run}', '--tasks=cola,squad2', files, *PLAIN]
-    for name, call, knobs in (('one', stage, []), ('trials', torchrun, []), ('ddp', torchrun, ['--parallel=ddp'])):
+    for name, call, knobs in (('one', stage, []), ('trials', torchrun, []),
+                              ('ddp', torchrun, ['--parallel=ddp'])):
         done = call(*arguments, *knobs, f'--out_dir={tmp_path}/{name}')
         assert done.returncode == 0, done.stderr
         assert done.stdout.count('## Every metric') == 1
     for task in ('cola', 'squad2'):
-        one, trials, ddp = ([json.loads(line) for line in open(
-            f'{tmp_path}/{name}/run@3/{task}_1/predictions.jsonl')] for name in ('one', 'trials', 'ddp'))
+        texts = [(tmp_path / name / 'run@3' / f'{task}_1' / 'predictions.jsonl').read_text()
+                 for name in ('one', 'trials', 'ddp')]
+        one, trials, ddp = ([json.loads(line) for line in text.strip().split('\n')] for text in texts)
         assert one == trials and [line['id'] for line in one] == [line['id'] for line in ddp]
         key = 'logits' if task == 'cola' else 'null_difference'
-        assert np.abs(np.array([line[key] for line in one]) - np.array([line[key] for line in ddp])).max() < 1e-3
+        assert np.abs(np.array([line[key] for line in one])
+                      - np.array([line[key] for line in ddp])).max() < 1e-3
 
 
 # ---- what a user can get wrong ----
@@ -508,11 +536,13 @@ def test_two_processes_give_the_trials_of_one(run, tmp_path):
     (['--init_from=nowhere'], 'init_from'), (['--init_from=nowhere/*.pt'], 'no such file'),
     (['--noise=0.4'], "noise='0.4': write first:last:step"), (['--noise=0:1:0'], 'noise'),
     (['--overrides=cola.epoch=1'], 'overrides'), (['--overrides=epochs=1'], 'overrides'),
-    (['--overrides=cola.epochs=x'], 'epochs'), (['--overrides=cola.epochs=0'], 'epochs=0: must be at least 1'),
+    (['--overrides=cola.epochs=x'], 'epochs'),
+    (['--overrides=cola.epochs=0'], 'epochs=0: must be at least 1'),
     (['--schedule=up'], 'schedule'), (['--selection=first'], 'selection'), (['--padding=none'], 'padding'),
     (['--parallel=both'], 'parallel'), (['--pooling=mean'], 'pooling'), (['--metric=f9'], 'metric'),
-    (['--block_size=7'], 'block_size'), (['--data_dir=nowhere'], 'nowhere'), (['--tokenizer=nowhere'], 'nowhere'),
-    (['--predict=gone.tsv'], 'gone.tsv'), (['--learning_rate=0'], 'learning_rate'), (['--dropout=1'], 'dropout'),
+    (['--block_size=7'], 'block_size'), (['--data_dir=nowhere'], 'nowhere'),
+    (['--tokenizer=nowhere'], 'nowhere'), (['--predict=gone.tsv'], 'gone.tsv'),
+    (['--learning_rate=0'], 'learning_rate'), (['--dropout=1'], 'dropout'),
 ])
 def test_bad_input_gets_one_line(run, tmp_path, finetune_here, arguments, message):
     files = published(tmp_path, 'cola', n_train=4, n_dev=4)
@@ -522,18 +552,21 @@ def test_bad_input_gets_one_line(run, tmp_path, finetune_here, arguments, messag
 
 
 def test_exit_status_of_a_mistake(run, tmp_path):
-    line = refused(stage('finetune.py', f'--init_from={run}', '--tasks=cola', f'--data_dir={tmp_path}', f'--out_dir={tmp_path}/o'))
+    line = refused(stage('finetune.py', f'--init_from={run}', '--tasks=cola', f'--data_dir={tmp_path}',
+                         f'--out_dir={tmp_path}/o'))
     assert 'CoLA' in line and '--data_dir' in line
 
 
 def test_a_diverging_trial_is_named(run, tmp_path, finetune_here):
     with pytest.raises(UserError, match=r'cola seed 1, step \d+: loss (nan|inf)'):
-        finetune_here(f'--init_from={run}', '--tasks=cola', published(tmp_path, 'cola'), f'--out_dir={tmp_path}/out',
-                      '--learning_rate=1e30', '--warmup_fraction=0', '--epochs=20')
+        finetune_here(f'--init_from={run}', '--tasks=cola', published(tmp_path, 'cola'),
+                      f'--out_dir={tmp_path}/out', '--learning_rate=1e30', '--warmup_fraction=0',
+                      '--epochs=20')
 
 
 def test_a_damaged_result_is_named(run, tmp_path, finetune_here):
-    arguments = [f'--init_from={run}', '--tasks=cola', published(tmp_path, 'cola'), f'--out_dir={tmp_path}/out']
+    arguments = [f'--init_from={run}', '--tasks=cola', published(tmp_path, 'cola'),
+                 f'--out_dir={tmp_path}/out']
     finetune_here(*arguments)
     (tmp_path / 'out' / 'run@3' / 'cola_1' / 'result.json').write_text('{')
     with pytest.raises(UserError, match='result.json: not a result'):
@@ -541,7 +574,8 @@ def test_a_damaged_result_is_named(run, tmp_path, finetune_here):
 
 
 def test_a_model_that_was_not_kept_is_asked_for(run, tmp_path, finetune_here):
-    arguments = [f'--init_from={run}', '--tasks=cola', published(tmp_path, 'cola'), f'--out_dir={tmp_path}/out']
+    arguments = [f'--init_from={run}', '--tasks=cola', published(tmp_path, 'cola'),
+                 f'--out_dir={tmp_path}/out']
     finetune_here(*arguments, '--keep_models=false')
     with pytest.raises(UserError, match='model.pt: not kept'):
         finetune_here(*arguments, '--noise=0:0.1:0.1')
@@ -550,8 +584,10 @@ def test_a_model_that_was_not_kept_is_asked_for(run, tmp_path, finetune_here):
 # ---- recipes ----
 
 RECIPES = {     # SPEC's table: epochs, batch, rate, warmup, schedule, decay, dropout, attention dropout
-    'glue_courtois': (5, 16, 1e-5, 0.0, 'linear', 0.01, 0.1, 0.1), 'glue_kowsher': (10, 16, 1e-4, 0.0, 'thirds', 0.1, 0.1, 0.1),
-    'squad_kowsher': (5, 16, 1e-4, 0.0, 'thirds', 0.1, 0.2, 0.05), 'glue_tian': (10, 16, 1e-5, 0.1, 'linear', 0.01, 0.1, 0.1),
+    'glue_courtois': (5, 16, 1e-5, 0.0, 'linear', 0.01, 0.1, 0.1),
+    'glue_kowsher': (10, 16, 1e-4, 0.0, 'thirds', 0.1, 0.1, 0.1),
+    'squad_kowsher': (5, 16, 1e-4, 0.0, 'thirds', 0.1, 0.2, 0.05),
+    'glue_tian': (10, 16, 1e-5, 0.1, 'linear', 0.01, 0.1, 0.1),
     'squad_tian': (10, 16, 1e-5, 0.1, 'linear', 0.01, 0.1, 0.1),
 }
 
@@ -568,7 +604,8 @@ def test_recipes_of_the_papers(name):
         epochs, batch, rate, *others = RECIPES[name]
         rate = 5e-6 if name == 'glue_tian' and task in ('cola', 'sst2') else rate
         assert (r['epochs'], r['total_batch'], r['learning_rate']) == (epochs, batch, rate)
-        assert [r[k] for k in ('warmup_fraction', 'schedule', 'weight_decay', 'dropout', 'attention_dropout')] == others
+        assert [r[k] for k in ('warmup_fraction', 'schedule', 'weight_decay', 'dropout',
+                               'attention_dropout')] == others
         assert ('tian' in name) == (r['selection'] == 'best' and r['eval_interval'] == 1000)
     if name == 'glue_courtois':
         assert config['trials'] == 5 and finetune.recipe(config, 'mrpc')['metric'] == 'f1_accuracy'
@@ -579,10 +616,12 @@ def test_recipes_of_the_papers(name):
 def test_recipe_of_liu():
     config = knobs_of('clue_liu')
     rows = {'afqmc': (3, 16, 3e-5), 'csl': (4, 16, 2e-5), 'iflytek': (5, 32, 3e-5), 'tnews': (3, 16, 2e-5),
-            'wsc': (40, 16, 1e-5), 'cmnli': (3, 32, 3e-5), 'cmrc': (3, 32, 3e-5), 'chid': (3, 32, 3e-5), 'c3': (8, 24, 2e-5)}
+            'wsc': (40, 16, 1e-5), 'cmnli': (3, 32, 3e-5), 'cmrc': (3, 32, 3e-5), 'chid': (3, 32, 3e-5),
+            'c3': (8, 24, 2e-5)}
     assert finetune.find_tasks(config['tasks']) == list(rows) == finetune.find_tasks('clue')
     for task, row in rows.items():
         r = finetune.recipe(config, task)
         assert (r['epochs'], r['total_batch'], r['learning_rate']) == row
-        assert (r['warmup_fraction'], r['adam_eps'], r['weight_decay'], r['block_size']) == (0.1, 1e-8, 0.01, 512)
+        assert (r['warmup_fraction'], r['adam_eps'],
+                r['weight_decay'], r['block_size']) == (0.1, 1e-8, 0.01, 512)
         assert r['dropout'] == r['attention_dropout'] == 0.1

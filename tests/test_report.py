@@ -229,8 +229,9 @@ def test_errors_name_the_choices():
 
 
 def test_line_of_a_trial():
-    assert trial_line(trial(81.66, 'mnli')) == ('mnli seed 1: accuracy 81.66 (majority 50.00), mm 82.66 (50.00); '
-                                          'other 25.00; 12 s an epoch, best at step 700')
+    line = trial_line(trial(81.66, 'mnli'))
+    assert line == ('mnli seed 1: accuracy 81.66 (majority 50.00), mm 82.66 (50.00); '
+                    'other 25.00; 12 s an epoch, best at step 700')
 
 
 def test_plot(tmp_path, monkeypatch, capsys):
