@@ -8,14 +8,14 @@ import re
 import pytest
 import torch
 from conftest import ROOT
-from test_configurator import CONFIGS
+from test_configurator import CONFIGS, stage_of
 
 import prepare_data
 import train
 from configurator import configure
 from model import NORMALISER, SHATTER, Encoder, SequenceClassifier, count_parameters, model_config
 
-RECIPES = [os.path.basename(path)[:-3] for path in CONFIGS if not os.path.basename(path).startswith('data_')]
+RECIPES = [os.path.basename(path)[:-3] for path in CONFIGS if stage_of(path) == 'train']
 COUNTED = [name for name in RECIPES if re.match('(small|base|large|gpu|gau)_|tian_original', name)]
 TPU, GPU = (256, 512, 1_000_000, 10_000, 1e-4), (128, 256, 1_600_000, 10_000, 1e-4)
 STEPS = {                           # of the papers: rows a step, tokens a row, steps, warmup, rate

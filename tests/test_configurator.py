@@ -1,17 +1,21 @@
 """configurator.py: knobs <- config files <- command line, and every way to get them wrong."""
 import glob
 import os
+import re
 import sys
 
 import pytest
 from conftest import ROOT, refused, stage
 
 import configurator
+import finetune
+import prepare_data
 import train
 from configurator import UserError, configure
 from model import model_config
 
 CONFIGS = sorted(glob.glob(os.path.join(ROOT, 'config', '*.py')))
+STAGES = {'train': train, 'finetune': finetune, 'prepare_data': prepare_data}
 STAGE = '''"""A stage for tests."""
 from configurator import configure, run
 n_layer = 12                    # blocks
@@ -168,13 +172,24 @@ def test_help_lists_knobs_comments_and_config_files():
         assert f'config/{os.path.basename(path)}' in text
 
 
+def stage_of(path):
+    """The stage that a config file is for: its header launches it."""
+    with open(path) as file:
+        header = re.match(r'(# .*\n)+', file.read())[0]
+    found = re.findall(rf'^# \$ .*?(\w+)\.py config/{os.path.basename(path)}', header, re.M)
+    assert found and len(set(found)) == 1, path
+    return found[0]
+
+
 @pytest.mark.parametrize('path', CONFIGS, ids=os.path.basename)
 def test_every_config_file_loads(path):
-    import prepare_data
-    data = os.path.basename(path).startswith('data_')
-    config, origins = configure(dict(vars(prepare_data if data else train)), [path])
-    with open(path) as file:
-        assert origins and file.read().startswith('# ')
-    if not data:
+    stage = stage_of(path)
+    config, origins = configure(dict(vars(STAGES[stage])), [path])
+    assert origins
+    if stage == 'train':
         train.check_knobs(config, train.AT_LEAST, train.BELOW, train.AT_MOST)
         model_config(config, 30522)
+    if stage == 'finetune':
+        assert config['out_dir'] == f'out/{os.path.basename(path)[:-3]}'
+        for task in finetune.find_tasks(config['tasks']):
+            finetune.recipe(config, task)
