@@ -1151,7 +1151,6 @@ class Batches:
 
 class Start(NamedTuple):
     """Pretrained weights, and the tokenizer that they go with."""
-    identity: str               # sha256 of the checkpoint, or the name of a BERT
     config: EncoderConfig
     weights: dict               # encoder.*, perhaps pooler.*, and what a classifier does not read
     tokenizer: object
@@ -1179,7 +1178,7 @@ def read_start(source, folder, lower_case):
     """Start from a checkpoint or a Hugging Face BERT.  folder  of its tokenizer, '' for its own"""
     if not source.endswith('.pt'):
         config, weights = load_bert(source, pretrained_encoder)
-        data, identity = {}, source
+        data = {}
     else:
         content = read_checkpoint(source)
         knobs, data = content['config'], content['data']
@@ -1190,14 +1189,20 @@ def read_start(source, folder, lower_case):
         ours = data_identity(load_meta(folder))['tokenizer']
         refuse_difference(source, data, {'tokenizer': ours}, 'the data')
         config, weights = EncoderConfig(**content['model_config']), content['model']
-        with open(source, 'rb') as file:
-            file.seek(-64, os.SEEK_END)
-            identity = file.read().decode()
     tokenizer = load_tokenizer(folder, load_meta(folder)) if folder else bert_tokenizer(source, lower_case)
     if tokenizer.vocab_size != config.vocab_size:
         raise UserError(f'{source}: {config.vocab_size} token embeddings, but the tokenizer has '
                         f'{tokenizer.vocab_size} pieces; name its own with --tokenizer=')
-    return Start(identity, config, weights, tokenizer, folder, data)
+    return Start(config, weights, tokenizer, folder, data)
+
+
+def digest_of(source):
+    """What tells the weights of two sources apart: the sha256 that ends a checkpoint, the name of a BERT."""
+    if not source.endswith('.pt'):
+        return source
+    with open(source, 'rb') as file:
+        file.seek(-64, os.SEEK_END)
+        return file.read().decode()
 
 
 def bert_tokenizer(name, lower_case):
@@ -1237,6 +1242,7 @@ class TaskData(NamedTuple):
     majority: dict              # column -> {metric: value} of the most frequent training label
     skipped: dict               # split -> {what was wrong with a row: how many}
     n_train: int                # examples
+    digest: str                 # sha256 of the training examples
 
 
 def some(examples, most):
@@ -1248,28 +1254,29 @@ def some(examples, most):
 
 @functools.lru_cache(2)
 def task_examples(name, data_dir, extra_train, train_samples, eval_samples):
-    """({split: Examples}, {split: what was skipped}) of training and evaluation."""
+    """({split: Examples}, {split: what was skipped}, digest) of training and evaluation."""
     wanted = ('train', *splits_of(name, 'dev').values())
     splits = {split: load_examples(name, split, data_dir) for split in wanted}
     examples = {split: found for split, (found, _) in splits.items()}
     if extra_train and TASKS[name].head == 'span':
         examples['train'] = examples['train'] + read_file(name, extra_train, 'train')[0]
     limits = {split: train_samples if split == 'train' else eval_samples for split in splits}
-    return ({split: some(found, limits[split]) for split, found in examples.items()},
-            {split: skipped for split, (_, skipped) in splits.items()})
+    examples = {split: some(found, limits[split]) for split, found in examples.items()}
+    digest = hashlib.sha256(repr(examples['train']).encode()).hexdigest()
+    return examples, {split: skipped for split, (_, skipped) in splits.items()}, digest
 
 
 def task_data(name, start, settings):
     """TaskData of a task in the tokens of a start."""
     head = HEADS[TASKS[name].head]
-    examples, skipped = task_examples(name, settings.data_dir, settings.extra_train, settings.train_samples,
-                                      settings.eval_samples)
+    examples, skipped, digest = task_examples(name, settings.data_dir, settings.extra_train,
+                                              settings.train_samples, settings.eval_samples)
     dev = {column: (examples[split], head.features(examples[split], start.tokenizer, settings))
            for column, split in splits_of(name, 'dev').items()}
     majority = {column: score(name, found, majority_of(name, examples['train'], len(found)))
                 for column, (found, _) in dev.items()}
     return TaskData(head.features(examples['train'], start.tokenizer, settings), dev, majority, skipped,
-                    len(examples['train']))
+                    len(examples['train']), digest)
 
 
 def majority_of(name, train, n):
@@ -1289,6 +1296,15 @@ def score(name, examples, predictions):
     else:
         targets = np.array([example.label for example in examples])
     return {metric: float(METRICS[metric](targets, predictions)) for metric in TASKS[name].metrics}
+
+
+def best_scores(task, examples, records):
+    """SQuAD v2.0's best_exact and best_f1: at the threshold of no answer that is best for each."""
+    if not task.unanswerable:
+        return {}
+    targets = [tuple(text for text, _ in example.label) for example in examples]
+    texts, gaps = ([record[key] for record in records] for key in ('best', 'null_difference'))
+    return {f'best_{metric}': best_threshold(targets, texts, gaps, metric)[0] for metric in task.metrics}
 
 
 # ---- evaluation ----
@@ -1385,6 +1401,7 @@ class Trial:
             with open(path) as file:
                 result = json.load(file)
             refuse_difference(path, result['recipe'], self.recipe, 'the recipe')
+            refuse_difference(path, result, {'weights': digest_of(self.source)}, 'the pretrained model')
         except (json.JSONDecodeError, KeyError):
             raise UserError(f'{path}: not a result of finetune.py; remove {self.folder}') from None
         return result
@@ -1404,48 +1421,54 @@ class Trial:
 
     def train(self):
         """Fine-tune, from the folder's newest checkpoint if it has one.  False: a signal stopped it."""
-        s, ranks, device, dtype = self.settings, self.ranks, self.device, self.dtype
+        s, ranks = self.settings, self.ranks
         os.makedirs(self.folder, exist_ok=True)
         batches = Batches(self.data.train, self.special, self.seed, s.total_batch, ranks.share(s.total_batch),
                           s.block_size if PADDING[s.padding] else 0)
-        total = batches.per_epoch * s.epochs
-        step, warmup = self.resume(), round(s.warmup_fraction * total)
-        learner = Learner(self.model, self.head.losses)
-        wrapped = compiled_or_eager(learner, s.compile, batches.batch(0), s.batch_size, device, dtype)
+        self.steps, every = batches.per_epoch * s.epochs, s.eval_interval or batches.per_epoch
+        step, learner = self.resume(), Learner(self.model, self.head.losses)
+        wrapped = compiled_or_eager(learner, s.compile, batches.batch(0), s.batch_size, self.device,
+                                    self.dtype)
         if ranks.world > 1:                             # layerwise pooling gives some parameters no gradient
             wrapped = DistributedDataParallel(wrapped, find_unused_parameters=s.pooling == 'layerwise')
         log = Log(self.folder, step, ranks, s.wandb_project, self.config)
         logged, since = step, time.perf_counter()
-        for batch in prefetch(batches.batch, range(step, total)):
-            rate = rate_at(step, s.learning_rate, s.min_lr, warmup, total, s.schedule)
-            parts = micro_batches(batch, s.batch_size, device)
-            seed_step(self.seed, step, ranks.rank)
-            counts = torch.tensor([float(batch['weights'].sum()), len(self.stop)]).to(device)
-            count, stopping = ranks.sum(counts)
-            where = f'{self.name} seed {self.seed}, step {step}'
-            loss, norm = optimizer_step(wrapped, self.model, self.optimizer, self.scaler, parts, count, rate,
-                                        s.grad_clip, ranks, device, dtype, where)
-            stopping, step = stopping.item(), step + 1
-            if step % s.log_interval == 0 or step == total:
-                seconds = time.perf_counter() - since
-                speed = (step - logged) * s.total_batch / seconds
-                self.seconds, logged, since = self.seconds + seconds, step, time.perf_counter()
-                eta = clock((total - step) * s.total_batch / speed)
-                text = (f'{self.name} seed {self.seed} step {step}/{total}: loss {loss:.4f}, lr {rate:.2e}, '
-                        f'norm {norm:.2f}, {speed:,.1f} examples/s, eta {eta}')
+        for batch in prefetch(batches.batch, range(step, self.steps)):
+            rate, loss, norm, stopping = self.update(wrapped, batch, step)
+            step += 1
+            if step % s.log_interval == 0 or step == self.steps:
+                seconds, since = time.perf_counter() - since, time.perf_counter()
+                speed, self.seconds = (step - logged) * s.total_batch / seconds, self.seconds + seconds
+                eta = clock(seconds * (self.steps - step) / (step - logged))
+                text = (f'{self.name} seed {self.seed} step {step}/{self.steps}: loss {loss:.4f}, '
+                        f'lr {rate:.2e}, norm {norm:.2f}, {speed:,.1f} examples/s, eta {eta}')
                 log.write('train', step, text, loss=loss, lr=rate, norm=norm, examples_per_second=speed)
-            progress_bar(step, total, ranks)
+                logged = step
+            progress_bar(step, self.steps, ranks)
             paused = time.perf_counter()
-            if step % (s.eval_interval or batches.per_epoch) == 0 or step == total:
+            if step % every == 0 or step == self.steps:
                 self.validate(step, log)
             due = s.checkpoint_interval and step % s.checkpoint_interval == 0
-            if step < total and (due or stopping):
+            if step < self.steps and (due or stopping):
                 self.save(step, self.seconds + paused - since)
             since += time.perf_counter() - paused
-            if stopping and step < total:
+            if stopping and step < self.steps:
                 return False
-        self.steps, self.per_epoch = total, batches.per_epoch
         return True
+
+    def update(self, wrapped, batch, step):
+        """One step; returns (learning rate, loss, gradient norm, signals that ask for the end)."""
+        s = self.settings
+        warmup = round(s.warmup_fraction * self.steps)
+        rate = rate_at(step, s.learning_rate, s.min_lr, warmup, self.steps, s.schedule)
+        parts = micro_batches(batch, s.batch_size, self.device)
+        seed_step(self.seed, step, self.ranks.rank)
+        counts = torch.tensor([float(batch['weights'].sum()), len(self.stop)]).to(self.device)
+        count, stopping = self.ranks.sum(counts)
+        loss, norm = optimizer_step(wrapped, self.model, self.optimizer, self.scaler, parts, count, rate,
+                                    s.grad_clip, self.ranks, self.device, self.dtype,
+                                    f'{self.name} seed {self.seed}, step {step}')
+        return rate, loss, norm, stopping.item()
 
     def resume(self):
         """Make the optimizer; returns the step of the checkpoint that training goes on from, or 0."""
@@ -1459,7 +1482,8 @@ class Trial:
             return 0
         content = read_checkpoint(path)
         refuse_difference(path, content['config'], self.recipe, 'the recipe')
-        refuse_difference(path, content, {'identity': self.identity()}, 'what it was made from')
+        refuse_difference(path, content, {'weights': digest_of(self.source), 'examples': self.data.digest},
+                          'what it was made from')
         self.model.load_state_dict(content['model'])
         load_optimizer(self.optimizer, content['optimizer'])
         if content['scaler'] and self.scaler.is_enabled():
@@ -1467,17 +1491,13 @@ class Trial:
         self.best, self.seconds = content['best'], content['seconds']
         return content['step']
 
-    def identity(self):
-        """Digest of the pretrained weights and of the training examples."""
-        examples = hashlib.sha256(repr([(f.rows, f.target) for f in self.data.train]).encode())
-        return f'{self.start.identity[:16]} {examples.hexdigest()[:16]}'
-
     def save(self, step, seconds):
         if self.ranks.main:
             write_checkpoint(os.path.join(self.folder, checkpoint_name(step)), {
                 'step': step, 'model': self.model.state_dict(), 'optimizer': self.optimizer.state_dict(),
                 'scaler': self.scaler.state_dict(), 'rng': {'seed': self.seed, 'step': step},
-                'config': self.recipe, 'model_config': asdict(self.model.config), 'identity': self.identity(),
+                'config': self.recipe, 'model_config': asdict(self.model.config),
+                'weights': digest_of(self.source), 'examples': self.data.digest,
                 'best': self.best, 'seconds': seconds})
             prune_checkpoints(self.folder, 1, ())
 
@@ -1492,14 +1512,15 @@ class Trial:
         scores, records = {}, []
         for column, (examples, features) in self.data.dev.items():
             predictions, found = self.predict(examples, features)
-            scores[column] = score(self.name, examples, predictions)
+            scores[column] = score(self.name, examples, predictions) | best_scores(self.task, examples, found)
             records += [{'column': column, 'id': example.id, **record}
                         for example, record in zip(examples, found, strict=True)]
         value = scores[self.name][self.metric]
-        if self.settings.selection == 'last' or value > self.best.get('value', -math.inf):
-            weights = {key: tensor.cpu().clone() for key, tensor in self.model.state_dict().items()}
+        best = SELECTION[self.settings.selection]
+        if not best or value > self.best.get('value', -math.inf):
+            weights = {key: tensor.cpu().clone() for key, tensor in self.model.state_dict().items() if best}
             self.best = {'step': step, 'value': value, 'scores': scores, 'records': records,
-                         'weights': weights if self.settings.selection == 'best' else {}}
+                         'weights': weights}
         text = '; '.join(f'{column} {100 * forms[self.metric]:.2f}' for column, forms in scores.items())
         log.write('val', step, f'{self.name} seed {self.seed} step {step}: {self.metric} of {text}',
                   **scores[self.name])
@@ -1517,7 +1538,8 @@ class Trial:
             'epochs': self.settings.epochs, 'steps': self.steps, 'best_step': self.best['step'],
             'seconds_per_epoch': round(self.seconds / self.settings.epochs, 3),
             'parameters': count_parameters(self.model),
-            'identity': self.identity(), 'recipe': self.recipe, 'device': device_name(self.device),
+            'weights': digest_of(self.source), 'examples': self.data.digest, 'recipe': self.recipe,
+            'device': device_name(self.device),
             'date': time.strftime('%Y-%m-%dT%H:%M:%S%z')}
         if self.ranks.main:
             lines = [json.dumps(record, ensure_ascii=False) + '\n' for record in self.best['records']]
@@ -1851,7 +1873,8 @@ def report(found):
         lines += curve_lines(init, curves, book.get('curve'))
     every = dict.fromkeys(label for init in inits for label in scores[init] if '.' in label)
     lines += grid('Every metric', ['', *inits, 'majority'], [
-        [label, *(show(scores[init].get(label)) for init in inits), show(scores[''][label]['mean'])]
+        [label, *(show(scores[init].get(label)) for init in inits),
+         show(scores[''].get(label, {}).get('mean'))]
         for label in every])
     for title, rows in (('Noise on the embeddings, as a fraction of their mean norm', found['noise']),
                         ('Trained on (rows), evaluated on (columns)', found['cross'])):
@@ -2004,7 +2027,9 @@ def main():
         print(f'{len(plan)} trials, {done} of them finished before; {torch_device}, {str(torch_dtype)[6:]}, '
               f'{ranks.world} process(es)', flush=True)
     stop = catch_signals()
-    for trial in mine:
+    for number, trial in enumerate(mine, 1):
+        if turn.main:
+            print(f'trial {number} of {len(mine)}: {trial.folder}', flush=True)
         if not complete(trial, levels, others, predict, turn, torch_device, torch_dtype, stop) or stop:
             break
         if turn.main:
