@@ -773,10 +773,11 @@ def read_metrics(folder):
 
 
 def write_whole(path, text):
-    """Replace a text file in one step."""
-    with open(path + '.tmp', 'w') as file:
+    """Replace a text file in one step; of processes that do so at once, one wins."""
+    temporary = f'{path}.{os.getpid()}.tmp'
+    with open(temporary, 'w') as file:
         file.write(text)
-    os.replace(path + '.tmp', path)
+    os.replace(temporary, path)
 
 
 def catch_signals():

@@ -9,11 +9,17 @@ import sys
 
 import pytest
 from conftest import ROOT, TINY
+from published import publish
+from test_finetune import pretrained
+
+from finetune import TASKS
 
 with open(os.path.join(ROOT, 'README.md')) as readme:
     PAGE = readme.read()
 COMMANDS = [command for block in re.findall(r'```sh\n(.*?)```', PAGE, re.S)
             for line in block.splitlines() for command in line.split(' && ')]
+STARTS = 'quickstart', 'base_pairwise', 'base_original', 'base_shared', 'base_shatter', 'base_gau'
+TINY_TRIALS = ['--trials=1', '--epochs=1', '--eval_interval=0', '--device=cpu', '--train_samples=8']
 BERT = {'num_hidden_layers': 2, 'num_attention_heads': 4, 'hidden_size': 16, 'intermediate_size': 32,
         'max_position_embeddings': 32, 'vocab_size': 400}
 
@@ -25,7 +31,7 @@ def home(corpus, tmp_path_factory):
     for name in os.listdir(ROOT):
         if name.endswith(('.py', '.txt', '.toml', '.md')):
             shutil.copy(os.path.join(ROOT, name), home)
-    for name in ('config', 'tests'):
+    for name in ('config', 'tests', 'results'):
         shutil.copytree(os.path.join(ROOT, name), home / name)
     for name in ('oscar', 'wikipedia', 'books_wikipedia'):
         shutil.copytree(corpus, home / 'data' / name)
@@ -38,6 +44,9 @@ def changed(command):
     if 'train.py' in words and '--help' not in words:
         quick = ['--max_iters=20', '--warmup_iters=2', '--eval_samples=64']
         words += quick if 'config/quickstart.py' in words else [*TINY, '--max_iters=4']
+    if 'finetune.py' in words:
+        offline = 'config/finetune_quickstart.py' in words
+        words += TINY_TRIALS if offline else ['--data_dir=benchmarks', *TINY_TRIALS]
     if 'prepare_data.py' in words:
         words += ['--vocab_size=200', '--val_fraction=0.1']
         words += ['--segmenter_vocab=100'] if '--segmenter=sentencepiece' in words else []
@@ -51,7 +60,7 @@ def changed(command):
         words = [sys.executable, *words[1:]]
     else:
         words = [sys.executable, '-m', 'pytest', '--collect-only', '-q']
-    return ['--init_from=bert' if word.startswith('--init_from=') else word for word in words]
+    return ['--init_from=bert' if word.startswith('--init_from=google-bert/') else word for word in words]
 
 
 def prepare_for(words, home):
@@ -72,6 +81,16 @@ def prepare_for(words, home):
     if '--init_from=bert' in words:
         transformers = pytest.importorskip('transformers')
         transformers.BertForMaskedLM(transformers.BertConfig(**BERT)).save_pretrained(home / 'bert')
+        pieces = [f'piece{i}' for i in range(BERT['vocab_size'] - len(letters) - 5)]
+        (home / 'bert' / 'vocab.txt').write_text((home / 'vocab.txt').read_text() + '\n'.join(['', *pieces]))
+    if 'finetune.py' in words:
+        for name in STARTS:
+            pretrained(home / 'out' / name, str(home / 'data' / 'wikipedia'))
+        for name in TASKS if not (home / 'benchmarks').exists() else ():
+            if not TASKS[name].source:
+                publish(name, home / 'benchmarks')
+        shutil.copy(home / 'benchmarks' / 'squad' / 'train-v1.1.json', home / 'triviaqa.json')
+        return
     if any(word.startswith('--export=') for word in words):
         pytest.importorskip('transformers')
     elif 'config/quickstart.py' not in words:
@@ -92,6 +111,8 @@ def test_command(command, home):
     out = ''.join(out for out, _ in outputs)
     if '--fill=' in command:
         assert re.search(r'returns the \[MASK\] of a matrix\n    \S+ 0\.\d{3}', out)
+    elif 'finetune.py' in command:
+        assert '## Every metric' in out and 'majority' in out
     elif command == 'python train.py config/quickstart.py':
         assert 'unigram' in out and out.count('[MASK]') == out.count('masked: ') == 5
         assert (home / 'out' / 'quickstart' / 'loss.png').exists() or 'pip install matplotlib' in out
