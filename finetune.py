@@ -174,8 +174,7 @@ EVAL_ROWS = 64                  # rows of a model that are evaluated together: n
 QUESTION = 64                   # tokens of a question at most.  Devlin et al. 2018's code
 
 
-# tasks: where the labelled files are, how a record becomes Examples, how predictions are handed in
-
+# ---- labelled files: a row of TASKS, and how its records become Examples ----
 
 LONGEST = 10_000_000                    # bytes of a line
 BLANK = re.compile(r'#idiom\d+#')       # of CHID
@@ -225,7 +224,7 @@ class Task:
     source: Callable | None = None  # (name, split) -> Examples, in place of all of the above
 
 
-# readers: a file -> (where, record); a record is a dict, or a str that says what is wrong with the row
+# ---- readers: file -> (where, record) pairs; a record is a dict, or a str that says what is wrong ----
 
 def read_table(path, header=()):
     """Tab-separated without quoting, as GLUE is; .csv with it.  `header` is of files without that line."""
@@ -326,7 +325,7 @@ def read_hub(task, split):
         yield f'{task.hub}:{number}', record
 
 
-# makers: a record -> Examples
+# ---- makers: a record -> Examples ----
 
 def pick(record, names):
     """The first of the columns a|b that is there, or None."""
@@ -434,7 +433,7 @@ def make_chid(task, record, number, counts):
         yield Example(blank[0], tuple((candidate, text) for candidate in candidates), answer)
 
 
-# the ways in
+# ---- examples of a split or of a file ----
 
 def load_examples(name, split, data_dir):
     """One split of a task.  Returns (list of Example, {kind: count} of what was skipped or repaired).
@@ -519,7 +518,7 @@ def is_called(item, name):
     return item.lower().removesuffix('_public') == name.lower()
 
 
-# writers: predictions are class indices, scores, answer texts or choice indices, in the order of the examples
+# ---- submissions: predictions are class indices, scores, answer texts or choice indices ----
 
 ANSWERS = {     # head: prediction -> what a submission says
     'classify': lambda task, prediction: (task.written or task.labels)[int(prediction)],
@@ -562,13 +561,7 @@ def write_multirc(ids, answers):
         for paragraph, questions in nested.items())
 
 
-# the table
-
-
-# quickstart: three labelled tasks made of the docstrings of installed packages, offline
-
-
-
+# ---- three labelled tasks made of the docstrings of installed packages, offline ----
 
 PACKAGES = CORPORA['docstrings'][1]
 DOCSTRING_SIZES = {'train': 6000, 'dev': 1000}      # examples at most
@@ -674,7 +667,7 @@ DOCSTRINGS = {
 }
 
 
-# metrics: (targets, predictions) -> a fraction; 0 where nothing is scored or a correlation has no variance
+# ---- metrics: (targets, predictions) -> a fraction; 0 for nothing to score or no variance ----
 
 
 CHINESE = '\u4e00-\u9fa5'               # as in cmrc2018_evaluate.py, and so is the punctuation
@@ -805,6 +798,8 @@ METRICS = {
 }
 METRICS['exact_f1_chinese'] = both(METRICS['exact_chinese'], METRICS['f1_characters'])
 
+
+# ---- the table of tasks ----
 
 HUB_SPLITS = {'train': 'train', 'dev': 'validation', 'test': 'test'}
 BINARY = ('0', '1')
@@ -1604,6 +1599,8 @@ class Trial:
         return paths
 
 
+# ---- the report: rows of the papers ----
+
 @functools.cache
 def read_papers():
     """What the papers print, in points, from results/papers.json: {paper: {'tables': [...], ...}}.
@@ -1633,7 +1630,7 @@ def printed(table, models):
     return {name: row for name, row in found.items() if not all(fits) or name in set().union(*fits)}
 
 
-# ---- numbers ----
+# ---- the report: statistics ----
 
 def t_quantile(freedom, inside=0.95):
     """t with P(|T| <= t) = inside, by bisection, for an int `freedom`.  Abramowitz and Stegun 26.7.3-4"""
@@ -1795,7 +1792,7 @@ def summary(trials, paper='', compare='', recipe=''):
                    for trial in trials}}
 
 
-# ---- text ----
+# ---- the report: text and plot ----
 
 def show(value):
     """Points with two decimals, a stat as mean (sd), '-' if there is none."""

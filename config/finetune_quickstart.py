@@ -1,13 +1,13 @@
 # Three tasks with labels from the structure of the quickstart's docstrings, three seeds each.
 # $ python finetune.py config/finetune_quickstart.py
-# Which package is a text from? Are two texts of one docstring? Where is the type of a parameter?
+# Which package is a text from? Does it document a parameter of this name? Where is the type of it?
 # Expect minutes on two cores; run config/quickstart.py first.
 out_dir = 'out/finetune_quickstart'
 init_from = 'out/quickstart'
 tasks = 'docstrings'
 trials = 3
 block_size = 128                # the quickstart was pretrained on rows of 64
-epochs = 4
+epochs = 3
 total_batch = 32
 batch_size = 32
 learning_rate = 1e-3
