@@ -7,6 +7,8 @@ import glob
 import itertools
 import json
 import os
+import signal
+import subprocess
 import sys
 from dataclasses import asdict
 from types import SimpleNamespace
@@ -22,7 +24,7 @@ import finetune
 import train
 from configurator import UserError, configure
 from finetune import HEADS, TASKS, Batches, Example, Feature, collate, join_texts
-from model import EncoderConfig, MaskedLM, SequenceClassifier
+from model import ATTENTION, OWN_ORDER, POOLING, EncoderConfig, MaskedLM, PermutationLM, SequenceClassifier
 from prepare_data import load_meta, load_tokenizer
 
 SPECIAL = {'pad': 0, 'unk': 1, 'cls': 2, 'sep': 3, 'mask': 4}
@@ -298,6 +300,44 @@ def test_a_bert_without_a_pooler_gets_a_new_one(bert):
                        models['BertForMaskedLM'].bert.embeddings.word_embeddings.weight)
 
 
+# ---- every system, every head ----
+
+@pytest.mark.parametrize('pooling', POOLING)
+@pytest.mark.parametrize('attention', ATTENTION)
+def test_any_pretrained_encoder_takes_any_head(attention, pooling):
+    """The encoder's states are those of pretraining, at its length and, on short rows, beyond it."""
+    position = OWN_ORDER.get(attention, ('absolute',))[0]
+    config = EncoderConfig(40, 16, 2, 4, 16, 32, attention=attention, position=position)
+    torch.manual_seed(1)
+    model = (PermutationLM if attention == 'xlnet' else MaskedLM)(config).eval()
+    start = finetune.Start(config, model.state_dict(), None, '', {})
+    ids = torch.randint(5, 40, (2, 9))
+    for head, length in itertools.product(HEADS.values(), (16, 32)):
+        knobs = settings(block_size=length, pooling=pooling)
+        ours = finetune.make_classifier(start, head, knobs, 3).eval()
+        assert torch.allclose(ours.encoder(ids), model.encoder(ids), atol=1e-5)
+        rows = ids[:, None].expand(-1, 3, -1) if head is HEADS['choose'] else ids
+        logits = ours(rows)
+        assert torch.isfinite(torch.stack(logits) if head is HEADS['span'] else logits).all()
+        assert ours.config.block_size == length
+
+
+@pytest.mark.parametrize('name', HEADS)
+def test_losses_compile_in_one_graph(name):
+    config = EncoderConfig(40, 16, 2, 4, 16, 32, dropout=0.0, attention_dropout=0.0, n_label=3)
+    model = HEADS[name].model(config)
+    learner = finetune.Learner(model, HEADS[name].losses)
+    row = np.array([2, 7, 8, 3, 9, 3]), 4
+    targets = {'classify': (2, 1), 'regress': (0.5, 1.0), 'span': ((1, 2), (0, 0)),
+               'choose': ((0, 1), (1, 2))}[name]
+    features = [Feature(i, [row] * (targets[i][1] if name == 'choose' else 1), targets[i], 1,
+                        np.zeros((3, 2)) if name == 'span' else None) for i in range(2)]
+    part = {key: torch.from_numpy(value) for key, value in collate(features, SPECIAL, 8).items()}
+    compiled = torch.compile(learner, backend='aot_eager', fullgraph=True)
+    assert torch.allclose(compiled(**part), learner(**part), atol=1e-6)
+    assert learner(**part).shape == (2,) and learner(**part).dtype == torch.float32
+
+
 # ---- every row of TASKS ----
 
 @pytest.mark.parametrize('name', [name for name in TASKS if not TASKS[name].source])
@@ -364,6 +404,28 @@ def test_an_interrupted_trial_ends_as_an_undisturbed_one(run, tmp_path, finetune
     one, other = weights(tmp_path / 'whole'), weights(tmp_path / 'cut')
     assert all(torch.equal(one[key], other[key]) for key in one)
     assert (whole['scores'], whole['best_step']) == (again['scores'], again['best_step'])
+
+
+def test_a_signal_saves_and_ends_with_its_status(run, tmp_path):
+    arguments = ['finetune.py', *QUICK, f'--init_from={run}', '--tasks=cola', published(tmp_path, 'cola'),
+                 f'--out_dir={tmp_path}/out', '--epochs=4000', '--log_interval=5']
+    process = subprocess.Popen([sys.executable, *arguments], cwd=ROOT, text=True, stdout=subprocess.PIPE,
+                               stderr=subprocess.PIPE)
+    while ' step 5/' not in process.stdout.readline():
+        assert process.poll() is None
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert 'the same command goes on from there' in err
+    assert len(glob.glob(f'{tmp_path}/out/run@3/cola_1/ckpt_*.pt')) == 1
+
+
+def test_half_precision(run, tmp_path, finetune_here):
+    files = published(tmp_path, 'rte', 'squad2')
+    for dtype in ('bfloat16', 'float16'):
+        trials = finetune_here(f'--init_from={run}', '--tasks=rte,squad2', files,
+                               f'--out_dir={tmp_path}/{dtype}', f'--dtype={dtype}')
+        assert [trial['recipe']['dtype'] for trial in trials] == [dtype] * 2
 
 
 def test_a_finished_trial_is_not_repeated_and_of_another_recipe_refused(run, tmp_path, finetune_here, capsys):
