@@ -8,6 +8,7 @@ with its log, result, predictions, weights and, while it runs, checkpoints: a re
 the last one stopped. As in train.py, a step is a pure function of (weights, data, seed, step).
 """
 import collections
+import copy
 import csv
 import difflib
 import functools
@@ -120,7 +121,7 @@ tokenizer = ''                  # prepared folder with the tokenizer; empty: whe
 lower_case = True               # of a Hugging Face BERT without a prepared folder: is its vocabulary uncased?
 block_size = 0                  # tokens a row at most, may exceed the pretrained length; 0: that length
 stride = 128                    # span: tokens from one window of a long text to the next
-padding = 'longest'             # longest: to the longest row of a batch; block: to block_size, for TPUs
+pad_to_block = False            # pad rows to block_size, for TPUs; else to the longest row of each batch
 train_samples = 0               # training examples at most, the same for every seed; 0: all
 eval_samples = 0                # of each evaluation set; 0: all
 # model
@@ -143,7 +144,7 @@ grad_clip = 1.0                 # largest gradient norm; 0: no clipping
 overrides = ''                  # TASK.KNOB=VALUE with spaces between: cola.learning_rate=5e-6 rte.epochs=10
 # evaluation, log and checkpoints
 metric = ''                     # of METRICS: it enters averages and picks the best; empty: the task's first
-selection = 'last'              # weights that are evaluated: last, or best on dev
+keep_best = False               # report the weights that scored best on dev, not the last ones
 eval_interval = 0               # steps between evaluations; 0: after every epoch
 max_answer = 30                 # span: tokens of an answer at most
 null_threshold = 0.0            # span: no answer where its score leads by more, if questions may have none
@@ -165,11 +166,9 @@ BELOW = {'beta1': 1, 'beta2': 1, 'seed': 2 ** 62, 'warmup_fraction': 1}
 AT_MOST = {'min_lr': 'learning_rate'}
 FREE = {                        # knobs that may differ between trials of one out_dir
     'out_dir', 'init_from', 'compare', 'tasks', 'trials', 'seed', 'paper', 'predict', 'noise', 'cross',
-    'parallel', 'keep_models', 'data_dir', 'tokenizer', 'batch_size', 'overrides', 'log_interval',
-    'checkpoint_interval', 'wandb_project', 'device', 'compile',
+    'parallel', 'keep_models', 'batch_size', 'overrides', 'log_interval', 'checkpoint_interval',
+    'wandb_project', 'device', 'compile',
 }
-PADDING = {'longest': False, 'block': True}             # is every row padded to block_size?
-SELECTION = {'last': False, 'best': True}               # are weights kept for their score?
 EVAL_ROWS = 64                  # rows of a model that are evaluated together: noise depends on it
 QUESTION = 64                   # tokens of a question at most.  Devlin et al. 2018's code
 
@@ -440,8 +439,8 @@ def load_examples(name, split, data_dir):
 
     data_dir    holds the row's folder, is its parent or is it; empty: the task comes from the hub
     A row with missing columns, an unknown label or no usable answer is skipped and counted.  More than 1 % of
-    bad rows, though one may always be, or no good row: UserError with the file and line of the first.
-    Labels '-' and what find_nearest counts are no bad rows.
+    bad rows, though one may always be, any in a test split, as a submission needs every row, or no good row:
+    UserError with the file and line of the first.  Labels '-' and what find_nearest counts are no bad rows.
     """
     task = TASKS[name]
     if task.source:
@@ -476,7 +475,8 @@ def collect(task, records, split, source):
             firsts.setdefault(kind == DISPUTED, f'{where}: {kind}')
             bad += kind != DISPUTED
             counts[kind] += 1
-    if not examples or bad > max(1, rows // 100):
+    most = 0 if split.startswith('test') else max(1, rows // 100)
+    if not examples or bad > most:
         first = firsts.get(False) or firsts.get(True) or f'{source}: no rows'
         raise UserError(f'{first} ({bad} bad of {rows} rows)')
     return examples, dict(counts)
@@ -608,6 +608,12 @@ def cut_summary(text):
     return [((summary,), None)] if PROSE.fullmatch(summary) else []
 
 
+def cut_paragraphs(text):
+    """Docstring -> [((first, second paragraph), None)], if both are prose."""
+    pair = tuple(' '.join(part.split()) for part in re.split(r'\n\s*\n', text, maxsplit=2)[:2])
+    return [(pair, None)] if len(pair) == 2 and all(map(PROSE.fullmatch, pair)) else []
+
+
 def cut_parameters(text):
     """Docstring -> [((context,), [(name, type, first character of the type in the context), ...]), ...].
 
@@ -633,24 +639,10 @@ def label_package(pieces, packages, size):
     return [Example(where, texts, packages.index(package)) for package, where, texts, _ in kept]
 
 
-def label_parameter(pieces, packages, size):
-    """Does the text document a parameter of this name?  If not, another text of the same package does."""
-    names = {package: [name for owner, _, _, types in pieces if owner == package for name, *_ in types]
-             for package in packages}
-    examples = []
-    for package, where, (context,), types in pieces:
-        for name, *_ in types:
-            asked, no = name, len(examples) % 2
-            if no:
-                begin = 31 * len(examples) % len(names[package])
-                others = names[package][begin:] + names[package][:begin]
-                asked = next((other for other in others if not has_word(context, other)), '')
-            examples += [Example(f'{where}:{name}', (asked, context), 1 - no)] if asked else []
-    return examples[:size]
-
-
-def has_word(text, word):
-    return re.search(rf'(?<!\w){re.escape(word)}(?!\w)', text) is not None
+def label_order(pieces, packages, size):
+    """Do the paragraphs stand in this order?  In every other example they are exchanged."""
+    return [Example(where, texts[::1 - 2 * (i % 2)], 1 - i % 2)
+            for i, (_, where, texts, _) in enumerate(pieces[:size // 2 * 2])]
 
 
 def label_type(pieces, packages, size):
@@ -660,10 +652,10 @@ def label_type(pieces, packages, size):
 
 
 DOCSTRINGS = {
-    # task                 pieces of a docstring   examples of all pieces of a split
-    'docstring_package':   (cut_summary,           label_package),
-    'docstring_parameter': (cut_parameters,        label_parameter),
-    'docstring_type':      (cut_parameters,        label_type),
+    # task               pieces of a docstring   examples of all pieces of a split
+    'docstring_package': (cut_summary,           label_package),
+    'docstring_order':   (cut_paragraphs,        label_order),
+    'docstring_type':    (cut_parameters,        label_type),
 }
 
 
@@ -879,7 +871,7 @@ TASKS = {
     'c3': CLUE(head='choose', folder='clue/c3', files=C3 | {'test': f"{JSON['test']}|{C3['test']}"},
                hub='clue/clue:c3', read=read_c3, make=make_c3, submission='c311_predict.json'),
     'docstring_package': Task('classify', ('accuracy',), tuple(PACKAGES.split()), source=docstring_examples),
-    'docstring_parameter': Task('classify', ('accuracy', 'f1'), ('no', 'yes'), source=docstring_examples),
+    'docstring_order': Task('classify', ('accuracy', 'f1'), ('exchanged', 'kept'), source=docstring_examples),
     'docstring_type': Task('span', ('exact', 'f1_words'), source=docstring_examples),
 }
 GROUPS = {
@@ -927,35 +919,35 @@ def encode_all(tokenizer, texts):
     return dict(zip(distinct, tokenizer.encode_batch(distinct), strict=True))
 
 
-def text_features(examples, tokenizer, settings):
+def text_features(examples, tokenizer, block_size, stride):
     """A row for each example of one text or two."""
     ids = encode_all(tokenizer, [text for example in examples for text in example.texts])
-    rows = [join_texts(tokenizer.special, settings.block_size, *(ids[text] for text in example.texts))
+    rows = [join_texts(tokenizer.special, block_size, *(ids[text] for text in example.texts))
             for example in examples]
     return [Feature(i, [row], examples[i].label or 0) for i, row in enumerate(rows)]
 
 
-def choice_features(examples, tokenizer, settings):
+def choice_features(examples, tokenizer, block_size, stride):
     """A row for each choice of each example; the target is the right one and how many there are."""
     ids = encode_all(tokenizer, [text for example in examples for pair in example.texts for text in pair])
-    return [Feature(i, [join_texts(tokenizer.special, settings.block_size, *(ids[text] for text in pair))
+    return [Feature(i, [join_texts(tokenizer.special, block_size, *(ids[text] for text in pair))
                         for pair in example.texts], (example.label or 0, len(example.texts)))
             for i, example in enumerate(examples)]
 
 
-def span_features(examples, tokenizer, settings):
+def span_features(examples, tokenizer, block_size, stride):
     """Windows [CLS] question [SEP] part of the context [SEP]; an answer outside a window is at [CLS]."""
     questions = encode_all(tokenizer, [example.texts[0] for example in examples])
     contexts = list(dict.fromkeys(example.texts[1] for example in examples))
     found = dict(zip(contexts, tokenizer.encode_offsets(contexts), strict=True))
     features = []
     for i, example in enumerate(examples):
-        question = questions[example.texts[0]][:min(QUESTION, settings.block_size // 2)]
+        question = questions[example.texts[0]][:min(QUESTION, block_size // 2)]
         ids, offsets = found[example.texts[1]]
-        room = settings.block_size - len(question) - 3
-        step = min(settings.stride, max(1, room // 2))
+        room = block_size - len(question) - 3
+        step = min(stride, max(1, room // 2))
         for begin in range(0, max(1, len(ids) - room + step), step):
-            row = join_texts(tokenizer.special, settings.block_size, question, ids[begin:begin + room])
+            row = join_texts(tokenizer.special, block_size, question, ids[begin:begin + room])
             part, first = offsets[begin:begin + room], len(question) + 2
             features.append(Feature(i, [row], span_target(example.label, part, first), first, part))
     return features
@@ -979,7 +971,7 @@ def span_target(answers, offsets, first):
 
 class Classify:
     """A class: cross-entropy.  Devlin et al. 2018, section 4.1"""
-    model, features = SequenceClassifier, staticmethod(text_features)
+    model, features, choices = SequenceClassifier, staticmethod(text_features), False
 
     @staticmethod
     def losses(logits, targets, keep):
@@ -1013,7 +1005,7 @@ class Regress(Classify):
 
 class Choose(Classify):
     """One of several texts: cross-entropy over the choices.  Devlin et al. 2018, section 4.4"""
-    model, features = MultipleChoice, staticmethod(choice_features)
+    model, features, choices = MultipleChoice, staticmethod(choice_features), True
 
     @staticmethod
     def losses(logits, targets, keep):
@@ -1029,7 +1021,7 @@ class Choose(Classify):
 
 class Span:
     """An answer in a text: cross-entropy of its first and last token.  Devlin et al. 2018, section 4.2"""
-    model, features = SpanClassifier, staticmethod(span_features)
+    model, features, choices = SpanClassifier, staticmethod(span_features), False
 
     @staticmethod
     def losses(logits, targets, keep):
@@ -1101,11 +1093,11 @@ class Learner(nn.Module):
 
 # ---- batches ----
 
-def collate(features, special, length=0):
+def collate(features, special, choices=False, length=0):
     """{'ids', 'segments', 'keep' (b, T), or (b, C, T) for choices, 'targets'}, arrays.
 
-    Rows are padded to `length`, or to the longest. An example with fewer choices than another repeats its
-    first one; the target says how many are real.
+    Rows are padded to `length`, or to the longest. With `choices`, an example that has fewer than another
+    repeats its first; the target says how many are real.
     """
     width = length or max(len(ids) for feature in features for ids, _ in feature.rows)
     most = max(len(feature.rows) for feature in features)
@@ -1116,8 +1108,7 @@ def collate(features, special, length=0):
             ids[i, j, :len(row)] = row
             segments[i, j, n:len(row)] = 1
     batch = {'ids': ids, 'segments': segments, 'keep': ids != special['pad']}
-    if not isinstance(features[0].target, tuple) or features[0].offsets is not None:
-        batch = {key: value[:, 0] for key, value in batch.items()}
+    batch = batch if choices else {key: value[:, 0] for key, value in batch.items()}
     targets = np.array([feature.target for feature in features])
     return {**batch, 'targets': targets.astype(np.float32 if targets.dtype.kind == 'f' else np.int64)}
 
@@ -1128,9 +1119,9 @@ class Batches:
     Each has total_batch rows, this process takes `share`; the last of an epoch repeats some, weight 0.
     """
 
-    def __init__(self, features, special, seed, total_batch, share, length):
-        self.features, self.special, self.seed = features, special, seed
-        self.total_batch, self.share, self.length = total_batch, share, length
+    def __init__(self, features, seed, total_batch, share, form):
+        self.features, self.seed, self.total_batch, self.share = features, seed, total_batch, share
+        self.form = form                                # other arguments of collate
         self.per_epoch = -(-len(features) // total_batch)
 
     def batch(self, step):
@@ -1138,7 +1129,7 @@ class Batches:
         epoch, place = divmod(step, self.per_epoch)
         places = np.arange(place * self.total_batch, (place + 1) * self.total_batch)[self.share]
         chosen = shuffled(places % len(self.features), len(self.features), self.seed, epoch)
-        batch = collate([self.features[i] for i in chosen], self.special, self.length)
+        batch = collate([self.features[i] for i in chosen], *self.form)
         return {**batch, 'weights': (places < len(self.features)).astype(np.float32)}
 
 
@@ -1156,10 +1147,10 @@ class Start(NamedTuple):
 def find_starts(init_from):
     """The checkpoint files that init_from means, by step; the name of a Hugging Face BERT as it stands."""
     if glob.has_magic(init_from):
-        found = sorted(glob.glob(init_from), key=lambda path: (label(path)[0], label(path)[1] or 0))
+        found = [start for path in glob.glob(init_from) for start in find_starts(path)]
         if not found:
             raise UserError(f'init_from={init_from!r}: no such file')
-        return found
+        return sorted(found, key=lambda path: (label(path)[0], label(path)[1] or 0))
     if os.path.isdir(init_from) and not os.path.exists(os.path.join(init_from, 'config.json')):
         path = newest_checkpoint(init_from)
         if path is None:
@@ -1177,12 +1168,12 @@ def read_start(source, folder, lower_case):
     else:
         content = read_checkpoint(source)
         knobs, data = content['config'], content['data']
-        folder = folder or knobs.get('tokenizer') or os.path.join(knobs['data_dir'], knobs['dataset'])
+        folder = folder or knobs.get('tokenizer') or os.path.join(knobs['data_dir'], knobs.get('dataset', ''))
         if not os.path.isdir(folder):
             raise UserError(f'{source}: its tokenizer is not in {folder}: name the prepared folder, as in '
                             '--tokenizer=data/wikipedia')
         ours = data_identity(load_meta(folder))['tokenizer']
-        refuse_difference(source, data, {'tokenizer': ours}, 'the data')
+        refuse_difference(source, data or {'tokenizer': ours}, {'tokenizer': ours}, 'the data')
         config, weights = EncoderConfig(**content['model_config']), content['model']
     tokenizer = load_tokenizer(folder, load_meta(folder)) if folder else bert_tokenizer(source, lower_case)
     if tokenizer.vocab_size != config.vocab_size:
@@ -1191,12 +1182,14 @@ def read_start(source, folder, lower_case):
     return Start(config, weights, tokenizer, folder, data)
 
 
+@functools.cache
 def digest_of(source):
-    """What tells the weights of two sources apart: the sha256 that ends a checkpoint, the name of a BERT."""
+    """What tells the weights of two sources apart: a sha256, or the name of a BERT of the hub."""
     if not source.endswith('.pt'):
-        return source
+        files = glob.glob(os.path.join(glob.escape(source), '*.safetensors')) or [source]
+        return hashlib.sha256(read_bytes(files[0])).hexdigest() if os.path.isfile(files[0]) else source
     with open(source, 'rb') as file:
-        file.seek(-64, os.SEEK_END)
+        file.seek(-64, os.SEEK_END)                     # where write_checkpoint put it
         return file.read().decode()
 
 
@@ -1210,6 +1203,8 @@ def bert_tokenizer(name, lower_case):
 
 def make_classifier(start, head, settings, n_label):
     """A head's model with the pretrained encoder, and pooler where both have one; the rest is new."""
+    if start.config.n_segment < 2:
+        raise UserError(f'n_segment={start.config.n_segment}: two texts need 2 segment embeddings')
     shape = replace(start.config, dropout=settings.dropout, attention_dropout=settings.attention_dropout,
                     pooling=settings.pooling, n_label=n_label)
     model = head.model(shape)
@@ -1230,14 +1225,10 @@ def splits_of(name, kind):
     return {name + split.removeprefix(kind): split for split in files if split.startswith(kind)}
 
 
-
-class TaskData(NamedTuple):
-    train: list                 # of Features
-    dev: dict                   # column -> (examples, features)
-    majority: dict              # column -> {metric: value} of the most frequent training label
-    skipped: dict               # split -> {what was wrong with a row: how many}
-    n_train: int                # examples
-    digest: str                 # sha256 of the training examples
+class Split(NamedTuple):
+    examples: list
+    features: list
+    skipped: dict               # {what was wrong with a row: how many}
 
 
 def some(examples, most):
@@ -1247,31 +1238,15 @@ def some(examples, most):
     return [examples[i] for i in sorted(shuffled(np.arange(most), len(examples), 0, 0))]
 
 
-@functools.lru_cache(2)
-def task_examples(name, data_dir, extra_train, train_samples, eval_samples):
-    """({split: Examples}, {split: what was skipped}, digest) of training and evaluation."""
-    wanted = ('train', *splits_of(name, 'dev').values())
-    splits = {split: load_examples(name, split, data_dir) for split in wanted}
-    examples = {split: found for split, (found, _) in splits.items()}
-    if extra_train and TASKS[name].head == 'span':
-        examples['train'] = examples['train'] + read_file(name, extra_train, 'train')[0]
-    limits = {split: train_samples if split == 'train' else eval_samples for split in splits}
-    examples = {split: some(found, limits[split]) for split, found in examples.items()}
-    digest = hashlib.sha256(repr(examples['train']).encode()).hexdigest()
-    return examples, {split: skipped for split, (_, skipped) in splits.items()}, digest
-
-
-def task_data(name, start, settings):
-    """TaskData of a task in the tokens of a start."""
-    head = HEADS[TASKS[name].head]
-    examples, skipped, digest = task_examples(name, settings.data_dir, settings.extra_train,
-                                              settings.train_samples, settings.eval_samples)
-    dev = {column: (examples[split], head.features(examples[split], start.tokenizer, settings))
-           for column, split in splits_of(name, 'dev').items()}
-    majority = {column: score(name, found, majority_of(name, examples['train'], len(found)))
-                for column, (found, _) in dev.items()}
-    return TaskData(head.features(examples['train'], start.tokenizer, settings), dev, majority, skipped,
-                    len(examples['train']), digest)
+@functools.lru_cache(8)
+def load_split(name, split, tokenizer, block_size, stride, data_dir, extra_train, most):
+    """Split of a task in a tokenizer's ids, kept for the trials that follow."""
+    examples, skipped = load_examples(name, split, data_dir)
+    if split == 'train' and extra_train and TASKS[name].head == 'span':
+        more, bad = read_file(name, extra_train, split)
+        examples, skipped = examples + more, dict(collections.Counter(skipped) + collections.Counter(bad))
+    examples = some(examples, most)
+    return Split(examples, HEADS[TASKS[name].head].features(examples, tokenizer, block_size, stride), skipped)
 
 
 def majority_of(name, train, n):
@@ -1313,14 +1288,14 @@ def evaluate(model, head, features, special, settings, ranks, device, dtype, fra
     model.eval()
     lengths = [max(len(ids) for ids, _ in feature.rows) for feature in features]
     order, found = np.argsort(lengths, kind='stable'), []
-    length = settings.block_size if PADDING[settings.padding] else 0
+    length = settings.block_size if settings.pad_to_block else 0
     size = max(1, EVAL_ROWS // max(len(feature.rows) for feature in features))
-    hooks = [noisy(model, features, special, settings, device, fraction)] if fraction else []
+    hooks = [noisy(model, head, features, special, device, fraction)] if fraction else []
     for number, begin in enumerate(range(0, len(order), size)):
         if number % ranks.world == ranks.rank:
             chosen = order[begin:begin + size]
             rows = [features[i] for i in chosen]
-            batch = micro_batches(collate(rows, special, length), size, device)[0]
+            batch = micro_batches(collate(rows, special, head.choices, length), size, device)[0]
             del batch['targets']
             seed_step(0, number, 0)
             with autocast(device, dtype):
@@ -1334,14 +1309,14 @@ def evaluate(model, head, features, special, settings, ranks, device, dtype, fra
     return [outputs[i] for i in range(len(features))]
 
 
-def noisy(model, features, special, settings, device, fraction):
+def noisy(model, head, features, special, device, fraction):
     """Add spherical Gaussian noise to what the first block reads.  Kowsher et al. 2024, section 3
 
     Its norm is `fraction` of the mean norm of the embeddings of the evaluated tokens, at every token.
     """
     total, n = 0.0, 0
     for begin in range(0, len(features), 64):
-        batch = micro_batches(collate(features[begin:begin + 64], special), 64, device)[0]
+        batch = micro_batches(collate(features[begin:begin + 64], special, head.choices), 64, device)[0]
         ids, segments, keep = (batch[key].flatten(0, -2) for key in ('ids', 'segments', 'keep'))
         norms = model.encoder.embed(ids, segments).norm(dim=-1)[keep]
         total, n = total + norms.sum().item(), n + norms.numel()
@@ -1367,9 +1342,8 @@ def recipe(config, name):
         if task == name:
             chosen[key] = parse(key, text, chosen[key])
     check_knobs({**config, **chosen}, AT_LEAST, BELOW, AT_MOST)
-    rows = {'schedule': SCHEDULE, 'padding': PADDING, 'selection': SELECTION, 'pooling': POOLING}
-    for key, allowed in rows.items():
-        choose(key, chosen[key], allowed)
+    choose('schedule', chosen['schedule'], SCHEDULE)
+    choose('pooling', chosen['pooling'], POOLING)
     if 0 < chosen['block_size'] < 8:
         raise UserError(f"block_size={chosen['block_size']}: must be at least 8, or 0: the pretrained length")
     choose(f'{name}: metric', chosen['metric'], {'': None, **dict.fromkeys(TASKS[name].metrics)})
@@ -1384,6 +1358,7 @@ class Trial:
         self.task, self.head, self.recipe = TASKS[name], HEADS[TASKS[name].head], recipe(config, name)
         self.metric = self.recipe['metric'] or self.task.metrics[0]
         self.run, self.step = label(source)
+        self.weights = digest_of(source)
         at = self.run if self.step is None else f'{self.run}@{self.step}'
         self.folder = os.path.join(config['out_dir'], at, f'{name}_{seed}')
 
@@ -1396,30 +1371,40 @@ class Trial:
             with open(path) as file:
                 result = json.load(file)
             refuse_difference(path, result['recipe'], self.recipe, 'the recipe')
-            refuse_difference(path, result, {'weights': digest_of(self.source)}, 'the pretrained model')
+            refuse_difference(path, result, {'weights': self.weights}, 'the pretrained model')
         except (json.JSONDecodeError, KeyError):
             raise UserError(f'{path}: not a result of finetune.py; remove {self.folder}') from None
         return result
 
     def open(self, ranks, device, dtype, stop):
-        """Read weights and data; needed before the methods below."""
+        """Make the model from its start; needed before the methods below."""
         self.ranks, self.device, self.dtype, self.stop = ranks, device, dtype, stop
         self.start = read_start(self.source, self.config['tokenizer'], self.config['lower_case'])
         self.settings = SimpleNamespace(**{**self.config, **self.recipe})
         self.settings.unanswerable = self.task.unanswerable
         self.settings.block_size = self.settings.block_size or self.start.config.block_size
-        self.special = self.start.tokenizer.special
-        self.data = task_data(self.name, self.start, self.settings)
         torch.manual_seed(self.seed)
         model = make_classifier(self.start, self.head, self.settings, max(1, len(self.task.labels)))
         self.model = model.to(device)
+
+    def split(self, split, name=''):
+        """Split of this trial's task or of another, in this trial's tokens."""
+        s = self.settings
+        most = {'train': s.train_samples}.get(split, s.eval_samples if split.startswith('dev') else 0)
+        return load_split(name or self.name, split, self.start.tokenizer, s.block_size, s.stride, s.data_dir,
+                          s.extra_train, most)
+
+    def dev(self):
+        """{column: Split} of the evaluation sets."""
+        return {column: self.split(split) for column, split in splits_of(self.name, 'dev').items()}
 
     def train(self):
         """Fine-tune, from the folder's newest checkpoint if it has one.  False: a signal stopped it."""
         s, ranks = self.settings, self.ranks
         os.makedirs(self.folder, exist_ok=True)
-        batches = Batches(self.data.train, self.special, self.seed, s.total_batch, ranks.share(s.total_batch),
-                          s.block_size if PADDING[s.padding] else 0)
+        form = self.start.tokenizer.special, self.head.choices, s.block_size if s.pad_to_block else 0
+        batches = Batches(self.split('train').features, self.seed, s.total_batch,
+                          ranks.share(s.total_batch), form)
         self.steps, every = batches.per_epoch * s.epochs, s.eval_interval or batches.per_epoch
         step, learner = self.resume(), Learner(self.model, self.head.losses)
         wrapped = compiled_or_eager(learner, s.compile, batches.batch(0), s.batch_size, self.device,
@@ -1427,26 +1412,26 @@ class Trial:
         if ranks.world > 1:                             # layerwise pooling gives some parameters no gradient
             wrapped = DistributedDataParallel(wrapped, find_unused_parameters=s.pooling == 'layerwise')
         log = Log(self.folder, step, ranks, s.wandb_project, self.config)
-        logged, since = step, time.perf_counter()
+        logged, spent, since = step, 0.0, time.perf_counter()   # the last log line, steps since, this step
         for batch in prefetch(batches.batch, range(step, self.steps)):
             rate, loss, norm, stopping = self.update(wrapped, batch, step)
-            step += 1
+            seconds = time.perf_counter() - since
+            self.seconds[step // batches.per_epoch] += seconds
+            step, spent = step + 1, spent + seconds
             if step % s.log_interval == 0 or step == self.steps:
-                seconds, since = time.perf_counter() - since, time.perf_counter()
-                speed, self.seconds = (step - logged) * s.total_batch / seconds, self.seconds + seconds
-                eta = clock(seconds * (self.steps - step) / (step - logged))
+                speed = (step - logged) * s.total_batch / spent
+                eta = clock((self.steps - step) * s.total_batch / speed)
                 text = (f'{self.name} seed {self.seed} step {step}/{self.steps}: loss {loss:.4f}, '
                         f'lr {rate:.2e}, norm {norm:.2f}, {speed:,.1f} examples/s, eta {eta}')
                 log.write('train', step, text, loss=loss, lr=rate, norm=norm, examples_per_second=speed)
-                logged = step
+                logged, spent = step, 0.0
             progress_bar(step, self.steps, ranks)
-            paused = time.perf_counter()
             if step % every == 0 or step == self.steps:
                 self.validate(step, log)
             due = s.checkpoint_interval and step % s.checkpoint_interval == 0
             if step < self.steps and (due or stopping):
-                self.save(step, self.seconds + paused - since)
-            since += time.perf_counter() - paused
+                self.save(step)
+            since = time.perf_counter()
             if stopping and step < self.steps:
                 return False
         return True
@@ -1471,13 +1456,15 @@ class Trial:
         self.optimizer = make_optimizer(self.model, s.learning_rate, (s.beta1, s.beta2), s.adam_eps,
                                         s.weight_decay, self.device)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.dtype == torch.float16)
-        self.best, self.seconds = {}, 0.0
+        self.best, self.seconds = {}, [0.0] * s.epochs
+        examples = repr(self.split('train').examples).encode()
+        self.examples = hashlib.sha256(examples).hexdigest()
         path = self.ranks.agree(newest_checkpoint(self.folder) if self.ranks.main else None)
         if path is None:
             return 0
         content = read_checkpoint(path)
         refuse_difference(path, content['config'], self.recipe, 'the recipe')
-        refuse_difference(path, content, {'weights': digest_of(self.source), 'examples': self.data.digest},
+        refuse_difference(path, content, {'weights': self.weights, 'examples': self.examples},
                           'what it was made from')
         self.model.load_state_dict(content['model'])
         load_optimizer(self.optimizer, content['optimizer'])
@@ -1486,34 +1473,33 @@ class Trial:
         self.best, self.seconds = content['best'], content['seconds']
         return content['step']
 
-    def save(self, step, seconds):
+    def save(self, step):
         if self.ranks.main:
             write_checkpoint(os.path.join(self.folder, checkpoint_name(step)), {
                 'step': step, 'model': self.model.state_dict(), 'optimizer': self.optimizer.state_dict(),
-                'scaler': self.scaler.state_dict(), 'rng': {'seed': self.seed, 'step': step},
-                'config': self.recipe, 'model_config': asdict(self.model.config),
-                'weights': digest_of(self.source), 'examples': self.data.digest,
-                'best': self.best, 'seconds': seconds})
+                'scaler': self.scaler.state_dict(), 'config': self.recipe,
+                'model_config': asdict(self.model.config), 'weights': self.weights, 'examples': self.examples,
+                'best': self.best, 'seconds': self.seconds})
             prune_checkpoints(self.folder, 1, ())
 
     def predict(self, examples, features, fraction=0.0):
         """(predictions, records) of this model; fraction: of noise, see noisy."""
-        outputs = evaluate(self.model, self.head, features, self.special, self.settings, self.ranks,
-                           self.device, self.dtype, fraction)
+        outputs = evaluate(self.model, self.head, features, self.start.tokenizer.special, self.settings,
+                           self.ranks, self.device, self.dtype, fraction)
         return self.head.predictions(examples, features, outputs, self.settings)
 
     def validate(self, step, log):
         """Score the evaluation sets; keep what is best so far, or last, as the recipe has it."""
         scores, records = {}, []
-        for column, (examples, features) in self.data.dev.items():
+        for column, (examples, features, _) in self.dev().items():
             predictions, found = self.predict(examples, features)
             scores[column] = score(self.name, examples, predictions) | best_scores(self.task, examples, found)
             records += [{'column': column, 'id': example.id, **record}
                         for example, record in zip(examples, found, strict=True)]
         value = scores[self.name][self.metric]
-        best = SELECTION[self.settings.selection]
-        if not best or value > self.best.get('value', -math.inf):
-            weights = {key: tensor.cpu().clone() for key, tensor in self.model.state_dict().items() if best}
+        keep = self.settings.keep_best
+        if not keep or value > self.best.get('value', -math.inf):
+            weights = {key: tensor.cpu().clone() for key, tensor in self.model.state_dict().items() if keep}
             self.best = {'step': step, 'value': value, 'scores': scores, 'records': records,
                          'weights': weights}
         text = '; '.join(f'{column} {100 * forms[self.metric]:.2f}' for column, forms in scores.items())
@@ -1524,17 +1510,18 @@ class Trial:
         """Write predictions, weights and result.json of a trained trial, remove its checkpoints."""
         if self.best['weights']:
             self.model.load_state_dict(self.best['weights'])
+        train, dev = self.split('train'), self.dev()
         result = {
             'init': self.run, 'step': self.step, 'model': asdict(self.model.config), 'task': self.name,
             'seed': self.seed, 'metric': self.metric, 'scores': self.best['scores'],
-            'majority': self.data.majority,
-            'n_train': self.data.n_train, 'skipped': self.data.skipped,
-            'n_dev': {column: len(examples) for column, (examples, _) in self.data.dev.items()},
+            'majority': {column: score(self.name, found.examples, majority_of(
+                self.name, train.examples, len(found.examples))) for column, found in dev.items()},
+            'n_train': len(train.examples), 'n_dev': {column: len(dev[column].examples) for column in dev},
+            'skipped': {'train': train.skipped, **{column: dev[column].skipped for column in dev}},
             'epochs': self.settings.epochs, 'steps': self.steps, 'best_step': self.best['step'],
-            'seconds_per_epoch': round(self.seconds / self.settings.epochs, 3),
-            'parameters': count_parameters(self.model),
-            'weights': digest_of(self.source), 'examples': self.data.digest, 'recipe': self.recipe,
-            'device': device_name(self.device),
+            'seconds': self.seconds, 'seconds_per_epoch': float(np.median(self.seconds)),
+            'parameters': count_parameters(self.model), 'weights': self.weights, 'examples': self.examples,
+            'recipe': self.recipe, 'device': device_name(self.device),
             'date': time.strftime('%Y-%m-%dT%H:%M:%S%z')}
         if self.ranks.main:
             lines = [json.dumps(record, ensure_ascii=False) + '\n' for record in self.best['records']]
@@ -1562,11 +1549,11 @@ class Trial:
 
     def add_noise(self, result, levels):
         """Scores of the evaluation sets at each level of noise."""
-        result['noise'] = {}
-        for column, (examples, features) in self.data.dev.items():
-            found = {level: self.predict(examples, features, level)[0] for level in levels}
-            result['noise'][column] = {str(level): score(self.name, examples, predictions)[self.metric]
-                                       for level, predictions in found.items()}
+        for column, (examples, features, _) in self.dev().items():
+            found = result.setdefault('noise', {}).setdefault(column, {})
+            for level in levels:
+                predictions = self.predict(examples, features, level)[0]
+                found[str(level)] = score(self.name, examples, predictions)[self.metric]
 
     def add_cross(self, result, others):
         """Accuracy of this model on other tasks, as "does one text hold of the other: yes or no".
@@ -1577,7 +1564,7 @@ class Trial:
         result['cross'] = {self.name: result['scores'][self.name]['accuracy']}
         for other in others:
             if other != self.name:
-                examples, features = task_data(other, self.start, self.settings).dev[other]
+                examples, features, _ = self.split('dev', other)
                 says = self.predict(examples, features)[0] == self.task.labels.index(self.task.positive)
                 truth = np.array([example.label for example in examples])
                 truth = truth == TASKS[other].labels.index(TASKS[other].positive)
@@ -1585,14 +1572,17 @@ class Trial:
 
     def submit(self, wanted):
         """Write predictions for unlabelled examples; returns the paths."""
+        splits = splits_of(self.name, 'test')
+        if wanted == 'test' and not splits:
+            raise UserError(f'{self.name}: no test file is published; name one, as in --predict=FILE')
         if wanted == 'test':
-            found = {column: load_examples(self.name, split, self.config['data_dir'])[0]
-                     for column, split in splits_of(self.name, 'test').items()}
+            found = {column: self.split(split)[:2] for column, split in splits.items()}
         else:
-            found = {self.name: read_file(self.name, wanted)[0]}
+            s, examples = self.settings, read_file(self.name, wanted)[0]
+            features = self.head.features(examples, self.start.tokenizer, s.block_size, s.stride)
+            found = {self.name: (examples, features)}
         paths = []
-        for column, examples in found.items():
-            features = self.head.features(examples, self.start.tokenizer, self.settings)
+        for column, (examples, features) in found.items():
             predictions = self.predict(examples, features)[0]
             if self.ranks.main:
                 paths.append(write_submission(self.name, column, self.folder, examples, predictions))
@@ -1754,13 +1744,12 @@ def seconds(trials, compare):
     return found
 
 
-def summary(trials, paper='', compare='', recipe=''):
+def summary(trials, paper='', compare=''):
     """What the report says, in points, as JSON can hold it.
 
     trials   finished trials of one or several inits and steps; an init is judged by its last step
     paper    of results/papers.json or '': its columns, metrics, averages and rows
     compare  an init or '': differences from it are paired by seed, once it has trials
-    recipe   what the report calls it
     Raises UserError.
     """
     if not trials:
@@ -1779,7 +1768,7 @@ def summary(trials, paper='', compare='', recipe=''):
     noise = [(trial, *item) for trial in final for item in (trial.get('noise') or {}).items()]
     cross = [(trial, trial['task'], trial['cross']) for trial in final if trial.get('cross')]
     return {
-        'unit': 'points', 'recipe': recipe, 'paper': paper, 'compare': compare, 'inits': inits,
+        'unit': 'points', 'paper': paper, 'compare': compare, 'inits': inits,
         'tables': tables,
         'scores': {init: {label: stat(seeds) for label, seeds in run.items()} for init, run in last.items()},
         'differences': {init: {label: paired(last[init].get(label, {}), last[compare].get(label, {}))
@@ -1858,7 +1847,7 @@ def report(found):
     shape = ('attention', 'position', 'n_layer', 'n_head', 'n_embd')
     rows = [[init, '-' if one['step'] is None else f"{one['step']:,}", *(one['model'][key] for key in shape),
              one['device'], one['date']] for init, one in inits.items()]
-    lines = grid(f"Fine-tuning: {found['recipe'] or ', '.join(inits)}",
+    lines = grid(f"Fine-tuning: {', '.join(inits)}",
                  ['', 'step', *shape, 'device', 'date'], rows,
                  ['Points: mean (standard deviation) over seeds; ± 95 %: half the confidence interval.'])
     for table in found['tables']:
@@ -1925,6 +1914,21 @@ def label(source):
     return (run, step_of(name)) if name.startswith('ckpt_') else (f'{run}_{name[:-3]}', None)
 
 
+def find_sources(init_from, compare):
+    """Sources of both knobs, those to compare with last.  Raises UserError where two have one name."""
+    sources = find_starts(init_from)
+    others = [source for source in (find_starts(compare) if compare else []) if source not in sources]
+    names = [{label(source)[0] for source in group} for group in (sources, others)]
+    if compare and (not others or names[0] & names[1]):
+        raise UserError(f'compare={compare!r}: has the name of what it is compared with; rename a folder, or '
+                        'give both to init_from, as a glob, for a curve')
+    for i, source in enumerate(sources + others):
+        twin = next((other for other in (sources + others)[:i] if label(other) == label(source)), None)
+        if twin:
+            raise UserError(f'{twin} and {source}: both are called {label(source)[0]}; rename a folder')
+    return sources + others
+
+
 def find_tasks(text):
     """Rows of TASKS that a list of names and groups means, in its order."""
     names = [name.strip() for name in text.split(',') if name.strip()]
@@ -1950,12 +1954,17 @@ def noise_levels(text):
 
 
 def complete(trial, levels, others, predict, ranks, device, dtype, stop):
-    """Train what is not finished and add what else is wanted; False: a signal stopped it."""
-    result = trial.result()
-    noise_due = levels and set(map(str, levels)) - set((result or {}).get('noise', {}).get(trial.name, {}))
-    cross_due = others and trial.task.positive and set(others) - set((result or {}).get('cross', {}))
+    """Train what is not finished and add what else is wanted.  Was anything done?  None: a signal stopped it.
+
+    Works on a copy of the trial, so that its weights and optimizer are let go with it.
+    """
+    trial = copy.copy(trial)
+    result = ranks.agree(trial.result() if ranks.main else None)
+    before = result or {}
+    noise_due = {str(level) for level in levels} - set(before.get('noise', {}).get(trial.name, {}))
+    cross_due = set(others) - set(before.get('cross', {})) if trial.task.positive else ()
     if result and not (noise_due or cross_due or predict):
-        return True
+        return False
     trial.open(ranks, device, dtype, stop)
     if result:
         trial.load()
@@ -1964,7 +1973,7 @@ def complete(trial, levels, others, predict, ranks, device, dtype, stop):
         if ranks.main:
             print(trial_line(result), flush=True)
     else:
-        return False
+        return None
     if noise_due:
         trial.add_noise(result, levels)
     if cross_due:
@@ -1976,12 +1985,12 @@ def complete(trial, levels, others, predict, ranks, device, dtype, stop):
     return True
 
 
-def write_report(plan, config, final):
-    """results.json and results.md of the trials of the plan that are finished; printed when it is `final`."""
+def write_report(plan, config, show_it):
+    """results.json and results.md of the trials of the plan that are finished, on stdout too if `show_it`."""
     results = [result for trial in plan if (result := trial.result())]
     if not results:
         return
-    against = label(find_starts(config['compare'])[0])[0] if config['compare'] else ''
+    against = plan[-1].run if config['compare'] else ''         # what is compared with comes last
     found = summary(results, config['paper'], against)
     command = ' '.join(['python', os.path.basename(sys.argv[0]), *sys.argv[1:]])
     head = f"`{command}`, {results[-1]['device']}, torch {torch.__version__}, {time.strftime('%Y-%m-%d')}"
@@ -1990,7 +1999,7 @@ def write_report(plan, config, final):
     write_whole(os.path.join(folder, 'results.json'), json.dumps(
         {'command': command, 'config': config, 'summary': found, 'trials': results}, indent=1))
     write_whole(os.path.join(folder, 'results.md'), f'{head}\n\n{text}\n')
-    if final:
+    if show_it:
         print(f'\n{text}', flush=True)
         plot_curve(found, os.path.join(folder, 'curve.png'))
 
@@ -2010,35 +2019,41 @@ def main():
     os.makedirs(out_dir, exist_ok=True)
 
     # the plan: every trial, of which this process has a share
-    sources = find_starts(init_from) + (find_starts(compare) if compare else [])
-    plan = [Trial(source, name, number, config) for source in dict.fromkeys(sources) for name in names
+    sources = ranks.agree(find_sources(init_from, compare) if ranks.main else None)
+    plan = [Trial(source, name, number, config) for source in sources for name in names
             for number in range(seed, seed + trials)]
     mine, turn = plan, ranks
     if ranks.world > 1 and not sharing:
         mine, turn = plan[ranks.rank::ranks.world], Ranks(local=ranks.local)
         dist.destroy_process_group()                    # they do not meet again, however long one takes
+    for trial in plan if sharing else ():
+        check_knobs({**config, **trial.recipe}, {'total_batch': ranks.world}, {}, {})
     if ranks.main:
         write_manifest(out_dir, config, {'init_from': sources}, torch_device, ranks)
         done = sum(trial.result() is not None for trial in plan)
         print(knob_table(config, origins))
         print(f'{len(plan)} trials, {done} of them finished before; {torch_device}, {str(torch_dtype)[6:]}, '
               f'{ranks.world} process(es)', flush=True)
-    stop = catch_signals()
+
+    stop, worked = catch_signals(), ranks.main
     for number, trial in enumerate(mine, 1):
         if turn.main:
             print(f'trial {number} of {len(mine)}: {trial.folder}', flush=True)
-        if not complete(trial, levels, others, predict, turn, torch_device, torch_dtype, stop) or stop:
-            break
-        if turn.main:
+        outcome = complete(trial, levels, others, predict, turn, torch_device, torch_dtype, stop)
+        if outcome and turn.main:
             write_report(plan, config, False)
-    if turn.main and (mine or ranks.main) and all(trial.result() for trial in plan):
+        worked = worked or outcome
+        if outcome is None or any(turn.gather(stop)):
+            break
+    if turn.main and worked and all(trial.result() for trial in plan):
         write_report(plan, config, True)                # by the process that finds all trials done
+    stopped = turn.gather(stop)
     if sharing and ranks.world > 1:
         dist.barrier()                                  # nobody leaves while another still talks
         dist.destroy_process_group()
-    if stop:
+    if stopped:
         say('stopped by a signal; the same command goes on from there')
-        sys.exit(128 + stop[0])
+        sys.exit(128 + stopped[0])
 
 
 if __name__ == '__main__':

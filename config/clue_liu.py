@@ -14,7 +14,7 @@ overrides = '''
     tnews.epochs=3    tnews.total_batch=16    tnews.learning_rate=2e-5
     wsc.epochs=40     wsc.total_batch=16      wsc.learning_rate=1e-5
     cmnli.epochs=3    cmnli.total_batch=32    cmnli.learning_rate=3e-5
-    cmrc.epochs=3     cmrc.total_batch=32     cmrc.learning_rate=3e-5
+    cmrc.epochs=3     cmrc.total_batch=32     cmrc.learning_rate=3e-5  cmrc.max_answer=50
     chid.epochs=3     chid.total_batch=32     chid.learning_rate=3e-5
     c3.epochs=8       c3.total_batch=24       c3.learning_rate=2e-5
 '''

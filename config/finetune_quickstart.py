@@ -1,6 +1,6 @@
 # Three tasks with labels from the structure of the quickstart's docstrings, three seeds each.
 # $ python finetune.py config/finetune_quickstart.py
-# Which package is a text from? Does it document a parameter of this name? Where is the type of it?
+# Which package is a text from? Do two paragraphs stand in their order? Where is the type of a parameter?
 # Expect minutes on two cores; run config/quickstart.py first.
 out_dir = 'out/finetune_quickstart'
 init_from = 'out/quickstart'

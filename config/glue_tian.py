@@ -14,6 +14,9 @@ trials = 1
 pooling = 'layerwise'
 epochs = 10
 learning_rate = 1e-5
-selection = 'best'
+keep_best = True
 eval_interval = 1000
-overrides = 'cola.learning_rate=5e-6 sst2.learning_rate=5e-6 cola.metric=accuracy'
+overrides = '''
+    cola.learning_rate=5e-6  cola.metric=accuracy  sst2.learning_rate=5e-6
+    mrpc.metric=f1  qqp.metric=f1  stsb.metric=spearman
+'''

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import finetune as quickstart
-from finetune import DOCSTRINGS, cut_parameters, docstring_examples, letters
+from finetune import DOCSTRINGS, cut_paragraphs, cut_parameters, docstring_examples, letters
 from prepare_data import package_root, parse_docstrings, python_files
 
 PACKAGES = 'email asyncio logging arrays'
@@ -49,7 +49,7 @@ def documents():
 def test_no_text_is_on_both_sides(name):
     train, dev = (examples(name, split) for split in SPLITS)
     assert len(train) > 60 and 0.05 * len(train) < len(dev) < 0.4 * len(train)
-    first = name != 'docstring_package'                         # a question is the name of a parameter
+    first = name == 'docstring_type'                            # a question is the name of a parameter
     texts = [{letters(text) for example in part for text in example.texts[first:]} for part in (train, dev)]
     assert not texts[0] & texts[1]
     places = [{':'.join(example.id.split(':')[:2]) for example in part} for part in (train, dev)]
@@ -69,21 +69,14 @@ def test_package_labels(split, documents):
 
 
 @pytest.mark.parametrize('split', SPLITS)
-def test_parameter_labels(split):
-    """As many of each label; a name that is not in the text is documented in another of the same package."""
-    part = examples('docstring_parameter', split)
-    asked = {(example.id, example.texts[1]): example.texts[0]
-             for example in examples('docstring_type', split)}
-    names = collections.defaultdict(set)
-    for (place, _), name in asked.items():
-        names[place.split('/')[0]].add(name)
+def test_order_labels(split, documents):
+    """As many of each label; the texts are the docstring's first two paragraphs, exchanged or not."""
+    part = examples('docstring_order', split)
     assert abs(np.mean([example.label for example in part]) - 0.5) <= 1 / len(part)
     for example in part:
-        name, context = example.texts
-        assert name in names[example.id.split('/')[0]]
-        documented = re.search(rf'(^|\s){re.escape(name)} ?: ?', context) is not None
-        assert documented == example.label
-        assert example.label == 0 or asked[example.id, context] == name
+        pair = example.texts if example.label else example.texts[::-1]
+        texts = documents[example.id.split('/')[0]]
+        assert any(text.startswith(' '.join(pair)) for text in texts)
 
 
 @pytest.mark.parametrize('split', SPLITS)
@@ -112,7 +105,16 @@ def test_size(name, monkeypatch):
     monkeypatch.setitem(quickstart.DOCSTRING_SIZES, 'train', 40)
     part = examples(name, 'train')
     assert 20 <= len(part) <= 40
-    assert name == 'docstring_parameter' or set(part) < set(expected)  # there other names are asked for
+    assert set(part) < set(expected)
+
+
+def test_paragraphs_by_hand():
+    assert cut_paragraphs('Return the\ngreatest of both.\n\nIt is what max() gives.\n\nMore.') == [
+        (('Return the greatest of both.', 'It is what max() gives.'), None)]
+    for text in ('Return the greatest of both.', 'max(a, b) -> int\n\nReturn the greatest of both.', '',
+                 'Return the greatest of both.\n\nParameters\n----------\na : int\n    The first of both.',
+                 'Return the greatest of both.\n\nArgs:\n    a: The first of both.'):
+        assert cut_paragraphs(text) == []
 
 
 def test_parameters_by_hand():

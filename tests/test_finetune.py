@@ -3,6 +3,7 @@ and every row of TASKS.
 
 Metrics: test_metrics.py. Readers and submissions: test_tasks.py. The report: test_report.py.
 """
+import gc
 import glob
 import itertools
 import json
@@ -10,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+import weakref
 from dataclasses import asdict
 from types import SimpleNamespace
 
@@ -99,7 +101,7 @@ def published(tmp_path, *names, **sizes):
 
 def settings(**changes):
     return SimpleNamespace(**{'block_size': 48, 'stride': 16, 'max_answer': 30, 'null_threshold': 0.0,
-                              'padding': 'longest', 'batch_size': 8, 'unanswerable': False, 'dropout': 0.0,
+                              'pad_to_block': False, 'batch_size': 8, 'unanswerable': False, 'dropout': 0.0,
                               'attention_dropout': 0.0, 'pooling': 'cls', **changes})
 
 
@@ -141,7 +143,7 @@ def test_windows_hold_every_token_and_the_answer(tokenizers, kind):
         answers = ['The', 'café', 'RFC 2822', 'reads café messages', '1998', 'last']
     examples = [Example(i, ('what ?', context), ((answer, context.index(answer)),))
                 for i, answer in enumerate(answers)]
-    features = finetune.span_features(examples, tokenizer, settings())
+    features = finetune.span_features(examples, tokenizer, 48, 16)
     n_tokens = len(tokenizer.encode(context))
     for i, answer in enumerate(answers):
         own = [feature for feature in features if feature.example == i]
@@ -165,13 +167,13 @@ def test_an_unanswerable_question_points_at_cls():
 def test_choices_are_padded_with_copies_that_count_for_nothing():
     features = [Feature(0, [(np.array([2, 5, 3]), 3)], (0, 1)),
                 Feature(1, [(np.array([2, 6, 3]), 3), (np.array([2, 7, 8, 3]), 4)], (1, 2))]
-    batch = collate(features, SPECIAL)
+    batch = collate(features, SPECIAL, True)
     assert batch['ids'].shape == (2, 2, 4) and batch['ids'][0, 1].tolist() == [2, 5, 3, 0]
     logits = torch.tensor([[1.0, 50.0], [1.0, 2.0]])
     losses = HEADS['choose'].losses(logits, torch.from_numpy(batch['targets']), None)
     assert losses[0] == 0 and losses[1] == F.cross_entropy(logits[1:], torch.tensor([1]))
     assert [len(row) for row in HEADS['choose'].outputs(logits, features, settings())] == [1, 2]
-    assert collate(features, SPECIAL, 10)['ids'].shape == (2, 2, 10)
+    assert collate(features, SPECIAL, True, 10)['ids'].shape == (2, 2, 10)
 
 
 def test_best_span_is_that_of_all_pairs():
@@ -209,7 +211,7 @@ def test_an_epoch_has_every_example_once_whatever_the_number_of_processes(n, tot
     seen = {}
     for world in (1, 2, 3):
         shares = [train.Ranks(rank, world).share(total) for rank in range(world)]
-        loaders = [Batches(features, SPECIAL, 7, total, share, 0) for share in shares]
+        loaders = [Batches(features, 7, total, share, (SPECIAL,)) for share in shares]
         per_epoch = loaders[0].per_epoch
         seen[world] = []
         for step in range(3 * per_epoch):
@@ -221,7 +223,7 @@ def test_an_epoch_has_every_example_once_whatever_the_number_of_processes(n, tot
             rows = seen[world][epoch * per_epoch:(epoch + 1) * per_epoch]
             assert sorted(sum(rows, [])) == list(range(n))
     assert seen[1] == seen[2] == seen[3]
-    other = [Batches(features, SPECIAL, 8, total, slice(0, total), 0).batch(step)['targets'].tolist()
+    other = [Batches(features, 8, total, slice(0, total), (SPECIAL,)).batch(step)['targets'].tolist()
              for step in range(4)]
     assert n < 8 or other != seen[1][:4]
 
@@ -264,7 +266,7 @@ def test_a_hugging_face_bert_gives_its_own_logits(bert, kind, name):
     label = 2 if name == 'mnli' else (('w45 w46', 4),)
     examples = [Example(i, (' '.join(f'w{j}' for j in range(i, 20)),
                             ' '.join(f'w{j}' for j in range(44, 50 + i))), label) for i in range(5)]
-    features = head.features(examples, start.tokenizer, settings())
+    features = head.features(examples, start.tokenizer, 48, 16)
     outputs = finetune.evaluate(ours, head, features, SPECIAL, settings(), train.Ranks(), torch.device('cpu'),
                                 torch.float32)
     encoded = [torch.from_numpy(np.concatenate([f.rows[0][0]]).astype(np.int64))[None] for f in features]
@@ -332,7 +334,8 @@ def test_losses_compile_in_one_graph(name):
                'choose': ((0, 1), (1, 2))}[name]
     features = [Feature(i, [row] * (targets[i][1] if name == 'choose' else 1), targets[i], 1,
                         np.zeros((3, 2)) if name == 'span' else None) for i in range(2)]
-    part = {key: torch.from_numpy(value) for key, value in collate(features, SPECIAL, 8).items()}
+    batch = collate(features, SPECIAL, HEADS[name].choices, 8)
+    part = {key: torch.from_numpy(value) for key, value in batch.items()}
     compiled = torch.compile(learner, backend='aot_eager', fullgraph=True)
     assert torch.allclose(compiled(**part), learner(**part), atol=1e-6)
     assert learner(**part).shape == (2,) and learner(**part).dtype == torch.float32
@@ -382,7 +385,7 @@ def weights(folder):
     return train.read_checkpoint(glob.glob(os.path.join(folder, '*', '*', 'model.pt'))[0])['model']
 
 
-@pytest.mark.parametrize('knobs', [[], ['--selection=best', '--eval_interval=2'], ['--pooling=layerwise']])
+@pytest.mark.parametrize('knobs', [[], ['--keep_best=true', '--eval_interval=2'], ['--pooling=layerwise']])
 def test_an_interrupted_trial_ends_as_an_undisturbed_one(run, tmp_path, finetune_here, monkeypatch, knobs):
     files = published(tmp_path, 'mrpc')
     arguments = [f'--init_from={run}', '--tasks=mrpc', files, '--checkpoint_interval=2', *knobs]
@@ -443,6 +446,79 @@ def test_a_finished_trial_is_not_repeated_and_of_another_recipe_refused(run, tmp
         finetune_here(*arguments, '--learning_rate=0.01')
 
 
+def test_results_of_other_data_or_weights_are_refused(run, tokenizers, tmp_path, finetune_here):
+    files = published(tmp_path, 'cola')
+    finetune_here(f'--init_from={run}', '--tasks=cola', files, f'--out_dir={tmp_path}/out')
+    publish('cola', tmp_path / 'more', n_train=60)
+    with pytest.raises(UserError, match='the recipe differs: data_dir'):
+        finetune_here(f'--init_from={run}', '--tasks=cola', f'--data_dir={tmp_path}/more',
+                      f'--out_dir={tmp_path}/out')
+    other = pretrained(tmp_path / 'run', tokenizers['sentencepiece'], seed=5)
+    with pytest.raises(UserError, match='the pretrained model differs: weights'):
+        finetune_here(f'--init_from={other}', '--tasks=cola', files, f'--out_dir={tmp_path}/out')
+
+
+def test_two_starts_of_one_name_are_refused_before_anything_runs(run, tokenizers, tmp_path, finetune_here):
+    other = pretrained(tmp_path / 'run', tokenizers['sentencepiece'], seed=5)
+    later = pretrained(tmp_path / 'run', tokenizers['sentencepiece'], step=9, seed=5)
+    for arguments in ([f'--init_from={run}', f'--compare={other}'],
+                      [f'--init_from={later}', f'--compare={later}/ckpt_0000003.pt'],
+                      [f'--init_from={tmp_path}/*/ckpt_0000003.pt', f'--compare={run}']):
+        with pytest.raises(UserError, match='rename a folder'):
+            finetune_here(*arguments, '--tasks=cola', published(tmp_path, 'cola'),
+                          f'--out_dir={tmp_path}/out')
+    assert not glob.glob(f'{tmp_path}/out/*/*')
+
+
+def test_a_trial_lets_go_of_its_weights(run, tmp_path, finetune_here, monkeypatch):
+    made, build = [], finetune.make_classifier
+    monkeypatch.setattr(finetune, 'make_classifier', lambda *arguments: made.append(
+        weakref.ref(model := build(*arguments))) or model)
+    finetune_here(f'--init_from={run}', '--tasks=cola', published(tmp_path, 'cola'),
+                  f'--out_dir={tmp_path}/out', '--trials=3')
+    gc.collect()
+    assert [reference() for reference in made] == [None] * 3
+
+
+def test_what_is_asked_for_later_is_added(run, tmp_path, finetune_here, capsys):
+    """Noise levels add up, evaluation reads no training data, and nothing due means nothing done."""
+    files = published(tmp_path, 'cola')
+    arguments = [f'--init_from={run}', '--tasks=cola', files, f'--out_dir={tmp_path}/out']
+    finetune_here(*arguments, '--noise=0:0.2:0.2')
+    os.remove(f'{tmp_path}/labelled/glue/CoLA/train.tsv')
+    finetune.load_split.cache_clear()
+    trial, = finetune_here(*arguments, '--noise=0.1:0.1:0.1', '--predict=test')
+    assert list(trial['noise']['cola']) == ['0.0', '0.2', '0.1']
+    with pytest.raises(UserError, match='squad1: no test file'):
+        finetune_here(f'--init_from={run}', '--tasks=squad1', published(tmp_path, 'squad1'),
+                      f'--out_dir={tmp_path}/squad', '--predict=test')
+
+
+def test_a_submission_has_every_row_or_is_refused(run, tmp_path, finetune_here):
+    files = published(tmp_path, 'cola')
+    path = tmp_path / 'labelled' / 'glue' / 'CoLA' / 'test.tsv'
+    lines = path.read_text().splitlines()
+    path.write_text('\n'.join([*lines[:2], lines[2] + '\textra', *lines[3:]]))
+    with pytest.raises(UserError, match=r'test.tsv:3: missing columns'):
+        finetune_here(f'--init_from={run}', '--tasks=cola', files, f'--out_dir={tmp_path}/out',
+                      '--predict=test')
+
+
+def test_bad_rows_of_extra_questions_are_counted(run, tmp_path, finetune_here):
+    files = published(tmp_path, 'squad1')
+    with open(tmp_path / 'labelled' / 'squad' / 'train-v1.1.json') as file:
+        extra = json.load(file)
+    question = extra['data'][0]['paragraphs'][0]['qas'][0]
+    question['answers'] = [{'text': 'nowhere to be found', 'answer_start': 0}]
+    (tmp_path / 'extra.json').write_text(json.dumps(extra))
+    plain, = finetune_here(f'--init_from={run}', '--tasks=squad1', files, f'--out_dir={tmp_path}/a')
+    more, = finetune_here(f'--init_from={run}', '--tasks=squad1', files, f'--out_dir={tmp_path}/b',
+                          f'--extra_train={tmp_path}/extra.json')
+    assert plain['n_train'] < more['n_train'] < 2 * plain['n_train']
+    added = {key: n - plain['skipped']['train'].get(key, 0) for key, n in more['skipped']['train'].items()}
+    assert added['question without a usable answer'] == 1
+
+
 def test_seeds_change_the_head_and_the_order(run, tmp_path, finetune_here):
     finetune_here(f'--init_from={run}', '--tasks=cola', published(tmp_path, 'cola'),
                   f'--out_dir={tmp_path}/out', '--trials=2')
@@ -456,7 +532,7 @@ def test_seeds_change_the_head_and_the_order(run, tmp_path, finetune_here):
 def test_padding_to_the_block_changes_nothing(name, run, tmp_path, finetune_here):
     arguments = [f'--init_from={run}', f'--tasks={name}', published(tmp_path, name), *PLAIN]
     finetune_here(*arguments, f'--out_dir={tmp_path}/a')
-    finetune_here(*arguments, f'--out_dir={tmp_path}/b', '--padding=block')
+    finetune_here(*arguments, f'--out_dir={tmp_path}/b', '--pad_to_block=true')
     start = train.read_checkpoint(train.newest_checkpoint(run))['model']
     one, other = weights(tmp_path / 'a'), weights(tmp_path / 'b')
     moved = {key: (one[key] - start[key]).abs().max() for key in one if key in start}
@@ -511,13 +587,12 @@ def test_comparison_curve_noise_cross_and_time(run, tokenizers, tmp_path, finetu
     assert (tmp_path / 'out' / 'curve.png').exists() or 'matplotlib' in out
 
 
-def test_cross_task_labels_mean_yes_or_no(run, tmp_path, monkeypatch):
+def test_cross_task_labels_mean_yes_or_no():
     """A three-way model on two-way labels and the other way round: entailment is yes, all else is no."""
     trial = object.__new__(finetune.Trial)
-    trial.name, trial.task, trial.start, trial.settings = 'mnli', TASKS['mnli'], None, None
-    labels = [0, 0, 1, 1]
-    monkeypatch.setattr(finetune, 'task_data', lambda name, start, settings: SimpleNamespace(
-        dev={name: ([Example(i, ('a', 'b'), label) for i, label in enumerate(labels)], [])}))
+    trial.name, trial.task = 'mnli', TASKS['mnli']
+    examples = [Example(i, ('a', 'b'), label) for i, label in enumerate([0, 0, 1, 1])]
+    trial.split = lambda split, name: finetune.Split(examples, [], {})
     trial.predict = lambda examples, features: (np.array([0, 2, 1, 0]), [])
     result = {'scores': {'mnli': {'accuracy': 0.75}}}
     trial.add_cross(result, ['mnli', 'qnli', 'qqp'])
@@ -533,12 +608,13 @@ def test_noise_has_its_share_of_the_mean_norm(run):
     start = finetune.read_start(train.newest_checkpoint(run), '', True)
     model = finetune.make_classifier(start, HEADS['classify'], settings(), 2).eval()
     examples = [Example(i, ('some words ' * (i + 1),), 0) for i in range(7)]
-    features = HEADS['classify'].features(examples, start.tokenizer, settings())
+    features = HEADS['classify'].features(examples, start.tokenizer, 48, 16)
     with torch.no_grad():
         embedded = [model.encoder.embed(torch.from_numpy(f.rows[0][0].astype(np.int64))[None])[0]
                     for f in features]
         mean = torch.cat(embedded).norm(dim=-1).mean()
-        hook = finetune.noisy(model, features, start.tokenizer.special, settings(), torch.device('cpu'), 0.25)
+        hook = finetune.noisy(model, HEADS['classify'], features, start.tokenizer.special,
+                              torch.device('cpu'), 0.25)
         for f, plain in zip(features, embedded, strict=True):
             noise = model.encoder.embed(torch.from_numpy(f.rows[0][0].astype(np.int64))[None])[0] - plain
             assert (noise.norm(dim=-1) - 0.25 * mean).abs().max() < 1e-4
@@ -549,7 +625,7 @@ def test_evaluation_is_that_of_single_rows(run):
     start = finetune.read_start(train.newest_checkpoint(run), '', True)
     model = finetune.make_classifier(start, HEADS['classify'], settings(), 3)
     examples = [Example(i, ('to be ' * (1 + 7 * i % 11), 'or not'), 0) for i in range(150)]
-    features = HEADS['classify'].features(examples, start.tokenizer, settings())
+    features = HEADS['classify'].features(examples, start.tokenizer, 48, 16)
     outputs = finetune.evaluate(model, HEADS['classify'], features, start.tokenizer.special, settings(),
                                 train.Ranks(), torch.device('cpu'), torch.float32)
     assert model.training and len(outputs) == 150
@@ -600,7 +676,7 @@ def test_two_processes_give_the_trials_of_one(run, tmp_path):
     (['--overrides=cola.epoch=1'], 'overrides'), (['--overrides=epochs=1'], 'overrides'),
     (['--overrides=cola.epochs=x'], 'epochs'),
     (['--overrides=cola.epochs=0'], 'epochs=0: must be at least 1'),
-    (['--schedule=up'], 'schedule'), (['--selection=first'], 'selection'), (['--padding=none'], 'padding'),
+    (['--schedule=up'], 'schedule'), (['--keep_best=2'], 'keep_best'), (['--compare=gone'], 'neither'),
     (['--parallel=both'], 'parallel'), (['--pooling=mean'], 'pooling'), (['--metric=f9'], 'metric'),
     (['--block_size=7'], 'block_size'), (['--data_dir=nowhere'], 'nowhere'),
     (['--tokenizer=nowhere'], 'nowhere'), (['--predict=gone.tsv'], 'gone.tsv'),
@@ -624,6 +700,25 @@ def test_a_diverging_trial_is_named(run, tmp_path, finetune_here):
         finetune_here(f'--init_from={run}', '--tasks=cola', published(tmp_path, 'cola'),
                       f'--out_dir={tmp_path}/out', '--learning_rate=1e30', '--warmup_fraction=0',
                       '--epochs=20')
+
+
+def test_a_signal_to_one_rank_between_steps_ends_both(run, tmp_path):
+    """Ranks agree on the end of a shared run: none waits for another that has gone."""
+    script = tmp_path / 'rank1.py'
+    script.write_text(f"""import os, signal, sys
+sys.path.insert(0, {ROOT!r})
+import finetune
+finish = finetune.Trial.finish
+def stopped(self):
+    if os.environ['RANK'] == '1':
+        os.kill(os.getpid(), signal.SIGTERM)
+    return finish(self)
+finetune.Trial.finish = stopped
+finetune.run(finetune.main)
+""")
+    done = torchrun(str(script), *QUICK, f'--init_from={run}', '--tasks=cola', published(tmp_path, 'cola'),
+                    '--trials=3', '--parallel=ddp', f'--out_dir={tmp_path}/out', timeout=60)
+    assert done.returncode and done.stdout.count('cola seed 1: ') == 1 and 'cola seed 2: ' not in done.stdout
 
 
 def test_a_damaged_result_is_named(run, tmp_path, finetune_here):
@@ -668,7 +763,7 @@ def test_recipes_of_the_papers(name):
         assert (r['epochs'], r['total_batch'], r['learning_rate']) == (epochs, batch, rate)
         assert [r[k] for k in ('warmup_fraction', 'schedule', 'weight_decay', 'dropout',
                                'attention_dropout')] == others
-        assert ('tian' in name) == (r['selection'] == 'best' and r['eval_interval'] == 1000)
+        assert ('tian' in name) == (r['keep_best'] and r['eval_interval'] == 1000)
     if name == 'glue_courtois':
         assert config['trials'] == 5 and finetune.recipe(config, 'mrpc')['metric'] == 'f1_accuracy'
     rates = [train.rate_at(step, 1e-4, 0.0, 0, 9, 'thirds') for step in range(9)]

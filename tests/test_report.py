@@ -216,7 +216,7 @@ def test_json_holds_the_summary_without_nan():
     trials = [one for step in (1, 2) for one in glue(70, 74, step=step)] + glue(60, seeds=(1,), init='base')
     trials.append(trial(50, 'squad2', step=2, noise={'squad2': {'0.1': 0.5}}))
     for paper in ('', *PAPERS):
-        found = summary(trials, paper, 'base', 'a recipe')
+        found = summary(trials, paper, 'base')
         again = json.loads(json.dumps(found, allow_nan=False))
         assert again == found and report(again) == report(found) and 'nan' not in report(found)
 

@@ -152,7 +152,7 @@ def test_wsc_marks_both_spans_in_either_order(tmp_path):
         return {'text': '老师说他来了', 'label': 'true', 'target': target}
     rows = record(('老师', 0), ('他', 3)), record(('来', 4), ('他', 3)), record(('老师', 1), ('他', 3))
     path = write(tmp_path / 'a.json', jsonl(*rows))
-    examples, counts = read_file('wsc', path)
+    examples, counts = read_file('wsc', path, 'train')
     assert [example.texts for example in examples] == [('_老师_说[他]来了',), ('老师说[他]_来_了',)]
     assert counts == {'span not in the text': 1} and examples[0].label == 1
 
