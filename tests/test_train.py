@@ -285,8 +285,8 @@ def test_schedule(schedule):
     rates = [source.rate_at(step, 1.0, 0.1, 10, 110, schedule) for step in range(110)]
     assert rates[0] == pytest.approx(0.1) and rates[9] == rates[10] == 1
     assert rates[:10] == sorted(rates[:10]) and rates[10:] == sorted(rates[10:], reverse=True)
-    middle, end = {'linear': (0.55, 0.109), 'cosine': (0.55, 0.1), 'constant': (1, 1), 'thirds': (0.28, 0.118)}[
-        schedule]
+    middle, end = {'linear': (0.55, 0.109), 'cosine': (0.55, 0.1), 'constant': (1, 1),
+                   'thirds': (0.28, 0.118)}[schedule]
     assert rates[60] == pytest.approx(middle) and rates[109] == pytest.approx(end, abs=1e-3)
     with pytest.raises(AssertionError):
         source.rate_at(111, 1.0, 0.1, 10, 110, schedule)
