@@ -1211,6 +1211,7 @@ def make_classifier(start, head, settings, n_label):
     new = model.state_dict()
     known = {key: value for key, value in start.weights.items()
              if key in new and key.startswith(('encoder.', 'pooler.'))}
+    assert all(key in known for key in new if key.startswith('encoder.'))
     model.load_state_dict({**new, **known})
     if settings.block_size != shape.block_size:
         model.encoder.extend(settings.block_size)
