@@ -800,10 +800,10 @@ def find_segmenter(config):
     if kind not in SEGMENTERS or (colon and (kind != 'sentencepiece' or not argument)):
         raise UserError(f"segmenter='{config['segmenter']}': choose one of '', jieba, sentencepiece, "
                         'sentencepiece:<file.model>')
-    allowed = [item for item, row in TOKENIZERS.items() if hasattr(row, 'encode_offsets')]
+    allowed = [item for item, row in TOKENIZERS.items() if issubclass(row, WordPieceTokenizer)]
     if kind and find_tokenizer(config['tokenizer'])[0] not in allowed:
-        raise UserError(f"segmenter='{config['segmenter']}' needs to know where the tokens lie, which "
-                        f"tokenizer='{config['tokenizer']}' does not tell: choose {' or '.join(allowed)}")
+        raise UserError(f"segmenter='{config['segmenter']}' needs tokens of one Chinese character, which "
+                        f"tokenizer='{config['tokenizer']}' does not make: choose {' or '.join(allowed)}")
     return kind, argument
 
 

@@ -548,8 +548,8 @@ def test_killed_run_repeated_equals_an_undisturbed_one(tmp_path):
     (['--corpus=.', '--segmenter=jieba:my.dict'], "segmenter='jieba:my.dict': choose one of"),
     (['--corpus=.', '--segmenter=:x'], "segmenter=':x': choose one of"),
     (['--corpus=.', '--segmenter=sentencepiece:'], "segmenter='sentencepiece:': choose one of"),
-    (['--corpus=.', '--segmenter=jieba'], "segmenter='jieba' needs to know where the tokens lie, which "
-     "tokenizer='sentencepiece' does not tell: choose wordpiece or character"),
+    (['--corpus=.', '--segmenter=jieba'], "segmenter='jieba' needs tokens of one Chinese character, which "
+     "tokenizer='sentencepiece' does not make: choose wordpiece or character"),
     (['--corpus=.', '--segmenter=jieba', '--tokenizer=tiktoken:gpt2'], "tokenizer='tiktoken:gpt2' does not"),
     (['--corpus=.', '--segmenter_vocab=1'], 'segmenter_vocab=1: must lie between 16 and'),
     (['--corpus=good.jsonl', '--tokenizer=character:no.txt'], 'no.txt: no such file'),
