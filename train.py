@@ -746,7 +746,8 @@ class Log:
                 import wandb
             except ImportError:
                 raise UserError('wandb_project needs the wandb package: pip install wandb') from None
-            self.wandb = wandb.init(project=project, name=os.path.basename(folder), config=config)
+            self.wandb = wandb.init(project=project, name=os.path.basename(folder), config=config,
+                                    reinit='finish_previous')       # finetune.py: a run for each trial
 
     def write(self, kind, step, text, **values):
         if not self.main:
