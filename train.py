@@ -516,10 +516,11 @@ def compiled_or_eager(model, wanted, batch, batch_size, device, dtype):
 # ---- one optimizer step ----
 
 def make_optimizer(model, learning_rate, betas, eps, weight_decay, device):
-    """AdamW, fused on CUDA, with decay on all that has two or more dimensions, S of `pairwise` included."""
+    """AdamW, fused where it can be, with decay on all of two or more dimensions, S of `pairwise` included."""
     groups = [{'params': [p for p in model.parameters() if p.dim() >= 2], 'weight_decay': weight_decay},
               {'params': [p for p in model.parameters() if p.dim() < 2], 'weight_decay': 0.0}]
-    return torch.optim.AdamW(groups, lr=learning_rate, betas=betas, eps=eps, fused=device.type == 'cuda')
+    return torch.optim.AdamW(groups, lr=learning_rate, betas=betas, eps=eps,
+                             fused=device.type in ('cuda', 'cpu'))
 
 
 def load_optimizer(optimizer, state):

@@ -7,6 +7,7 @@ import sys
 import pytest
 from conftest import ROOT, refused, stage
 
+import bench
 import configurator
 import finetune
 import prepare_data
@@ -15,7 +16,7 @@ from configurator import UserError, configure
 from model import model_config
 
 CONFIGS = sorted(glob.glob(os.path.join(ROOT, 'config', '*.py')))
-STAGES = {'train': train, 'finetune': finetune, 'prepare_data': prepare_data}
+STAGES = {'train': train, 'finetune': finetune, 'bench': bench, 'prepare_data': prepare_data}
 STAGE = '''"""A stage for tests."""
 from configurator import configure, run
 n_layer = 12                    # blocks
