@@ -18,6 +18,9 @@ with open(os.path.join(ROOT, 'README.md')) as readme:
     PAGE = readme.read()
 COMMANDS = [command for block in re.findall(r'```sh\n(.*?)```', PAGE, re.S)
             for line in block.splitlines() for command in line.split(' && ')]
+TINY_BENCH = ['--what=params,speed,partition', '--n_layer=2', '--n_head=4', '--n_embd=16', '--n_inner=32',
+              '--lengths=16', '--step_tokens=32', '--rounds=1', '--warmup=1', '--vocab_size=400',
+              '--dataset=wikipedia', '--device=cpu']
 STARTS = 'quickstart', 'base_pairwise', 'base_original', 'base_shared', 'base_shatter', 'base_gau'
 TINY_TRIALS = ['--trials=1', '--epochs=1', '--eval_interval=0', '--device=cpu', '--train_samples=8']
 BERT = {'num_hidden_layers': 2, 'num_attention_heads': 4, 'hidden_size': 16, 'intermediate_size': 32,
@@ -47,6 +50,8 @@ def changed(command):
     if 'finetune.py' in words:
         offline = 'config/finetune_quickstart.py' in words
         words += TINY_TRIALS if offline else ['--data_dir=benchmarks', *TINY_TRIALS]
+    if 'bench.py' in words:
+        words += TINY_BENCH
     if 'prepare_data.py' in words:
         words += ['--vocab_size=200', '--val_fraction=0.1']
         words += ['--segmenter_vocab=100'] if '--segmenter=sentencepiece' in words else []
@@ -111,6 +116,8 @@ def test_command(command, home):
     out = ''.join(out for out, _ in outputs)
     if '--fill=' in command:
         assert re.search(r'returns the \[MASK\] of a matrix\n    \S+ 0\.\d{3}', out)
+    elif 'bench.py' in command:
+        assert 'Parameters' in out and '| original ' in out and '/ hf_bert' in out
     elif 'finetune.py' in command:
         assert '## Every metric' in out and 'majority' in out
     elif command == 'python train.py config/quickstart.py':
