@@ -1020,13 +1020,16 @@ class Choose(Classify):
 
 
 class Span:
-    """An answer in a text: cross-entropy of its first and last token.  Devlin et al. 2018, section 4.2"""
+    """An answer in a text: cross-entropy of its first and last token.  Devlin et al. 2018, section 4.2
+
+    Their code leaves padding in the softmax; here it is out, so that a loss does not depend on its batch.
+    """
     model, features, choices = SpanClassifier, staticmethod(span_features), False
 
     @staticmethod
     def losses(logits, targets, keep):
         """logits (b, T) of start and of end, targets (b, 2) int64, keep (b, T) bool -> (b,) float32"""
-        logits = [part.float().masked_fill(~keep, -math.inf) for part in logits]    # padding has no say
+        logits = [part.float().masked_fill(~keep, -math.inf) for part in logits]
         losses = (F.cross_entropy(part, target, reduction='none')
                   for part, target in zip(logits, targets.unbind(1), strict=True))
         return sum(losses) / 2
@@ -1562,14 +1565,15 @@ class Trial:
         Kowsher et al. 2024, table 6. The label that means yes is `positive` of a row (entailment, duplicate,
         equivalent); neutral and contradiction are no, like the rest. On its own task a model has all labels.
         """
-        result['cross'] = {self.name: result['scores'][self.name]['accuracy']}
+        found = result.setdefault('cross', {})
+        found[self.name] = result['scores'][self.name]['accuracy']
         for other in others:
             if other != self.name:
                 examples, features, _ = self.split('dev', other)
                 says = self.predict(examples, features)[0] == self.task.labels.index(self.task.positive)
                 truth = np.array([example.label for example in examples])
                 truth = truth == TASKS[other].labels.index(TASKS[other].positive)
-                result['cross'][other] = float((says == truth).mean())
+                found[other] = float((says == truth).mean())
 
     def submit(self, wanted):
         """Write predictions for unlabelled examples; returns the paths."""

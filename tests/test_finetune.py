@@ -440,7 +440,6 @@ def test_a_finished_trial_is_not_repeated_and_of_another_recipe_refused(run, tmp
     trials = finetune_here(*arguments, '--trials=2')
     assert path.stat().st_mtime_ns == before and len(trials) == 4
     assert '4 trials, 2 of them finished before' in capsys.readouterr().out
-    assert trials[0]['scores'] != trials[1]['scores'] or weights(tmp_path / 'out')
     with pytest.raises(UserError, match=r'result.json: the recipe differs: '
                                         r'learning_rate is 0.005 there and 0.01 here'):
         finetune_here(*arguments, '--learning_rate=0.01')
