@@ -225,7 +225,7 @@ def test_an_epoch_has_every_example_once_whatever_the_number_of_processes(n, tot
     assert seen[1] == seen[2] == seen[3]
     other = [Batches(features, 8, total, slice(0, total), (SPECIAL,)).batch(step)['targets'].tolist()
              for step in range(4)]
-    assert n < 8 or other != seen[1][:4]
+    assert n < 8 or other[:2] != seen[1][:2]            # of full batches
 
 
 # ---- Hugging Face ----
