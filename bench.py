@@ -112,6 +112,10 @@ AUTO = {                        # of knobs that are 'auto', 0 or ()
              'warmup': 3, 'compile': 'both', 'memory_lengths': (128, 256, 512, 1024, 2048)},
 }
 GAU = {'attention': 'gau', 'position': 'rope', 'norm': 'rms', 'bias': False, 'lm_head': 'decoder'}
+GAUS = {                        # normalisers of Liu 2022, table 2
+    'gau': GAU, **{f'gau_{name}': {**GAU, 'normaliser': name}
+                   for name in ('softmax', 'squared_relu', 'scaled_squared_relu')},
+}
 XLNET = {'attention': 'xlnet', 'position': 'none'}
 VARIANTS = {                    # the systems of the README -> knobs of train.py
     'original': {}, 'symmetric': {'attention': 'symmetric'}, 'pairwise': {'attention': 'pairwise'},
@@ -120,11 +124,8 @@ VARIANTS = {                    # the systems of the README -> knobs of train.py
     'roformer_v2': {**GAU, 'attention': 'original'},
     **{name: {'attention': name, 'position': 'none'} for name in SHATTER},
     'shatter_recompute': {'attention': 'shatter', 'position': 'none', 'recompute': True},
-    'gau': GAU, 'gau_softmax': {**GAU, 'normaliser': 'softmax'},
-    'gau_squared_relu': {**GAU, 'normaliser': 'squared_relu'},
-    'gau_scaled_squared_relu': {**GAU, 'normaliser': 'scaled_squared_relu'},
-    **{f'gau_{scale}': {**GAU, 'normaliser': 'squared_relu', 'relu_scale': scale}
-       for scale in ('n2', 'n', 's2')},
+    **GAUS, **{f'{name}_diff': {**knobs, 'packing': 'documents'} for name, knobs in GAUS.items()},
+    **{f'gau_{scale}': {**GAUS['gau_squared_relu'], 'relu_scale': scale} for scale in ('n2', 'n', 's2')},
     'xlnet': XLNET, 'xlnet_plm': {**XLNET, 'objective': 'plm'},
 }
 GROUPS = {                      # of parameters; the first that fits
