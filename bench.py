@@ -1073,7 +1073,7 @@ def main():
         raise UserError("out_dir='': name a folder, as in --out_dir=out/bench")
     if threads:
         torch.set_num_threads(threads)
-    os.makedirs(out_dir, exist_ok=True)
+    train.hold(out_dir)
     path = os.path.join(out_dir, 'bench.json')
     sections = plan['sections'] = {}
     if os.path.exists(path):
@@ -1088,6 +1088,7 @@ def main():
         train.write_whole(path, json.dumps(sections))
         train.write_whole(os.path.join(out_dir, 'bench.md'), '\n\n'.join(
             text_of(sections[key]) for key in WHAT if key in sections) + '\n')
+    train.let_go()
 
 
 if __name__ == '__main__':

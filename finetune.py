@@ -79,8 +79,10 @@ from train import (
     compiled_or_eager,
     data_identity,
     device_name,
+    hold,
     in_memory,
     join_ranks,
+    let_go,
     load_bert,
     load_optimizer,
     make_optimizer,
@@ -96,6 +98,7 @@ from train import (
     seed_step,
     shuffled,
     step_of,
+    watch,
     write_checkpoint,
     write_manifest,
     write_whole,
@@ -155,12 +158,13 @@ wandb_project = ''              # log to Weights & Biases too
 device = 'auto'                 # auto, cpu, cuda, cuda:1 (without torchrun) or mps
 dtype = 'auto'                  # auto (bfloat16 on GPUs that compute in it), float32, bfloat16 or float16
 compile = 'auto'                # auto (on for CUDA), true or false
+timeout = 300                   # ddp: seconds without a sign of life from a process that end all; 0: for ever
 
 AT_LEAST = {
     'trials': 1, 'seed': 0, 'epochs': 1, 'total_batch': 1, 'batch_size': 1, 'log_interval': 1, 'stride': 1,
     'block_size': 0, 'train_samples': 0, 'eval_samples': 0, 'eval_interval': 0, 'checkpoint_interval': 0,
     'max_answer': 1, 'warmup_fraction': 0, 'min_lr': 0, 'weight_decay': 0, 'grad_clip': 0, 'beta1': 0,
-    'beta2': 0,
+    'beta2': 0, 'timeout': 0,
 }
 BELOW = {'beta1': 1, 'beta2': 1, 'seed': 2 ** 62, 'warmup_fraction': 1}
 AT_MOST = {'min_lr': 'learning_rate'}
@@ -2021,7 +2025,8 @@ def main():
         raise UserError(f'predict={predict!r}: a file is of one task: choose it with --tasks, or write test')
     if paper:
         choose('paper', paper, read_papers())
-    os.makedirs(out_dir, exist_ok=True)
+    if ranks.main:
+        hold(out_dir)
 
     # the plan: every trial, of which this process has a share
     sources = ranks.agree(find_sources(init_from, compare) if ranks.main else None)
@@ -2031,6 +2036,8 @@ def main():
     if ranks.world > 1 and not sharing:
         mine, turn = plan[ranks.rank::ranks.world], Ranks(local=ranks.local)
         dist.destroy_process_group()                    # they do not meet again, however long one takes
+    else:
+        watch(ranks, timeout)
     for trial in plan if sharing else ():
         check_knobs({**config, **trial.recipe}, {'total_batch': ranks.world}, {}, {})
     if ranks.main:
@@ -2056,6 +2063,7 @@ def main():
     if sharing and ranks.world > 1:
         dist.barrier()                                  # nobody leaves while another still talks
         dist.destroy_process_group()
+    let_go()
     if stopped:
         say('stopped by a signal; the same command goes on from there')
         sys.exit(128 + stopped[0])

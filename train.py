@@ -7,8 +7,10 @@
 A step is a pure function of (weights, data, seed, step): its samples, masks and dropout are drawn from
 (seed, step), never from what ran before. So a resumed run repeats an undisturbed one, on the CPU to the bit.
 """
+import atexit
 import contextlib
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -27,9 +29,10 @@ from dataclasses import asdict, dataclass
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
-from configurator import UserError, configure, run, say, table
+from configurator import UserError, configure, run, say, table, write_line
 from model import (
     EncoderConfig,
     MaskedLM,
@@ -88,6 +91,7 @@ beta1 = 0.9                     # of Adam
 beta2 = 0.999                   # of Adam
 adam_eps = 1e-12                # of Adam
 weight_decay = 0.01             # on matrices; never on biases, norms and diagonals
+zero = False                    # ZeRO-1: each process keeps a share of Adam's moments; for large models
 grad_clip = 1.0                 # largest gradient norm; 0: no clipping
 # evaluation, log and checkpoints
 eval_interval = 1000            # steps between evaluations; 0: only at the end
@@ -102,6 +106,7 @@ wandb_project = ''              # log to Weights & Biases too
 device = 'auto'                 # auto, cpu, cuda, cuda:1 (without torchrun) or mps
 dtype = 'auto'                  # auto (bfloat16 on GPUs that compute in it), float32, bfloat16 or float16
 compile = 'auto'                # auto (on for CUDA), true or false
+timeout = 300                   # seconds without a sign of life from a process that end all; 0: for ever
 
 SCHEDULE = {                    # progress after the warmup, 0 to 1 -> share of the way up from min_lr
     'linear': lambda progress: 1 - progress,
@@ -116,12 +121,13 @@ PEAK_FLOPS = {                  # device -> dense 16-bit FLOP/s, from the vendor
 AT_LEAST = {
     'total_batch': 1, 'batch_size': 1, 'max_iters': 1, 'log_interval': 1, 'keep_checkpoints': 1, 'seed': 0,
     'warmup_iters': 0, 'eval_interval': 0, 'eval_samples': 0, 'checkpoint_interval': 0, 'fill_samples': 0,
-    'min_lr': 0, 'weight_decay': 0, 'grad_clip': 0, 'beta1': 0, 'beta2': 0,
+    'min_lr': 0, 'weight_decay': 0, 'grad_clip': 0, 'beta1': 0, 'beta2': 0, 'timeout': 0,
 }
 BELOW = {'beta1': 1, 'beta2': 1, 'seed': 2 ** 63}
 AT_MOST = {'warmup_iters': 'max_iters', 'min_lr': 'learning_rate'}
 COMMENT_LENGTH = 71             # bytes of 'sha256:' and 64 hexadecimal digits
 EVAL_ROWS = 256                 # rows whose validation masks are drawn together: it is part of the masks
+HELD = []                       # the open lock file of this process's run
 MAY_CHANGE = {'dropout', 'attention_dropout', 'n_label', 'pair_init', 'pooling', 'recompute'}   # model fields
 
 
@@ -475,6 +481,41 @@ def join_ranks(device):
     return ranks, found
 
 
+def watch(ranks, seconds):
+    """End this process once another one gives no sign of life for `seconds`, with its name; 0: never.
+
+    A collective waits long for a process that is stopped, and does not say for whom. So a thread of each
+    counts up in torchrun's store, whatever the main thread does; rank 0 looks at all, the others at rank 0.
+    """
+    if ranks.world == 1 or not seconds:
+        return
+    store = dist.PrefixStore(f"alive/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", dist.TCPStore(
+        os.environ['MASTER_ADDR'], int(os.environ['MASTER_PORT']), is_master=False))
+    me, seen, tick = f'process {os.getpid()} on {platform.node()}', {}, min(5, seconds / 4)
+
+    def beat(count):
+        store.set(f'{ranks.rank}', f'{count} {me}')
+        for other in range(ranks.world) if ranks.main else [0]:
+            line = store.get(f'{other}').decode() if store.check([f'{other}']) else '0 a process'
+            if line != seen.get(other, (None,))[0]:
+                seen[other] = line, time.monotonic()
+            elif time.monotonic() - seen[other][1] > seconds and not line.startswith('left'):
+                write_line(f'error: rank {other}, {line.partition(" ")[2]}, gave no sign of life for '
+                           f'{seconds} s; the same command goes on from the last checkpoint')
+                os._exit(1)                             # the main thread may hang in a collective
+
+    def work():
+        with contextlib.suppress(RuntimeError):         # the store has gone, and torchrun with it
+            for count in itertools.count(1):
+                beat(count)
+                if left.wait(tick):
+                    return store.set(f'{ranks.rank}', f'left {me}')
+
+    left, thread = threading.Event(), threading.Thread(target=work, daemon=True)
+    thread.start()
+    atexit.register(lambda: (left.set(), thread.join(tick)))
+
+
 def choose_dtype(dtype, device):
     """torch dtype of the forward pass; 'auto' is bfloat16 on CUDA devices from Ampere on, else float32."""
     if dtype == 'auto':
@@ -515,17 +556,33 @@ def compiled_or_eager(model, wanted, batch, batch_size, device, dtype):
 
 # ---- one optimizer step ----
 
-def make_optimizer(model, learning_rate, betas, eps, weight_decay, device):
-    """AdamW, fused where it can be, with decay on all of two or more dimensions, S of `pairwise` included."""
+def make_optimizer(model, learning_rate, betas, eps, weight_decay, device, zero=False):
+    """AdamW, fused where it can be, with decay on all of two or more dimensions, S of `pairwise` included.
+
+    zero  each process of the group updates a share of the parameters and sends them to the others: ZeRO's
+          first stage, Rajbhandari et al. 2020, arXiv 1910.02054
+    """
     groups = [{'params': [p for p in model.parameters() if p.dim() >= 2], 'weight_decay': weight_decay},
               {'params': [p for p in model.parameters() if p.dim() < 2], 'weight_decay': 0.0}]
-    return torch.optim.AdamW(groups, lr=learning_rate, betas=betas, eps=eps,
-                             fused=device.type in ('cuda', 'cpu'))
+    knobs = {'lr': learning_rate, 'betas': betas, 'eps': eps, 'fused': device.type in ('cuda', 'cpu')}
+    if zero:
+        return ZeroRedundancyOptimizer(groups, torch.optim.AdamW, **knobs)
+    return torch.optim.AdamW(groups, **knobs)
 
 
 def load_optimizer(optimizer, state):
     """Take the tensors of a checkpoint's optimizer; decay, betas and kernels stay those of this run."""
-    optimizer.load_state_dict({**state, 'param_groups': optimizer.state_dict()['param_groups']})
+    numbers, groups = itertools.count(), []
+    for group in optimizer.param_groups:
+        groups.append({**group, 'params': [next(numbers) for _ in group['params']]})
+    optimizer.load_state_dict({**state, 'param_groups': groups})
+
+
+def optimizer_state(optimizer, ranks):
+    """Its state_dict on rank 0, None elsewhere: the same of one process, of many, and of ZeRO's."""
+    if isinstance(optimizer, ZeroRedundancyOptimizer):
+        optimizer.consolidate_state_dict()              # a collective
+    return optimizer.state_dict() if ranks.main else None
 
 
 def rate_at(step, peak, low, warmup, total, schedule):
@@ -653,7 +710,7 @@ def write_checkpoint(path, content):
     except (OSError, RuntimeError) as error:            # torch.save reports a full disk as a RuntimeError
         with contextlib.suppress(OSError):
             os.remove(temporary)
-        reason = getattr(error, 'strerror', None) or str(error).splitlines()[0]
+        reason = getattr(error, 'strerror', None) or 'the disk is full, or files may not grow so large'
         raise UserError(f'{path}: cannot be written: {reason}; earlier checkpoints are intact') from None
 
 
@@ -686,6 +743,60 @@ def newest_checkpoint(folder):
     if paths:
         raise UserError(f'{folder}: every checkpoint is damaged; start again in another out_dir')
     return None
+
+
+def hold(folder):
+    """Make `folder` this process's until let_go() or its end, of whatever kind.
+
+    The lock is the operating system's, which takes it back from a killed process: none is ever stale.
+    Raises UserError with the owner when another process has it.
+    """
+    let_go()                                            # a process has one run at a time
+    os.makedirs(folder, exist_ok=True)
+    file = open(os.path.join(folder, 'lock'), 'a+')     # noqa: SIM115, it stays open
+    try:
+        import fcntl
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.seek(0)
+        owner = file.read() or 'another run'
+        raise UserError(f'{folder}: in use by {owner}; end that first, or choose another --out_dir') from None
+    except (ImportError, OSError):                      # Windows, and file systems without locks
+        say(f'{folder} cannot be locked here: start no second run in it')
+    file.truncate(0)
+    file.write(f"process {os.getpid()} on {platform.node()} since {time.strftime('%Y-%m-%d %H:%M:%S')}")
+    file.flush()
+    HELD.append(file)
+
+
+def let_go():
+    while HELD:
+        HELD.pop().close()
+
+
+def agree_on_folder(path, folder, ranks):
+    """See that all processes have the checkpoint `path` alike, and the folder that rank 0 locked.
+
+    path  rank 0's newest checkpoint, or None: then no other may have any
+    Raises UserError with the machine that has not, if a checkpoint is at stake; else rank 0 says so.
+    """
+    def end_of(name, length):
+        with contextlib.suppress(OSError), open(name, 'rb') as file:
+            file.seek(-min(length, os.path.getsize(name)), os.SEEK_END)
+            return file.read(length)
+
+    seen = end_of(path, COMMENT_LENGTH) if path else checkpoints(folder)
+    token = end_of(os.path.join(folder, 'lock'), 100)
+    places = ranks.gather([(platform.node(), ranks.rank, seen, token)])
+    for host, rank, there, _ in places:
+        if there != places[0][2]:
+            what = f'has not got {path}' if path else f'holds checkpoints that {places[0][0]} does not have'
+            raise UserError(f'{folder}: not the same folder everywhere: rank {rank} on {host} {what}; put '
+                            'out_dir on storage that all machines share, or copy it to each of them')
+    apart = sorted({host for host, _, _, lock in places if lock != places[0][3]})
+    if apart and ranks.main:
+        say(f"{folder} is not shared with {', '.join(apart)}: checkpoints are on {places[0][0]} alone, so a "
+            'restart goes on only after they are copied to each machine')
 
 
 def find_checkpoint(init_from, out_dir):
@@ -1020,7 +1131,9 @@ def main():
     folder, meta = prepared(dataset, data_dir, prepare, ranks)
     if fill or export:
         return use_checkpoint(fill, export, init_from, out_dir, folder, meta)
-    os.makedirs(out_dir, exist_ok=True)
+    watch(ranks, timeout)
+    if ranks.main:
+        hold(out_dir)
 
     # data
     word_start = np.fromfile(os.path.join(folder, 'word_start.bin'), np.uint8)
@@ -1034,13 +1147,15 @@ def main():
 
     # model, optimizer, and where a checkpoint left them
     path = ranks.agree(find_checkpoint(init_from, out_dir) if ranks.main else None)
+    agree_on_folder(path, out_dir, ranks)
     if init_from not in ('auto', 'resume'):
         refuse_to_overwrite(path, init_from, out_dir)
     content = read_checkpoint(path) if path else {}
     torch.manual_seed(seed)
     raw = make_model(model_config(config, meta['vocab_size']), objective, init_from, path, content)
     raw.to(torch_device)
-    optimizer = make_optimizer(raw, learning_rate, (beta1, beta2), adam_eps, weight_decay, torch_device)
+    optimizer = make_optimizer(raw, learning_rate, (beta1, beta2), adam_eps, weight_decay, torch_device,
+                               zero and ranks.world > 1)
     scaler = torch.amp.GradScaler(torch_device.type, enabled=torch_dtype == torch.float16)
     step, best_loss = 0, math.inf
     if path:
@@ -1110,9 +1225,11 @@ def main():
         if not validated and not stopping:              # a resumed run makes up for it
             best_loss, validated = validate(), True
         due = checkpoint_interval and step % checkpoint_interval == 0
-        if ranks.main and (due or stopping or step in milestones or step == max_iters):
+        due = due or stopping or step in milestones or step == max_iters
+        state = optimizer_state(optimizer, ranks) if due else None
+        if due and ranks.main:
             write_checkpoint(os.path.join(out_dir, checkpoint_name(step)), {
-                'step': step, 'model': raw.state_dict(), 'optimizer': optimizer.state_dict(),
+                'step': step, 'model': raw.state_dict(), 'optimizer': state,
                 'scaler': scaler.state_dict(), 'rng': {'seed': seed, 'step': step},         # see seed_step
                 'config': config, 'model_config': asdict(raw.config), 'data': identity,
                 'best_loss': best_loss, 'validated': validated})
@@ -1130,17 +1247,23 @@ def main():
     if ranks.world > 1:
         dist.barrier()                                  # nobody leaves while another still talks
         dist.destroy_process_group()
+    let_go()
     if step < max_iters:
         sys.exit(128 + (stop[0] if stop else signal.SIGTERM))
 
 
 def in_memory(main, scope):
-    """main() of the stage whose globals are `scope`, with the most common accident on a GPU in one line."""
+    """main() of the stage whose globals are `scope`, with what befalls a machine in one line."""
     try:
         main()
     except torch.OutOfMemoryError:
         advice = f"halve batch_size={scope['batch_size']}; the total batch stays"
         raise UserError(f'out of memory: {advice}') from None
+    except RuntimeError as error:                       # what gloo and NCCL raise differs
+        if not dist.is_initialized() or not re.search('gloo|NCCL|onnection|timed out', str(error)):
+            raise
+        raise UserError(f'lost another process ({str(error).splitlines()[0][:100]}); the same command goes '
+                        'on from the last checkpoint') from None
 
 
 if __name__ == '__main__':
