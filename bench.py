@@ -135,6 +135,8 @@ GROUPS = {                      # of parameters; the first that fits
     'MLP': r'.*\.(expand|contract)\.', 'attention': r'.*\.attention\.',
 }
 SIZES = ('n_layer', 'n_head', 'n_embd', 'n_inner')
+AXES = ('objective', 'packing', 'attention', 'position', 'norm', 'lm_head', 'bias', 'pair_rank', 'pair_init',
+        'normaliser', 'relu_scale', 'key_size', 'clip_distance', 'recompute')   # train.py's unless a row says
 OPEN_ORDER = ('original', 'symmetric', 'pairwise', 'shared')
 FAILED = 'out of memory'
 
@@ -149,9 +151,14 @@ class Machine(NamedTuple):
 
 def settings(name, plan, sizes, length):
     """Knobs of train.py for a variant at a shape (n_layer, n_head, n_embd, n_inner), without dropout."""
-    return {**dict(zip(SIZES, sizes, strict=True)), 'objective': 'mlm', 'block_size': length, 'dropout': 0.0,
-            'attention_dropout': 0.0, **variant(name, plan['position']),
+    return {**{key: vars(train)[key] for key in AXES}, **dict(zip(SIZES, sizes, strict=True)),
+            'block_size': length, 'dropout': 0.0, 'attention_dropout': 0.0, **variant(name, plan['position']),
             'n_layer': sizes[0] * (2 if name.startswith('gau') else 1)}
+
+
+def distinct(plan):
+    """The variants without those that differ by the packing of their rows alone."""
+    return [name for name in plan['variants'] if 'packing' not in VARIANTS[name]]
 
 
 def variant(name, position):
@@ -263,16 +270,24 @@ def make_step(model, run, name, mode, rows, machine):
     return step
 
 
-def count_flops(name, plan, sizes, length, mode):
-    """Matrix products of a step on one row, by torch's counter, as in model.training_flops."""
+def count_flops(name, plan, sizes, length, mode, batch=1):
+    """Matrix products of a step on `batch` rows, by torch's counter, as in model.training_flops.
+
+    One row and two are counted; the rest follows, with what a step does once for all rows, as in `rpe`.
+    """
+    def count(rows):
+        with torch.device(place), FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+            value = loss(model, make_rows(rows, length, plan, place), name)
+            if backward:
+                value.backward()
+        return counter.get_total_flops()
+
     loss, backward, _ = MODES[mode]
     place = 'cpu' if name in PEERS else 'meta'          # RoFormer looks at its mask
-    with torch.device(place), FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+    with torch.device(place):
         model = build(name, plan, sizes, length, mode, recompute=False)
-        value = loss(model, make_rows(1, length, plan, place), name)
-        if backward:
-            value.backward()
-    return counter.get_total_flops()
+    one, two = count(1), count(2)
+    return one + (batch - 1) * (two - one)
 
 
 def is_out_of_memory(error):
@@ -361,25 +376,32 @@ def interleave(makers, rounds, warmup, time_of):
     """({case: seconds of each round}, {case: why it failed}): all in turn, so that load hits them alike.
 
     makers  {(name, compiled): function that returns a step}; a case that is out of memory, or that does not
-            compile, is out before the first round
+            compile, takes no part from there on
     """
-    taken, failed = {}, {}
-    for case, make in makers.items():
+    def attempt(case, act):
         try:
-            step = make()
-            for _ in range(warmup):
-                step()
-            taken[case] = step
+            return act()
         except Exception as error:                      # compilers raise of many kinds
             if not case[1] and not is_out_of_memory(error):
                 raise
             failed[case] = FAILED if is_out_of_memory(error) else f'{error}'.strip().partition('\n')[0][:60]
+            taken.pop(case, None)
+
+    def prepare(case, make):
+        taken[case] = make()
+        for _ in range(warmup):
+            taken[case]()
+
+    taken, failed = {}, {}
+    for case, make in makers.items():
+        attempt(case, functools.partial(prepare, case, make))
     cases, seconds = list(taken), {case: [] for case in taken}
     for i in range(rounds):
         for j in range(len(cases)):
             case = cases[(i + j) % len(cases)]          # another one begins each round
-            seconds[case].append(time_of(taken[case]))
-    return seconds, failed
+            if case in taken:
+                seconds[case].append(attempt(case, functools.partial(time_of, taken[case])))
+    return {case: seconds[case] for case in taken}, failed
 
 
 def ratio(base, seconds):
@@ -434,18 +456,18 @@ def measure(plan, machine, mode, batch, length):
         steps[name, compiled] = make_step(built[name], ready, name, mode, rows, machine)
         return steps[name, compiled]
 
-    names = [*plan['variants'], *(plan['peers'] if mode in ('forward', 'train') else ())]
+    names = [*distinct(plan), *(plan['peers'] if mode in ('forward', 'train') else ())]
     cases = {(name, compiled): functools.partial(make, name, compiled)
              for compiled in plan['compile'] for name in names}
     seconds, failed = interleave({('matrix product', False): lambda: product, **cases}, plan['rounds'],
                                  plan['warmup'], functools.partial(timed, machine=machine))
-    common = {'mode': mode, 'batch': batch, 'length': length}
+    common = {'mode': mode, 'batch': batch, 'length': length, 'sizes': list(sizes)}
     found = [{'system': 'matrix product', **common, 'compiled': False, 'failed': None, 'flops': product_flops,
               'seconds': seconds['matrix product', False]}]
     for name, compiled in cases:
         case = name, compiled
         found.append({'system': name, **common, 'compiled': compiled, 'failed': failed.get(case),
-                      'flops': batch * count_flops(name, plan, sizes, length, mode),
+                      'flops': count_flops(name, plan, sizes, length, mode, batch),
                       'seconds': seconds.get(case),
                       'kernel': kernel(steps[case]) if case in seconds else None})
     return found
@@ -480,15 +502,16 @@ def speed_row(row, group, machine):
 
 
 def time_ratios(raw, words):
-    """'length: our time of a system over another's' at each length, for the words of a paper's row."""
+    """'rows x tokens: our time of a system over another's' of each case, for the words of a paper's row."""
     name, against, mode = words.split()[:3]
-    found = {}
+    found = []
     for row, other in itertools.product(raw, raw):
         both = [each['system'] for each in (row, other)] == [name, against]
         if both and all(row.get(key) == other.get(key) for key in ('mode', 'batch', 'length', 'compiled')) \
                 and row['mode'] == mode and row['seconds'] and other['seconds']:
-            found[row['length']] = f"{row['length']}: {ratio(row['seconds'], other['seconds']):.2f}"
-    return ', '.join(found.values()) or '-'             # compiled, if both were run
+            case = f"{row['batch']} x {row['length']}{' compiled' if row['compiled'] else ''}"
+            found.append(f"{case}: {ratio(row['seconds'], other['seconds']):.2f}")
+    return ', '.join(found) or '-'
 
 
 def speed(plan, machine):
@@ -514,14 +537,14 @@ def speed(plan, machine):
     printed = [[paper, *(words.split() + [''])[:4], value, time_ratios(raw, words), source]
                for paper, words, value, source in quoted('time')]
     return {'raw': raw + loaders, 'tables': [*tables, ['Loader', ['rows x tokens', 'tokens/s'], rows, []], [
-        'Time of a step over that of another system: as printed, and ours by length',
+        'Time of a step over that of another system: as printed, and ours by rows x tokens',
         ['paper', 'system', 'over', 'mode', 'length', 'printed', 'ours', 'where'], printed, []]]}
 
 
 # ---- memory ----
 
 def peak_bytes(machine):
-    """Most bytes so far: of the CUDA allocator, else resident in this process."""
+    """Most bytes since the last forget_peak: of the CUDA allocator, else resident in this process."""
     if machine.device.type == 'cuda':
         return torch.cuda.max_memory_allocated(machine.device)
     if sys.platform == 'linux':                         # ru_maxrss would start at the parent's
@@ -531,20 +554,35 @@ def peak_bytes(machine):
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == 'darwin' else 1024)
 
 
-def step_memory(plan, machine, name, mode, batch, length):
-    """(bytes before the model is there, peak bytes after two training steps)"""
+def forget_peak(machine):
+    """Count the peak from here on, where the system can."""
+    gc.collect()
     if machine.device.type == 'cuda':
-        gc.collect()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(machine.device)
-    elif machine.threads:
-        torch.set_num_threads(machine.threads)
+    elif sys.platform == 'linux':
+        with contextlib.suppress(OSError), open('/proc/self/clear_refs', 'w') as file:
+            file.write('5')                             # man 5 proc: the peak is what is resident now
+
+
+def step_memory(plan, machine, name, mode, batch, length):
+    """(bytes before the model is there, peak bytes after two training steps)"""
+    if machine.device.type != 'cuda':
+        if machine.threads:
+            torch.set_num_threads(machine.threads)
+        take_steps({**plan, 'vocab_size': 64}, machine, name, mode, 1, 8, (1, 1, 64, 64))   # loads libraries
+    forget_peak(machine)
     before = peak_bytes(machine)
-    model = build(name, plan, sizes_of(plan, plan['fallback']), length, mode).to(machine.device)
-    step = make_step(model, model, name, mode, make_rows(batch, length, plan, machine.device), machine)
-    for _ in range(2):                                  # the optimizer's tensors come with the first
-        timed(step, machine)
+    take_steps(plan, machine, name, mode, batch, length, sizes_of(plan, plan['fallback']))
     return before, peak_bytes(machine)
+
+
+def take_steps(plan, machine, name, mode, batch, length, sizes):
+    """Two training steps of a new model: the optimizer's tensors come with the first."""
+    model = build(name, plan, sizes, length, mode).to(machine.device)
+    step = make_step(model, model, name, mode, make_rows(batch, length, plan, machine.device), machine)
+    for _ in range(2):
+        timed(step, machine)
 
 
 def in_fresh_process(*arguments):
@@ -600,7 +638,9 @@ def memory_table(plan, machine, rows, largest):
     """For each length MiB, the share of GAU's and the time over GAU's; of the first system's without GAU."""
     base, lengths = 'gau' if 'gau' in plan['variants'] else plan['variants'][0], plan['memory_lengths']
     cell = {(row['system'], row['mode'], row['length']): used(row) for row in rows}
-    speeds, lines = plan['sections'].get('speed', {}).get('raw', []), []
+    sizes, lines = list(sizes_of(plan, plan['fallback'])), []
+    speeds = [row for row in plan['sections'].get('speed', {}).get('raw', []) if row.get('sizes') == sizes
+              and row['batch'] == plan['memory_batch'] and not row['compiled']]
     for name, mode in dict.fromkeys((row['system'], row['mode']) for row in rows):
         line = [name if mode == 'train' else f'{name}, {mode} logits']
         for length in lengths:
@@ -619,12 +659,12 @@ def memory_table(plan, machine, rows, largest):
     return [f"Memory of a training step, {plan['memory_batch']} rows (layout of Liu's table 4)",
             ['', *header], lines, [
         f'{kind} at its peak, not compiled, less what was there before the model. time: of a step over '
-        f'{base}, by the speed run in this folder. {limit}']]
+        f'{base}, by the speed run in this folder, where that had as many rows. {limit}']]
 
 
 def memory(plan, machine):
     """Peak of a training step by system and length; full logits, recomputation, half the length as rows."""
-    names, gpu = list(plan['variants']), machine.device.type == 'cuda'
+    names, gpu = distinct(plan), machine.device.type == 'cuda'
     if 'shatter' in names and 'shatter_recompute' not in names:
         names.insert(names.index('shatter') + 1, 'shatter_recompute')
     modes = [*((name, 'train') for name in names), (names[0], 'full')]
@@ -664,7 +704,7 @@ def data(plan):
 
 
 def run_knobs(plan, name, seed):
-    """Knobs of train.py for a run, besides those of the recipe."""
+    """(recipe, the knobs that are not the recipe's, all knobs) of a run of train.py."""
     path = os.path.join(HERE, plan['recipe'])
     base = configure(dict(vars(train)), [path])[0]
     given = sizes_of(plan, 'base') if plan['shape'] != 'auto' else [plan[key] for key in SIZES]
@@ -672,11 +712,13 @@ def run_knobs(plan, name, seed):
     knobs, steps = settings(name, plan, sizes, base['block_size']), plan['steps'] or base['max_iters']
     for key in ('dropout', 'attention_dropout', 'block_size'):
         del knobs[key]                                  # the recipe's
-    return path, {
-        **knobs, 'seed': seed, 'max_iters': steps,
+    knobs |= {
+        'seed': seed, 'max_iters': steps,
         'warmup_iters': steps // 10 if plan['steps'] else base['warmup_iters'],
         'eval_interval': plan['eval_interval'], 'log_interval': plan['eval_interval'], 'fill_samples': 0,
-        **{key: plan[key] for key in ('dataset', 'data_dir', 'device', 'dtype')}}
+        **{key: plan[key] for key in ('dataset', 'data_dir', 'device', 'dtype')},
+        'out_dir': run_folder(plan, name, seed)}
+    return path, knobs, {**base, **knobs}
 
 
 def run_folder(plan, name, seed):
@@ -685,15 +727,17 @@ def run_folder(plan, name, seed):
 
 def train_run(plan, workers, name, seed):
     """One run of train.py, unless it is finished; an interrupted one goes on."""
-    folder, (path, knobs) = run_folder(plan, name, seed), run_knobs(plan, name, seed)
+    path, knobs, whole = run_knobs(plan, name, seed)
+    folder = knobs['out_dir']
     manifest = os.path.join(folder, 'run.json')
     if os.path.exists(manifest):
         with open(manifest) as file:
-            train.refuse_difference(manifest, json.load(file)[-1]['config'], knobs, 'the run')
+            stored = json.load(file)[-1]['config']
+        train.refuse_difference(manifest, stored, json.loads(json.dumps(whole)), 'the run')
     ends = [line['step'] for line in train.read_metrics(folder) if line['kind'] == 'val']
     if knobs['max_iters'] not in ends:
         os.makedirs(folder, exist_ok=True)
-        words = [f'--{key}={show(value)}' for key, value in {**knobs, 'out_dir': folder}.items()]
+        words = [f'--{key}={show(value)}' for key, value in knobs.items()]
         environment = {**os.environ, **({'OMP_NUM_THREADS': '1'} if workers > 1 else {})}
         done = subprocess.run([sys.executable, os.path.join(HERE, 'train.py'), path, *words], env=environment,
                               capture_output=True, text=True)
@@ -701,8 +745,10 @@ def train_run(plan, workers, name, seed):
         if done.returncode and 'no update was made' not in reason:      # a divergence is a result
             raise UserError(f'{folder}: train.py ended with status {done.returncode}: {reason}')
     found = read_curve(folder)
-    say(f"{name}, seed {seed}: {found['loss'][-1]:.4f} nats after {found['step'][-1]} steps")
-    return {'system': name, 'seed': seed, 'diverged': found['step'][-1] < knobs['max_iters'], **found}
+    loss = found['loss'][-1]                            # None: not finite
+    say(f"{name}, seed {seed}: {loss or math.nan:.4f} nats after {found['step'][-1]} steps")
+    return {'system': name, 'seed': seed, **found,
+            'diverged': loss is None or found['step'][-1] < knobs['max_iters']}
 
 
 def read_curve(folder):
@@ -747,7 +793,11 @@ def spread(values, form='{:.0f}', total=None):
 
 
 def convergence(plan, machine):
-    """Validation curves of train.py: the same data, order, masks and steps for every variant and seed."""
+    """Validation curves of train.py: the same data, order, masks and steps for every variant of a seed.
+
+    But for packing = 'documents', which makes other rows of the same texts, to train and to validate on, and
+    for objective = 'plm', which masks nothing: it predicts the same tokens.
+    """
     unigram, numbers = data(plan)[1]['unigram_entropy'], range(plan['seed'], plan['seed'] + plan['seeds'])
     levels = {'plateau': unigram - plan['plateau'], 'target': plan['target_loss'] or unigram - 0.5}
     workers, rows = 1 if machine.device.type == 'cuda' else os.cpu_count(), []
@@ -771,14 +821,14 @@ def convergence(plan, machine):
              for paper, words, value, source in quoted('convergence')]
     header = ['', 'parameters', 'final loss', 'masked accuracy, %', 'steps on the plateau', 'seconds',
               f"steps to {levels['target']:.3f}", 'seconds']
-    first = run_knobs(plan, plan['variants'][0], plan['seed'])[1]
+    first = run_knobs(plan, plan['variants'][0], plan['seed'])[2]
     return {'raw': {'runs': raw, 'unigram_entropy': unigram, **levels}, 'tables': [
         [f"Convergence: {plan['recipe']}, {first['max_iters']} steps, {first['n_layer']} x {first['n_embd']}"
          f", {plan['seeds']} seed(s)", header, rows, [
             f'Mean (standard deviation) over seeds. The plateau ends at the first validation, one each '
             f"{plan['eval_interval']} steps, from which on the loss is below {levels['plateau']:.3f}, the "
             f"unigram entropy {unigram:.3f} less {plan['plateau']}. Seconds of training, {workers} run(s) at "
-            'once.']],
+            'once. _diff: a document a row, to validate on too.']],
         ['Convergence: as printed, and ours at the shape above', [
             'paper', 'system', 'shape', 'printed', 'our plateau', 'our accuracy, %', 'where'], texts, []]]}
 
@@ -860,12 +910,16 @@ def scores_of(model, ids):
     """[(row of WEIGHTS, scores (B, H, T, T))] of each layer, float64."""
     with Scores() as seen:
         model.eval().double().encoder(ids)
-    return seen.found
+    size = model.config.query_size                      # squared_relu scales after its relu
+    return [(kind, scores * size ** -0.5 if kind == 'relu' else scores) for kind, scores in seen.found]
 
 
 @torch.no_grad()
 def attention_maps(model, ids):
-    """Weights (H, T, T) of each layer for ids (1, T); of Shatter's steps those of each part."""
+    """Weights (H, T, T) of each layer for ids (1, T); of Shatter's steps those of each part.
+
+    Rows of squared_relu, whatever its scale, are made to sum to 1.
+    """
     maps = []
     for block, (kind, scores) in zip(model.encoder.blocks, scores_of(model, ids), strict=True):
         a = WEIGHTS[kind](scores)[0]
@@ -906,6 +960,14 @@ def rank_and_zeros(matrix, zero):
     return rank.double().mean().item() / length, zeros.double().mean().item()
 
 
+def key_share(config, length):
+    """Key size / T, which bounds the rank of q k^T; '-' where terms of positions are added to it."""
+    if config.position in ('rpe', 'rab') or config.attention in ('part_bias', 'shatter', 'xlnet'):
+        return '-'
+    one_head = config.attention in SHATTER and config.attention != 'part_mask'
+    return f'{(config.n_embd if one_head else config.query_size) / length:.2f}'
+
+
 def rank(plan, machine):
     """Rank and sparsity of attention matrices of checkpoints on real text.  Liu 2022, table 3"""
     (folder, meta), raw, rows = data(plan), [], []
@@ -919,8 +981,7 @@ def rank(plan, machine):
             layers = [rank_and_zeros(make(one), plan['zero']) for _, one in scores]
             raw.append({'checkpoint': label, 'matrix': name, 'length': length, 'layers': layers})
             ranks, zeros = (statistics.mean(column) for column in zip(*layers, strict=True))
-            keys = model.config.query_size
-            rows.append([label, length, f'{keys / length:.2f}', name, f'{ranks:.4f}', f'{zeros:.2%}',
+            rows.append([label, length, key_share(model.config, length), name, f'{ranks:.4f}', f'{zeros:.2%}',
                          f'{min(layers)[0]:.4f} to {max(layers)[0]:.4f}'])
     rows += [[paper, 512, '0.25', name, *value.split(', '), source]
              for paper, name, value, source in quoted('rank')]
@@ -944,10 +1005,11 @@ def attention(plan, machine):
         places = torch.arange(len(ids), device=machine.device)
         far = (places - places[:, None]).abs()
         for layer, a in enumerate(maps):
-            a = a / a.sum(-1, keepdim=True).clamp_min(1e-30)
-            entropy = -(a * a.clamp_min(1e-30).log()).sum(-1).mean()
-            rows.append([label, layer, len(a), f'{entropy:.3f}', f'{(a * far).sum(-1).mean():.2f}',
-                         f'{a[..., [0, -1]].sum(-1).mean():.1%}'])
+            mass = a.sum(-1)                            # (H, T)
+            a = a / mass[..., None].clamp_min(1e-30)
+            entropy, distance, ends = (float((value * mass).sum() / mass.sum()) for value in (
+                -(a * a.clamp_min(1e-30).log()).sum(-1), (a * far).sum(-1), a[..., [0, -1]].sum(-1)))
+            rows.append([label, layer, len(a), f'{entropy:.3f}', f'{distance:.2f}', f'{ends:.1%}'])
         raw.append({'checkpoint': label, 'tokens': words,
                     'maps': [a.cpu().numpy().round(5).tolist() for a in maps]})
         size = len(maps), max(map(len, maps))
@@ -959,7 +1021,7 @@ def attention(plan, machine):
                 axis.set_yticks(range(len(words)), words, fontsize=5)
     return {'raw': raw, 'tables': [[f"Attention of {plan['sentence']!r}", [
         '', 'layer', 'heads', 'entropy, nats', 'mean distance', 'on [CLS] and [SEP]'], rows,
-        ['Mean over heads and queries, of weights made to sum to 1.']]]}
+        ['Mean over heads and queries of weights made to sum to 1, each counted by its sum before.']]]}
 
 
 def partition(plan, machine):

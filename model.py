@@ -1292,16 +1292,16 @@ def count_parameters(model):
     return sum(p.numel() for p in model.parameters())
 
 
-def training_flops(config, length, n_predicted, kind=MaskedLM):
-    """Floating-point operations of a training step on one row, as torch.utils.flop_counter counts them.
+def training_flops(config, length, n_predicted, kind=MaskedLM, rows=1):
+    """Floating-point operations of a training step on `rows`, as torch.utils.flop_counter counts them.
 
-    length       tokens in the row
-    n_predicted  positions that reach the head
+    length       tokens in a row
+    n_predicted  positions of a row that reach the head
     Matrix products of both passes are counted; embeddings, norms, biases and recomputation are left out.
     """
     with torch.device('meta'), FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         model = kind(replace(config, block_size=length, recompute=False))
-        ids, positions = (torch.zeros(1, n, dtype=torch.long) for n in (length, n_predicted))
+        ids, positions = (torch.zeros(rows, n, dtype=torch.long) for n in (length, n_predicted))
         model(ids, positions, positions).sum().backward()
     return counter.get_total_flops()
 

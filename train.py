@@ -1169,7 +1169,9 @@ def main():
     # compile and wrap
     model = compiled_or_eager(raw, compile, loader.batch(step), batch_size, torch_device, torch_dtype)
     wrapped = DistributedDataParallel(model) if ranks.world > 1 else model
-    flops = total_batch * training_flops(raw.config, block_size, masker.k, model_class)
+    one, two = (training_flops(raw.config, block_size, masker.k, model_class, rows) for rows in (1, 2))
+    micro_steps = ranks.world * -(-total_batch // (ranks.world * batch_size))
+    flops = total_batch * (two - one) + micro_steps * (2 * one - two)       # vectors of `rpe` need no rows
     peak = peak_flops(torch_device, torch_dtype)
 
     # log and signals

@@ -84,6 +84,10 @@ def test_flops_are_those_of_the_model(name):
     expected = training_flops(bench.model_config(knobs, 60), 32, 5, kind)        # ceil(0.15 32) = 5
     assert bench.count_flops(name, PLAN, SIZES, 32, 'train') == expected > 0
     assert 0 < bench.count_flops(name, PLAN, SIZES, 32, 'forward') < expected
+    seven = training_flops(bench.model_config(knobs, 60), 32, 5, kind, 7)
+    assert bench.count_flops(name, PLAN, SIZES, 32, 'train', 7) == seven
+    once = name == 'rpe' or knobs['attention'] in ('shatter', 'xlnet')          # vectors of distances
+    assert seven < 7 * expected if once else seven == 7 * expected
 
 
 def test_flops_of_full_logits_and_of_a_product_by_hand():
@@ -139,6 +143,17 @@ def test_failures_become_rows_and_bugs_do_not():
         bench.interleave({('original', False): fails(ValueError('a bug'))}, 1, 0, time_of)
 
 
+def test_a_case_that_runs_out_of_memory_later_is_a_row_too():
+    def step():
+        calls.append(1)
+        if len(calls) > 3:
+            raise torch.OutOfMemoryError('CUDA out of memory')
+    calls = []
+    makers = {('original', False): lambda: int, ('wide', False): lambda: step}
+    seconds, failed = bench.interleave(makers, 4, 1, lambda step: step() or 1.0)
+    assert seconds == {('original', False): [1.0] * 4} and failed == {('wide', False): 'out of memory'}
+
+
 def test_rates_and_mfu(monkeypatch):
     common = {'mode': 'train', 'batch': 4, 'length': 100, 'compiled': False, 'failed': None}
     group = [{'system': 'matrix product', **common, 'flops': 8e12, 'seconds': [2.0, 2.0, 2.0]},
@@ -153,7 +168,7 @@ def test_rates_and_mfu(monkeypatch):
     assert rows[1][4:7] == ['400', '2.00', '-'] and rows[1][7:10] == ['1.000', '10.0%', '25.0%']
     assert rows[2][2] == 'out of memory' and set(rows[2][3:]) == {'-'}
     assert len({len(row) for row in rows}) == 1
-    assert bench.time_ratios(group, 'shared original train') == '100: 0.50'
+    assert bench.time_ratios(group, 'shared original train') == '4 x 100: 0.50'
     assert bench.time_ratios(group, 'rpe original train') == '-'
 
 
@@ -241,7 +256,27 @@ def test_seconds_of_a_curve(tmp_path, corpus, monkeypatch):
                                                'seconds': [0.0, 10 + 20 / 2], 'parameters': 7}
 
 
+def test_rows_do_not_take_the_recipes_operators(corpus):
+    data_dir, dataset = os.path.split(corpus)
+    plan = {**PLAN, 'steps': 4, 'eval_interval': 2, 'dataset': dataset, 'data_dir': data_dir, 'device': 'cpu',
+            'dtype': 'auto', 'out_dir': 'out', 'recipe': 'config/base_roformer_v2.py'}
+    for name in VARIANTS:
+        path, knobs, whole = bench.run_knobs(plan, name, 1)
+        other = bench.run_knobs({**plan, 'recipe': 'config/base_shatter.py'}, name, 1)[1]
+        assert knobs == other and knobs.items() <= whole.items()
+    assert whole['learning_rate'] == 3e-4               # but its recipe
+
+
 # ---- rank, attention, partition ----
+
+def test_key_size_bounds_the_rank_where_no_position_adds_to_it():
+    built = {name: bench.build(name, PLAN, SIZES, 16, 'train') for name in VARIANTS}
+    share = {name: bench.key_share(model.config, 16) for name, model in built.items()}
+    assert share['original'] == '0.25' and share['one_head_sigmoid'] == '1.00' and share['gau'] == '8.00'
+    assert {name for name in share if share[name] == '-'} == {
+        'rpe', 'rab', 'part_bias', 'shatter', 'shatter_recompute', 'xlnet', 'xlnet_plm'}
+
+
 
 def test_rank_of_matrices_of_known_rank():
     torch.manual_seed(0)
@@ -369,6 +404,18 @@ def test_convergence_rank_and_attention_end_to_end(run, here, monkeypatch):
     assert again['convergence']['raw'] == found['convergence']['raw'] and again['rank'] == found['rank']
     with pytest.raises(bench.UserError, match='max_iters is 4 there and 6 here'):
         run(here, '--what=convergence', *knobs[:-1], '--steps=6')
+    recipe.write_text(recipe.read_text().replace('1e-3', '2e-3'))
+    with pytest.raises(bench.UserError, match='learning_rate is 0.001 there and 0.002 here'):
+        run(here, '--what=convergence', *knobs)
+
+    # a loss that is not finite is a divergence; the log leaves it out
+    recipe.write_text(recipe.read_text().replace('2e-3', '1e-3'))
+    path = here / 'runs' / 'original-1' / 'metrics.jsonl'
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    path.write_text(''.join(json.dumps({key: value for key, value in line.items() if key != 'loss' or (
+        line['kind'], line['step']) != ('val', 4)}) + '\n' for line in lines))
+    _, out = run(here, '--what=convergence', *knobs)
+    assert '| diverges ' in out
 
 
 def test_plots_are_optional(monkeypatch, capsys):
