@@ -9,6 +9,7 @@ A step is a pure function of (weights, data, seed, step): its samples, masks and
 """
 import atexit
 import contextlib
+import errno
 import hashlib
 import itertools
 import json
@@ -493,6 +494,12 @@ def watch(ranks, seconds):
         os.environ['MASTER_ADDR'], int(os.environ['MASTER_PORT']), is_master=False))
     me, seen, tick = f'process {os.getpid()} on {platform.node()}', {}, min(5, seconds / 4)
 
+    def end(rank):
+        name = seen[rank][0].partition(' ')[2] if rank in seen else 'a process'
+        write_line(f'error: rank {rank}, {name}, gave no sign of life for {seconds} s; the same command goes '
+                   'on from the last checkpoint')
+        os._exit(1)                                     # the main thread may hang in a collective
+
     def beat(count):
         store.set(f'{ranks.rank}', f'{count} {me}')
         for other in range(ranks.world) if ranks.main else [0]:
@@ -500,16 +507,21 @@ def watch(ranks, seconds):
             if line != seen.get(other, (None,))[0]:
                 seen[other] = line, time.monotonic()
             elif time.monotonic() - seen[other][1] > seconds and not line.startswith('left'):
-                write_line(f'error: rank {other}, {line.partition(" ")[2]}, gave no sign of life for '
-                           f'{seconds} s; the same command goes on from the last checkpoint')
-                os._exit(1)                             # the main thread may hang in a collective
+                end(other)
 
     def work():
-        with contextlib.suppress(RuntimeError):         # the store has gone, and torchrun with it
-            for count in itertools.count(1):
+        for count in itertools.count(1):
+            silence = threading.Timer(seconds, end, [0])            # without torchrun, rank 0 has the store
+            silence.daemon = True
+            silence.start()
+            try:
                 beat(count)
-                if left.wait(tick):
-                    return store.set(f'{ranks.rank}', f'left {me}')
+            except RuntimeError:
+                return                                  # the store has gone, and rank 0 or torchrun with it
+            finally:
+                silence.cancel()
+            if left.wait(tick):
+                return store.set(f'{ranks.rank}', f'left {me}')
 
     left, thread = threading.Event(), threading.Thread(target=work, daemon=True)
     thread.start()
@@ -710,7 +722,9 @@ def write_checkpoint(path, content):
     except (OSError, RuntimeError) as error:            # torch.save reports a full disk as a RuntimeError
         with contextlib.suppress(OSError):
             os.remove(temporary)
-        reason = getattr(error, 'strerror', None) or 'the disk is full, or files may not grow so large'
+        number, reason = getattr(error, 'errno', None), getattr(error, 'strerror', None)
+        if number in (None, errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            reason = 'the disk is full, or files may not grow so large'
         raise UserError(f'{path}: cannot be written: {reason}; earlier checkpoints are intact') from None
 
 
