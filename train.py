@@ -954,7 +954,8 @@ def prepared(dataset, data_dir, prepare, ranks):
         here = os.path.dirname(os.path.abspath(__file__))
         print(f'{folder} is not there yet: preparing it with {prepare}', flush=True)
         command = [sys.executable, os.path.join(here, 'prepare_data.py'), os.path.join(here, prepare)]
-        status = subprocess.run([*command, f'--name={dataset}', f'--data_dir={data_dir}']).returncode
+        command += [f'--name={dataset}', f'--data_dir={data_dir}', '--shard=0/1']       # all of it, in any launcher
+        status = subprocess.run(command).returncode
         if status:
             raise UserError(f'{prepare}: preparing {folder} failed with status {status}')
     ranks.agree(None)                                   # the others wait for the first
