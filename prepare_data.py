@@ -85,6 +85,9 @@ seed = 1                        # of the held-out choice and of the document ord
 
 FORMAT = 1                      # of the folder; train.py refuses any other
 BUCKETS = 256
+META_BYTES = 10**7              # of a meta.json at most: 15,000 shards
+TOKENIZER_BYTES = 10**8         # of a tokenizer's file at most
+TOLD_BYTES = 10**8              # checking so much is worth a line
 PATIENCE = 600                  # seconds without a sign of life of part 0 after which the others give up
 BATCH_BYTES = 500_000           # of text per task of a worker
 FLUSH_BYTES = 64_000_000        # of tokens held before the buckets are written
@@ -559,10 +562,11 @@ def train_sentencepiece(library, knob, config, sample):
 
 def load_sentencepiece(folder, file_name):
     library = need('sentencepiece', file_name)
-    try:
-        return library.SentencePieceProcessor(model_proto=read_bytes(os.path.join(folder, file_name)))
-    except RuntimeError:
-        raise UserError(f'{file_name}: not a sentencepiece model') from None
+    proto = read_bytes(os.path.join(folder, file_name))
+    with contextlib.suppress(RuntimeError):
+        if proto:                                               # it takes an empty one for none given
+            return library.SentencePieceProcessor(model_proto=proto)
+    raise UserError(f'{file_name}: not a sentencepiece model')
 
 
 class WordPieceTokenizer:
@@ -759,7 +763,21 @@ def find_tokenizer(text):
 
 def load_tokenizer(folder, meta):
     """The tokenizer of a prepared folder: encode, encode_batch, encode_offsets, decode, piece, special ..."""
-    return TOKENIZERS[meta['tokenizer']['kind']](folder, meta['tokenizer'])
+    kind = TOKENIZERS[meta['tokenizer']['kind']]
+    file_name, told = os.path.join(folder, kind.file_name), meta.get('files', {}).get(kind.file_name)
+    if os.path.getsize(file_name) > TOKENIZER_BYTES:
+        raise UserError(f'{file_name}: more than {TOKENIZER_BYTES:,} bytes: not a tokenizer')
+    if told and told != file_facts(file_name):
+        raise UserError(f'{file_name}: damaged: its sha256 is not that of meta.json: prepare {folder} again')
+    try:
+        tokenizer = kind(folder, meta['tokenizer'])
+    except UserError:
+        raise
+    except (LookupError, TypeError, ValueError, OverflowError, AttributeError, MemoryError) as error:
+        raise UserError(f'{file_name}: with what meta.json says of it, no tokenizer: {error!r}') from None
+    if tokenizer.vocab_size != meta.get('vocab_size', tokenizer.vocab_size):
+        raise UserError(f"{file_name}: {tokenizer.vocab_size} ids, but meta.json says {meta['vocab_size']}")
+    return tokenizer
 
 
 # segmenters: text -> the characters at which words of Chinese start, for whole-word masking, Cui et al. 2021,
@@ -901,15 +919,24 @@ def ordered_map(function, items, num_proc):
     with concurrent.futures.ProcessPoolExecutor(num_proc, context, die_with_parent) as pool:
         try:
             for item in items:
-                waiting.append(pool.submit(function, item))
+                waiting.append(submit(pool, function, item))
                 if len(waiting) > 4 * num_proc:
                     yield waiting.popleft().result()
             while waiting:
                 yield waiting.popleft().result()
         except concurrent.futures.BrokenExecutor:
+            for worker in multiprocessing.active_children():    # one that was just starting may wait forever
+                worker.kill()
             raise UserError('a worker process was killed; out of memory? Then a smaller --num_proc') from None
         finally:
             pool.shutdown(cancel_futures=True)
+
+
+def submit(pool, function, item):
+    try:
+        return pool.submit(function, item)
+    except (OSError, ValueError):                               # a worker ended while another was starting
+        raise concurrent.futures.BrokenExecutor from None
 
 
 class Progress:
@@ -1261,14 +1288,19 @@ def write_meta(folder, meta, splits, num_proc):
 
 
 def load_meta(folder):
-    """meta.json of a prepared folder as a dict, once every file it names has been found in its full size."""
+    """meta.json of a prepared folder as a dict, once it is sound and every file it names has its full size.
+
+    What the files hold, check_files reads.
+    """
     file_name = os.path.join(folder, 'meta.json')
     if not os.path.isfile(file_name):
         name = os.path.basename(os.path.abspath(folder))
         raise UserError(f'{folder}: not prepared (no meta.json): run python prepare_data.py --name={name} '
                         'with its config/data_*.py or --corpus=...')
+    if os.path.getsize(file_name) > META_BYTES:
+        raise UserError(f'{file_name}: more than {META_BYTES:,} bytes: not written by prepare_data.py')
     try:
-        meta = json.loads(read_bytes(file_name))
+        meta = json.loads(read_bytes(file_name), parse_constant=int)        # int('NaN') is a ValueError
         if meta['format'] != FORMAT:
             raise UserError(f"{file_name}: format {meta['format']}, expected {FORMAT}: prepare it again")
         files = {item: facts['bytes'] for item, facts in meta['files'].items()}
@@ -1276,12 +1308,13 @@ def load_meta(folder):
         shards = [shard[key] for part in meta['splits'].values() for shard in part['shards'] for key in keys]
     except UserError:
         raise
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise UserError(f'{file_name}: broken: remove {folder} and prepare it again') from None
     except OSError as error:
         raise UserError(f'{file_name}: {error.strerror}') from None
     for item in [*files, *shards]:
-        if item != os.path.basename(item) or item in ('', '.', '..') or item not in files or '\\' in item:
+        plain = type(item) is str and item == os.path.basename(item) and item not in ('', '.', '..')
+        if not plain or item not in files or '\\' in item:
             raise UserError(f'{file_name}: names {item!r}, which is not a file of this folder')
         path = os.path.join(folder, item)
         size = os.path.getsize(path) if os.path.isfile(path) else None
@@ -1289,7 +1322,105 @@ def load_meta(folder):
             found = 'missing' if size is None else f'{size} bytes'
             raise UserError(f'{path}: {found}, should have {files[item]} bytes: remove {folder} and '
                             'prepare it again')
+    try:
+        fault = meta_fault(meta, files, shards)
+    except (KeyError, TypeError, AttributeError) as error:
+        fault = f'{type(error).__name__}: {error}'
+    if fault:
+        raise UserError(f'{file_name}: broken ({fault}): remove {folder} and prepare it again')
     return meta
+
+
+def meta_fault(meta, files, shards):
+    """The entry of a meta.json that contradicts another, or ''; files: their sizes, shards: their files."""
+    size, special, splits = meta['vocab_size'], meta['special'], meta['splits']
+    rows = [shard for part in splits.values() for shard in part['shards']]
+    counts = [part[key] for part in splits.values() for key in ('tokens', 'documents')]
+    counts += [shard[key] for shard in rows for key in ('n_tokens', 'n_documents')]
+    entropy = meta['unigram_entropy']
+    good = {
+        'vocab_size': type(size) is int and size == files['word_start.bin'],
+        'dtype': meta['dtype'] == id_type(size).name,
+        'special': set(special) | {'unk'} == {'pad', 'unk', 'cls', 'sep', 'mask'}
+        and all(type(item) is int and 0 <= item < size for item in special.values()),
+        'unigram_entropy': type(entropy) is float and 0 <= entropy < 100,
+        'counts': all(type(item) is int and item >= 0 for item in counts),
+        'shards': len(set(shards)) == len(shards) and all(
+            files[row['tokens']] == id_type(size).itemsize * row['n_tokens']
+            and files[row['documents']] == 8 * (row['n_documents'] + 1)
+            and files.get(row.get('words'), row['n_tokens']) == row['n_tokens'] for row in rows),
+        'splits': set(splits) == {'train', 'val'} and all(
+            part[key] == sum(row[f'n_{key}'] for row in part['shards'])
+            for part in splits.values() for key in ('tokens', 'documents')),
+        'files': all(type(facts['sha256']) is str for facts in meta['files'].values()),
+        'settings': type(meta['settings']) is dict,
+        'tokenizer': TOKENIZERS[meta['tokenizer']['kind']].file_name in files}
+    return next((key for key, right in good.items() if not right), '')
+
+
+def check_files(folder, meta):
+    """Reads every file of a prepared folder: it must be what meta.json describes, with ids of the vocabulary.
+
+    verified.json remembers what each file was like on the disk, so what has not changed is not read again.
+    """
+    ids = {shard['tokens'] for part in meta['splits'].values() for shard in part['shards']}
+    progress, remembered, marks = Progress(), remembered_files(folder), {}
+    for item, facts in meta['files'].items():
+        found = os.stat(os.path.join(folder, item))
+        marks[item] = [facts['sha256'], meta['vocab_size'], found.st_size, found.st_mtime_ns, found.st_ino,
+                       found.st_ctime_ns]
+    changed = [item for item in marks if marks[item] != remembered.get(item)]
+    progress.total = sum(meta['files'][item]['bytes'] for item in changed)
+
+    def check(item):
+        check_file(folder, item, meta, item in ids, progress)
+
+    with concurrent.futures.ThreadPoolExecutor(min(8, os.cpu_count())) as pool:     # hashlib releases the GIL
+        collections.deque(pool.map(check, changed), 0)
+    seconds = time.monotonic() - progress.started
+    if progress.total >= TOLD_BYTES:
+        say(f'{folder}: {len(changed)} files checked, {progress.total / 1e6:,.0f} MB in {seconds:,.1f} s, '
+            f'{progress.total / 1e6 / seconds:,.0f} MB/s')
+    if changed:
+        remember_files(folder, marks)
+
+
+def check_file(folder, item, meta, has_ids, progress):
+    file_name, size = os.path.join(folder, item), meta['vocab_size']
+    digest, last = hashlib.sha256(), 0
+    for block in read_blocks(file_name, digest):
+        if has_ids:
+            last = max(last, int(np.frombuffer(block, id_type(size)).max()))
+        progress.done += len(block)
+        progress.show('checking the corpus, which is new or changed', progress.done / progress.total)
+    if digest.hexdigest() != meta['files'][item]['sha256']:
+        raise UserError(f'{file_name}: damaged, or of another corpus (its sha256 is not that of meta.json): '
+                        f'remove {folder} and prepare it again')
+    if last >= size:
+        raise UserError(f'{file_name}: holds the id {last}, but the vocabulary has {size}: remove {folder} '
+                        'and prepare it again')
+
+
+def remembered_files(folder):
+    """verified.json as a dict, {} where it is not there or no use."""
+    file_name = os.path.join(folder, 'verified.json')
+    try:
+        usable = os.path.isfile(file_name) and os.path.getsize(file_name) <= META_BYTES
+        found = json.loads(read_bytes(file_name)) if usable else {}
+        return found if isinstance(found, dict) else {}
+    except (OSError, ValueError, RecursionError):
+        return {}
+
+
+def remember_files(folder, marks):
+    """Writes verified.json where that can be; a link in its place is replaced, not followed."""
+    file_name = os.path.join(folder, 'verified.json')
+    with contextlib.suppress(OSError):
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(file_name + '.tmp')
+        with open(file_name + '.tmp', 'xb') as file:
+            file.write(json.dumps(marks).encode())
+        os.replace(file_name + '.tmp', file_name)
 
 
 # one run
@@ -1509,6 +1640,7 @@ def write_part(folder, parts, config, settings):
     """This process's part of the corpus into <folder>.parts/; part 0 first makes the plan."""
     (i, n), target = config['share'], part_folder(folder, *config['share'])
     home, name = os.path.join(folder + '.parts', 'plan'), f'{os.path.basename(folder)}, part {i}/{n}'
+    os.makedirs(folder + '.parts', exist_ok=True)
     if i == 0 and not os.path.exists(home):
         with work_folder(home) as temporary:
             write_plan(temporary, parts, config, settings)
