@@ -25,7 +25,7 @@ import types
 
 import numpy as np
 import pytest
-from conftest import stage
+from conftest import stage, tiny, torchrun
 from test_prepare_data import NEEDS, SPECS, contents, knobs, make_chinese, make_texts, prepare, write_jsonl
 
 import prepare_data
@@ -764,3 +764,13 @@ def test_parts_wait_as_long_as_part_0_lives(tmp_path, monkeypatch, capfd):
     first.join()
     assert 'part 1/2 waits for the tokenizer, which --shard=0/2 makes' in capfd.readouterr().err
     assert prepare_data.prepare(knobs(tmp_path, merge=2, **usual))
+
+
+def test_damage_under_torchrun_is_one_line(corpus, tmp_path):
+    """The first process of a machine reads it all; the others have waited, and end with it."""
+    shutil.copytree(corpus, tmp_path / 'tiny')
+    flip_a_bit(tmp_path / 'tiny')
+    done = torchrun('train.py', *tiny(str(tmp_path / 'tiny'), tmp_path / 'out'), '--max_iters=2')
+    said = [line for line in done.stderr.splitlines() if line.startswith('error')]
+    assert done.returncode and len(said) == 1, done.stderr
+    assert 'train_00000.bin: damaged, or of another corpus' in said[0] and not (tmp_path / 'out').exists()
