@@ -8,6 +8,11 @@ Every document gets a 64-bit hash of its text, keyed by the seed. Tokenized docu
 BUCKETS files by the top bits of the hash, then gathered bucket by bucket: the smallest hashes are held out
 for validation, so equal texts are on one side, and no more than the index of one bucket is ever in memory.
 
+On n machines that share data_dir, each scatters a part and one gathers all; the result is the same bytes:
+    $ python prepare_data.py config/data_c4.py --shard=i/n      i = 0 .. n - 1; torchrun and srun number them
+    $ python prepare_data.py config/data_c4.py --merge=n        when all have ended
+data/<name>.parts/ holds till then plan/, the tokenizer that part 0 made for all, and <i>_of_<n>/, the parts.
+
 data/<name>/ holds, for split in train, val and shard 00000 on:
     <split>_00000.bin   little-endian uint16 (uint32 if vocab_size > 65536): each document's ids, then [SEP]
     <split>_00000.idx   int64, the first token of each document in that shard, and the shard's length
@@ -23,6 +28,7 @@ import base64
 import collections
 import concurrent.futures
 import contextlib
+import errno
 import functools
 import glob
 import gzip
@@ -39,6 +45,7 @@ import pickle
 import platform
 import re
 import shutil
+import signal
 import struct
 import sys
 import sysconfig
@@ -72,19 +79,27 @@ shard_bytes = 200_000_000       # size of a token file at most, unless one docum
 max_documents = 0               # stop after so many documents; 0: all
 max_bytes = 10_000_000          # longer rows are skipped, longer .txt files cut at blank lines
 num_proc = 0                    # worker processes; 0: one per core; the result does not depend on it
+shard = ''                      # prepare part i/n, as in 0/4; empty: torchrun's or srun's numbers, else all
+merge = 0                       # join so many parts once all are done; 0: do not
 seed = 1                        # of the held-out choice and of the document order
 
 FORMAT = 1                      # of the folder; train.py refuses any other
 BUCKETS = 256
+META_BYTES = 10**7              # of a meta.json at most: 15,000 shards
+TOKENIZER_BYTES = 10**8         # of a tokenizer's file at most
+TOLD_BYTES = 10**8              # checking so much is worth a line
+PATIENCE = 600                  # seconds without a sign of life of part 0 after which the others give up
 BATCH_BYTES = 500_000           # of text per task of a worker
 FLUSH_BYTES = 64_000_000        # of tokens held before the buckets are written
 WRITE_BYTES = 1_000_000         # of tokens held before a shard is written
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)      # 2^64 / golden ratio: spreads successive numbers
-INDEX = np.dtype([('hash', '<u8'), ('tokens', '<u8')])
+INDEX = np.dtype([('hash', '<u8'), ('tokens', '<u8'), ('unit', '<u8')])    # unit: place in the corpus
 COLUMNS = {'ids': 'bin', 'words': 'words'}  # what is kept of each token: the ending of its shards
 CJK = np.array([                # first, last + 1 of what BERT calls Chinese and `tokenizers` sets apart
     (0x3400, 0x4DC0), (0x4E00, 0xA000), (0xF900, 0xFB00), (0x20000, 0x2A6E0), (0x2A700, 0x2B740),
     (0x2B740, 0x2B820), (0x2B920, 0x2CEB0), (0x2F800, 0x2FA20)]).ravel()        # BERT has 2B820, not 2B920
+LAUNCHERS = (                   # rank, world size, and what tells srun from sbatch, whose script has the others
+    ('RANK', 'WORLD_SIZE', 'RANK'), ('SLURM_PROCID', 'SLURM_NTASKS', 'SLURM_STEP_ID'))
 SINCE = {'segmenter': '', 'segmenter_vocab': 16_000}    # settings that folders of before do not have
 LIMITS = {                      # knob: lowest, highest, advice
     'vocab_size': (16, 10**6, '4096 to 32000 is usual'),
@@ -97,6 +112,7 @@ LIMITS = {                      # knob: lowest, highest, advice
     'max_documents': (0, 10**12, '0 reads all'),
     'max_bytes': (1000, 10**8, '10000000 is usual'),
     'num_proc': (0, 1024, '0 is one per core'),
+    'merge': (0, 10**5, 'the n of --shard=i/n'),
     'seed': (0, 2**63 - 1, '1 is usual'),
 }
 
@@ -177,7 +193,8 @@ def join_rows(rows, joined, most):
         yield first, '\n'.join(lines), ''
 
 
-# readers
+# readers: (source, config, progress) -> (count, rows, what to record about the source); rows(k) yields the
+# rows of the k-th of count units, which depend on nothing before them
 
 def open_bytes(file_name):
     """A buffered binary stream over a plain, .gz or .zst file."""
@@ -299,20 +316,19 @@ def find_files(source):
 
 
 def read_files(source, config, progress, pick=pick_field):
-    """Local files.  Returns (rows, what to record about the source)."""
+    """Local files; each is a unit."""
     files = find_files(source)
     if not files:
         raise UserError(f'{source}: no .txt, .jsonl or .parquet file (.gz, .zst too) is there')
     sizes = [os.path.getsize(item) for item in files]
     progress.total = sum(sizes)
 
-    def rows():
-        for file_name, size in zip(files, sizes, strict=True):
-            for number, text, bad in file_format(file_name)(file_name, config, pick):
-                yield f'{file_name}:{number}', text, bad
-            progress.done += size
+    def rows(unit):
+        for number, text, bad in file_format(files[unit])(files[unit], config, pick):
+            yield f'{files[unit]}:{number}', text, bad
+        progress.done += sizes[unit]
 
-    return rows(), {'path': source, 'files': len(files), 'bytes': sum(sizes)}
+    return len(files), rows, {'path': source, 'files': len(files), 'bytes': sum(sizes)}
 
 
 def read_oscar(source, config, progress):
@@ -323,7 +339,7 @@ def read_oscar(source, config, progress):
 
 
 def read_hub(source, config, progress):
-    """A Hugging Face dataset, streamed at a pinned revision."""
+    """A Hugging Face dataset, streamed at a pinned revision; for --shard its files are units."""
     datasets = need('datasets', 'reading from the Hugging Face hub')
     hub = importlib.import_module('huggingface_hub')
     try:
@@ -332,20 +348,25 @@ def read_hub(source, config, progress):
                                      revision=pinned)
         splits = data.info.splits or {}
         progress.total = getattr(splits.get(config['split']), 'num_examples', 0) or 0
+        units = [data]
+        if config['share'][1] > 1:
+            units = [data.shard(data.num_shards, k) for k in range(data.num_shards)]
     except Exception as error:                                  # the hub's libraries raise dozens of classes
         raise UserError(hub_error(source, error)) from None
 
-    def rows():
+    def rows(unit):
+        where = f'{source}:{unit}' if len(units) > 1 else source
         try:
-            for number, row in enumerate(data, 1):
-                progress.done = number
-                yield f'{source}:{number}', *pick_field(row, config)
+            for number, row in enumerate(units[unit], 1):
+                progress.done += 1
+                yield f'{where}:{number}', *pick_field(row, config)
         except UserError:
             raise
         except Exception as error:
             raise UserError(hub_error(source, error)) from None
 
-    return rows(), {'hub': source, 'subset': config['subset'], 'split': config['split'], 'revision': pinned}
+    origin = {'hub': source, 'subset': config['subset'], 'split': config['split'], 'revision': pinned}
+    return len(units), rows, origin
 
 
 def hub_error(source, error):
@@ -359,7 +380,7 @@ def read_docstrings(source, config, progress):
     files = [(root, item) for root in roots.values() for item in python_files(root)]
     progress.total = len(files)
 
-    def rows():
+    def rows(unit):
         seen = set()
         for found in ordered_map(parse_docstrings, files, config['num_proc']):
             progress.done += 1
@@ -369,7 +390,8 @@ def read_docstrings(source, config, progress):
                     yield where, text, bad
                 seen.add(key)
 
-    return rows(), {'packages': {package: package_version(package) for package in roots}, 'files': len(files)}
+    packages = {package: package_version(package) for package in roots}
+    return 1, rows, {'packages': packages, 'files': len(files)}
 
 
 def package_root(package):
@@ -540,10 +562,11 @@ def train_sentencepiece(library, knob, config, sample):
 
 def load_sentencepiece(folder, file_name):
     library = need('sentencepiece', file_name)
-    try:
-        return library.SentencePieceProcessor(model_proto=read_bytes(os.path.join(folder, file_name)))
-    except RuntimeError:
-        raise UserError(f'{file_name}: not a sentencepiece model') from None
+    proto = read_bytes(os.path.join(folder, file_name))
+    with contextlib.suppress(RuntimeError):
+        if proto:                                               # it takes an empty one for none given
+            return library.SentencePieceProcessor(model_proto=proto)
+    raise UserError(f'{file_name}: not a sentencepiece model')
 
 
 class WordPieceTokenizer:
@@ -740,7 +763,21 @@ def find_tokenizer(text):
 
 def load_tokenizer(folder, meta):
     """The tokenizer of a prepared folder: encode, encode_batch, encode_offsets, decode, piece, special ..."""
-    return TOKENIZERS[meta['tokenizer']['kind']](folder, meta['tokenizer'])
+    kind = TOKENIZERS[meta['tokenizer']['kind']]
+    file_name, told = os.path.join(folder, kind.file_name), meta.get('files', {}).get(kind.file_name)
+    if os.path.getsize(file_name) > TOKENIZER_BYTES:
+        raise UserError(f'{file_name}: more than {TOKENIZER_BYTES:,} bytes: not a tokenizer')
+    if told and told != file_facts(file_name):
+        raise UserError(f'{file_name}: damaged: its sha256 is not that of meta.json: prepare {folder} again')
+    try:
+        tokenizer = kind(folder, meta['tokenizer'])
+    except UserError:
+        raise
+    except (LookupError, TypeError, ValueError, OverflowError, AttributeError, MemoryError) as error:
+        raise UserError(f'{file_name}: with what meta.json says of it, no tokenizer: {error!r}') from None
+    if tokenizer.vocab_size != meta.get('vocab_size', tokenizer.vocab_size):
+        raise UserError(f"{file_name}: {tokenizer.vocab_size} ids, but meta.json says {meta['vocab_size']}")
+    return tokenizer
 
 
 # segmenters: text -> the characters at which words of Chinese start, for whole-word masking, Cui et al. 2021,
@@ -868,6 +905,7 @@ def die_with_parent():
     def wait():
         multiprocessing.parent_process().join()
         os._exit(1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)                # Ctrl-C reaches all; the main one ends them
     threading.Thread(target=wait, daemon=True).start()
 
 
@@ -881,15 +919,24 @@ def ordered_map(function, items, num_proc):
     with concurrent.futures.ProcessPoolExecutor(num_proc, context, die_with_parent) as pool:
         try:
             for item in items:
-                waiting.append(pool.submit(function, item))
+                waiting.append(submit(pool, function, item))
                 if len(waiting) > 4 * num_proc:
                     yield waiting.popleft().result()
             while waiting:
                 yield waiting.popleft().result()
         except concurrent.futures.BrokenExecutor:
+            for worker in multiprocessing.active_children():    # one that was just starting may wait forever
+                worker.kill()
             raise UserError('a worker process was killed; out of memory? Then a smaller --num_proc') from None
         finally:
             pool.shutdown(cancel_futures=True)
+
+
+def submit(pool, function, item):
+    try:
+        return pool.submit(function, item)
+    except (OSError, ValueError):                               # a worker ended while another was starting
+        raise concurrent.futures.BrokenExecutor from None
 
 
 class Progress:
@@ -897,6 +944,8 @@ class Progress:
 
     def __init__(self):
         self.total = self.done = self.read = 0              # total 0: unknown; read: characters of documents
+        self.unit = 0                                       # of the corpus, that is being read
+        self.parts = 1                                      # of the corpus; one of them is done here
         self.started = self.shown = time.monotonic()
 
     def show(self, text, fraction):
@@ -911,8 +960,11 @@ class Progress:
 
 # documents
 
-def good_documents(rows, source, config, skipped, progress):
-    """Rows -> texts.  Bad rows are counted in `skipped` by kind; five are named when reading ends."""
+def good_documents(rows, source, config, skipped, progress, whole=True):
+    """Rows -> texts.  Bad rows are counted in `skipped` by kind; five are named when reading ends.
+
+    whole  the rows are all of the corpus, in which there must be a document
+    """
     documents, examples, fields = 0, [], ''
     for where, text, bad in rows:
         if bad:
@@ -920,7 +972,7 @@ def good_documents(rows, source, config, skipped, progress):
             if len(examples) < 5 and not bad.startswith('filtered'):
                 examples.append(f'{where}: {bad}' + (f' ({text})' if text else ''))
             fields = text if bad == 'missing field' else fields
-            if not documents and skipped['missing field'] == 10_000:
+            if whole and not documents and skipped['missing field'] == 10_000:
                 break
             continue
         documents += 1
@@ -929,10 +981,10 @@ def good_documents(rows, source, config, skipped, progress):
         if documents == config['max_documents']:
             break
     counts = ', '.join(f'{kind} {count}' for kind, count in sorted(skipped.items()))
-    if not documents and skipped['missing field']:
+    if whole and not documents and skipped['missing field']:
         wanted = config['text_field']
         raise UserError(f"text_field='{wanted}': no row of {source} has it; its fields are {fields}")
-    if not documents:
+    if whole and not documents:
         raise UserError(f"{source}: no document in it{'; skipped: ' if counts else ''}{counts}"
                         f"{'; the first: ' if examples else ''}{''.join(examples[:1])}")
     for line in examples:
@@ -979,17 +1031,18 @@ def smallest(chosen, most):
     return kept, size
 
 
-def batches(documents):
-    """Texts -> lists of texts of about BATCH_BYTES characters."""
-    batch, size = [], 0
+def batches(documents, progress):
+    """Texts -> (unit that they are of, list of texts of about BATCH_BYTES characters)."""
+    batch, size, unit = [], 0, 0
     for text in documents:
+        if batch and (size >= BATCH_BYTES or progress.unit != unit):
+            yield unit, batch
+            batch, size = [], 0
+        unit = progress.unit
         batch.append(text)
         size += len(text)
-        if size >= BATCH_BYTES:
-            yield batch
-            batch, size = [], 0
     if batch:
-        yield batch
+        yield unit, batch
 
 
 @functools.lru_cache(maxsize=1)
@@ -1001,12 +1054,14 @@ def worker_tools(folder, tools):
     return tokenizer, load_segmenter(folder, tools), np.array(tokenizer.word_starts())
 
 
-def encode_texts(folder, tools, seed, texts):
-    """Texts -> (hashes, numbers of tokens with the [SEP], columns one document after another, characters).
+def encode_texts(folder, tools, seed, batch):
+    """(unit, texts) -> (unit, hashes, numbers of tokens with the [SEP], columns one document after another,
+    characters).
 
     A column holds bytes: the ids, and with a segmenter the starts of words.
     """
     tokenizer, segmenter, word_start = worker_tools(folder, tools)
+    unit, texts = batch
     if segmenter:
         documents, offsets = zip(*tokenizer.encode_offsets(texts), strict=True)
         words = [mark_words(text, ids, where, segmenter.starts(text), word_start).tobytes() + b'\1'
@@ -1018,7 +1073,7 @@ def encode_texts(folder, tools, seed, texts):
     counts = [len(document) for document in documents]
     ids = np.fromiter(itertools.chain.from_iterable(documents), id_type(tokenizer.vocab_size), sum(counts))
     columns = {'ids': ids.tobytes()} | ({'words': b''.join(words)} if segmenter else {})
-    return [text_hash(text, seed) for text in texts], counts, columns, sum(map(len, texts))
+    return unit, [text_hash(text, seed) for text in texts], counts, columns, sum(map(len, texts))
 
 
 def id_type(vocab_size):
@@ -1032,17 +1087,18 @@ def bucket_file(folder, bucket, kind):
     return os.path.join(folder, 'buckets', f'{bucket:03}.{kind}')
 
 
-def scatter(documents, folder, tools, widths, config, skipped, progress):
+def scatter(batches, folder, home, tools, config, skipped, progress):
     """Tokenizes the documents and appends each to the bucket of its hash.  Returns (documents, tokens).
 
-    widths  bytes of a token in each column
+    home  folder that holds the tools
     """
+    widths, progress.started = token_widths(load_tokenizer(home, tools), tools), time.monotonic()
     os.mkdir(os.path.join(folder, 'buckets'))
     buffers = {kind: [bytearray() for _ in range(BUCKETS)] for kind in (*widths, 'index')}
-    encode = functools.partial(encode_texts, folder, json.dumps(tools), config['seed'])
+    encode = functools.partial(encode_texts, home, json.dumps(tools), config['seed'])
     documents_done = tokens_done = characters = held = 0
-    for hashes, counts, columns, size in ordered_map(encode, batches(documents), config['num_proc']):
-        fill_buckets(buffers, widths, hashes, counts, columns)
+    for unit, hashes, counts, columns, size in ordered_map(encode, batches, config['num_proc']):
+        fill_buckets(buffers, widths, unit, hashes, counts, columns)
         empty = counts.count(1)
         documents_done += len(counts) - empty
         tokens_done += sum(counts) - empty
@@ -1051,7 +1107,8 @@ def scatter(documents, folder, tools, widths, config, skipped, progress):
         held += sum(map(len, columns.values()))
         if held > FLUSH_BYTES:
             held = flush_buckets(folder, buffers)
-        read = characters / progress.read * (progress.done / progress.total if progress.total else 0)
+        read = progress.parts * characters / progress.read
+        read *= progress.done / progress.total if progress.total else 0
         rate = tokens_done / (time.monotonic() - progress.started)
         text = f'{documents_done:,} documents, {tokens_done:,} tokens, {rate:,.0f} tokens/s'
         progress.show(text, min(read, 1))
@@ -1059,14 +1116,19 @@ def scatter(documents, folder, tools, widths, config, skipped, progress):
     return documents_done, tokens_done
 
 
-def fill_buckets(buffers, widths, hashes, counts, columns):
+def token_widths(tokenizer, tools):
+    """Bytes of a token in each column."""
+    return {'ids': id_type(tokenizer.vocab_size).itemsize} | ({'words': 1} if 'segmenter' in tools else {})
+
+
+def fill_buckets(buffers, widths, unit, hashes, counts, columns):
     """Appends each document that has a token beside [SEP] to the buffers of its bucket."""
     start, views = 0, [(buffers[kind], memoryview(columns[kind]), width) for kind, width in widths.items()]
     for key, count in zip(hashes, counts, strict=True):
         if count > 1:
             for buffer, view, width in views:
                 buffer[key >> 56] += view[width * start:width * (start + count)]
-            buffers['index'][key >> 56] += struct.pack('<QQ', key, count)
+            buffers['index'][key >> 56] += struct.pack('<QQQ', key, count, unit)
         start += count
 
 
@@ -1142,20 +1204,25 @@ class ShardWriter:
         self.starts, self.size = array.array('q'), 0
 
 
-def gather(folder, dtype, widths, vocab_size, total, config, progress):
+def gather(folder, tokenizer, tools, total, config, progress, parts=()):
     """Buckets -> shards.  Returns the writers (train, val).
 
+    parts  (folder, files) of each part that the buckets are collected from
     Inside a bucket the order mixes the hash with the place, so that equal documents do not follow each other.
     """
-    most = config['shard_bytes']
-    train, val = (ShardWriter(folder, part, dtype, widths, vocab_size, most) for part in ('train', 'val'))
+    most, widths = config['shard_bytes'], token_widths(tokenizer, tools)
+    train, val = (ShardWriter(folder, part, id_type(tokenizer.vocab_size), widths, tokenizer.vocab_size, most)
+                  for part in ('train', 'val'))
     done = 0
     for bucket in range(BUCKETS):
+        for (part, files), kind in itertools.product(parts, (*widths, 'index')):
+            append_part(bucket_file(part, bucket, kind), bucket_file(folder, bucket, kind), files)
         index = np.fromfile(bucket_file(folder, bucket, 'index'), INDEX)
         if len(index):
             held = choose_validation(index['hash'], val.documents + len(val.starts), config)
             place = np.arange(len(index), dtype=np.uint64) * GOLDEN
-            order = np.argsort(index['hash'] ^ place, kind='stable')
+            corpus = np.argsort(index['unit'], kind='stable')   # parts lie one after the other
+            order = corpus[np.argsort(index['hash'][corpus] ^ place, kind='stable')]
             for i, columns in read_bucket(folder, bucket, widths, index['tokens'].astype(np.int64), order):
                 (val if held[i] else train).add(columns)
         done += len(index)
@@ -1187,22 +1254,33 @@ def entropy(counts, sep):
     return float(-(share * np.log(share)).sum())
 
 
-def file_facts(file_name):
-    """{"bytes", "sha256"} of a file, which is on the disk afterwards."""
-    digest = hashlib.sha256()
+def read_blocks(file_name, digest):
+    """Yields the blocks of a file, of 2^20 bytes but for the last, as they enter the digest."""
     with open(file_name, 'rb') as file:
-        os.fsync(file.fileno())
         while block := file.read(2**20):
             digest.update(block)
-    return {'bytes': os.path.getsize(file_name), 'sha256': digest.hexdigest()}
+            yield block
+
+
+def file_facts(file_name):
+    """{"bytes", "sha256"} of a file."""
+    digest = hashlib.sha256()
+    size = sum(map(len, read_blocks(file_name, digest)))
+    return {'bytes': size, 'sha256': digest.hexdigest()}
+
+
+def lasting_facts(file_name):
+    """file_facts of a file that is on the disk afterwards."""
+    with open(file_name, 'rb') as file:
+        os.fsync(file.fileno())
+    return file_facts(file_name)
 
 
 def write_meta(folder, meta, splits, num_proc):
     """Completes and writes meta.json: nothing in it depends on the time, the machine's cores or the place."""
     names = sorted(os.listdir(folder))
-    names.remove('lock')
     with concurrent.futures.ThreadPoolExecutor(num_proc) as pool:                   # hashlib releases the GIL
-        facts = pool.map(file_facts, [os.path.join(folder, item) for item in names])
+        facts = pool.map(lasting_facts, [os.path.join(folder, item) for item in names])
         meta['files'] = dict(zip(names, facts, strict=True))
     meta['splits'] = {writer.split: {'tokens': writer.tokens, 'documents': writer.documents,
                                      'shards': writer.shards} for writer in splits}
@@ -1210,14 +1288,19 @@ def write_meta(folder, meta, splits, num_proc):
 
 
 def load_meta(folder):
-    """meta.json of a prepared folder as a dict, once every file it names has been found in its full size."""
+    """meta.json of a prepared folder as a dict, once it is sound and every file it names has its full size.
+
+    What the files hold, check_files reads.
+    """
     file_name = os.path.join(folder, 'meta.json')
     if not os.path.isfile(file_name):
         name = os.path.basename(os.path.abspath(folder))
         raise UserError(f'{folder}: not prepared (no meta.json): run python prepare_data.py --name={name} '
                         'with its config/data_*.py or --corpus=...')
+    if os.path.getsize(file_name) > META_BYTES:
+        raise UserError(f'{file_name}: more than {META_BYTES:,} bytes: not written by prepare_data.py')
     try:
-        meta = json.loads(read_bytes(file_name))
+        meta = json.loads(read_bytes(file_name), parse_constant=int)        # int('NaN') is a ValueError
         if meta['format'] != FORMAT:
             raise UserError(f"{file_name}: format {meta['format']}, expected {FORMAT}: prepare it again")
         files = {item: facts['bytes'] for item, facts in meta['files'].items()}
@@ -1225,12 +1308,13 @@ def load_meta(folder):
         shards = [shard[key] for part in meta['splits'].values() for shard in part['shards'] for key in keys]
     except UserError:
         raise
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise UserError(f'{file_name}: broken: remove {folder} and prepare it again') from None
     except OSError as error:
         raise UserError(f'{file_name}: {error.strerror}') from None
     for item in [*files, *shards]:
-        if item != os.path.basename(item) or item in ('', '.', '..') or item not in files or '\\' in item:
+        plain = type(item) is str and item == os.path.basename(item) and item not in ('', '.', '..')
+        if not plain or item not in files or '\\' in item:
             raise UserError(f'{file_name}: names {item!r}, which is not a file of this folder')
         path = os.path.join(folder, item)
         size = os.path.getsize(path) if os.path.isfile(path) else None
@@ -1238,7 +1322,105 @@ def load_meta(folder):
             found = 'missing' if size is None else f'{size} bytes'
             raise UserError(f'{path}: {found}, should have {files[item]} bytes: remove {folder} and '
                             'prepare it again')
+    try:
+        fault = meta_fault(meta, files, shards)
+    except (KeyError, TypeError, AttributeError) as error:
+        fault = f'{type(error).__name__}: {error}'
+    if fault:
+        raise UserError(f'{file_name}: broken ({fault}): remove {folder} and prepare it again')
     return meta
+
+
+def meta_fault(meta, files, shards):
+    """The entry of a meta.json that contradicts another, or ''; files: their sizes, shards: their files."""
+    size, special, splits = meta['vocab_size'], meta['special'], meta['splits']
+    rows = [shard for part in splits.values() for shard in part['shards']]
+    counts = [part[key] for part in splits.values() for key in ('tokens', 'documents')]
+    counts += [shard[key] for shard in rows for key in ('n_tokens', 'n_documents')]
+    entropy = meta['unigram_entropy']
+    good = {
+        'vocab_size': type(size) is int and size == files['word_start.bin'],
+        'dtype': meta['dtype'] == id_type(size).name,
+        'special': set(special) | {'unk'} == {'pad', 'unk', 'cls', 'sep', 'mask'}
+        and all(type(item) is int and 0 <= item < size for item in special.values()),
+        'unigram_entropy': type(entropy) is float and 0 <= entropy < 100,
+        'counts': all(type(item) is int and item >= 0 for item in counts),
+        'shards': len(set(shards)) == len(shards) and all(
+            files[row['tokens']] == id_type(size).itemsize * row['n_tokens']
+            and files[row['documents']] == 8 * (row['n_documents'] + 1)
+            and files.get(row.get('words'), row['n_tokens']) == row['n_tokens'] for row in rows),
+        'splits': set(splits) == {'train', 'val'} and all(
+            part[key] == sum(row[f'n_{key}'] for row in part['shards'])
+            for part in splits.values() for key in ('tokens', 'documents')),
+        'files': all(type(facts['sha256']) is str for facts in meta['files'].values()),
+        'settings': type(meta['settings']) is dict,
+        'tokenizer': TOKENIZERS[meta['tokenizer']['kind']].file_name in files}
+    return next((key for key, right in good.items() if not right), '')
+
+
+def check_files(folder, meta):
+    """Reads every file of a prepared folder: it must be what meta.json describes, with ids of the vocabulary.
+
+    verified.json remembers what each file was like on the disk, so what has not changed is not read again.
+    """
+    ids = {shard['tokens'] for part in meta['splits'].values() for shard in part['shards']}
+    progress, remembered, marks = Progress(), remembered_files(folder), {}
+    for item, facts in meta['files'].items():
+        found = os.stat(os.path.join(folder, item))
+        marks[item] = [facts['sha256'], meta['vocab_size'], found.st_size, found.st_mtime_ns, found.st_ino,
+                       found.st_ctime_ns]
+    changed = [item for item in marks if marks[item] != remembered.get(item)]
+    progress.total = sum(meta['files'][item]['bytes'] for item in changed)
+
+    def check(item):
+        check_file(folder, item, meta, item in ids, progress)
+
+    with concurrent.futures.ThreadPoolExecutor(min(8, os.cpu_count())) as pool:     # hashlib releases the GIL
+        collections.deque(pool.map(check, changed), 0)
+    seconds = time.monotonic() - progress.started
+    if progress.total >= TOLD_BYTES:
+        say(f'{folder}: {len(changed)} files checked, {progress.total / 1e6:,.0f} MB in {seconds:,.1f} s, '
+            f'{progress.total / 1e6 / seconds:,.0f} MB/s')
+    if changed:
+        remember_files(folder, marks)
+
+
+def check_file(folder, item, meta, has_ids, progress):
+    file_name, size = os.path.join(folder, item), meta['vocab_size']
+    digest, last = hashlib.sha256(), 0
+    for block in read_blocks(file_name, digest):
+        if has_ids:
+            last = max(last, int(np.frombuffer(block, id_type(size)).max()))
+        progress.done += len(block)
+        progress.show('checking the corpus, which is new or changed', progress.done / progress.total)
+    if digest.hexdigest() != meta['files'][item]['sha256']:
+        raise UserError(f'{file_name}: damaged, or of another corpus (its sha256 is not that of meta.json): '
+                        f'remove {folder} and prepare it again')
+    if last >= size:
+        raise UserError(f'{file_name}: holds the id {last}, but the vocabulary has {size}: remove {folder} '
+                        'and prepare it again')
+
+
+def remembered_files(folder):
+    """verified.json as a dict, {} where it is not there or no use."""
+    file_name = os.path.join(folder, 'verified.json')
+    try:
+        usable = os.path.isfile(file_name) and os.path.getsize(file_name) <= META_BYTES
+        found = json.loads(read_bytes(file_name)) if usable else {}
+        return found if isinstance(found, dict) else {}
+    except (OSError, ValueError, RecursionError):
+        return {}
+
+
+def remember_files(folder, marks):
+    """Writes verified.json where that can be; a link in its place is replaced, not followed."""
+    file_name = os.path.join(folder, 'verified.json')
+    with contextlib.suppress(OSError):
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(file_name + '.tmp')
+        with open(file_name + '.tmp', 'xb') as file:
+            file.write(json.dumps(marks).encode())
+        os.replace(file_name + '.tmp', file_name)
 
 
 # one run
@@ -1253,45 +1435,95 @@ def check_config(config):
         raise UserError(f"name='{config['name']}': letters, digits, '.', '_' and '-' only: it names a folder")
     find_tokenizer(config['tokenizer'])
     find_segmenter(config)
+    share = find_share(config)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count()
-    return dict(config, num_proc=config['num_proc'] or cores)
+    return dict(config, num_proc=config['num_proc'] or cores, share=share)
+
+
+def find_share(config):
+    """(i, n): the i-th of n parts is prepared here; (0, 1) is all."""
+    source, text = 'shard', config['shard']
+    for rank, world, mark in LAUNCHERS:
+        if not text and not config['merge'] and {rank, world, mark} <= set(os.environ):
+            source, text = f'{rank}/{world}', f'{os.environ[rank]}/{os.environ[world]}'
+    if text and config['merge']:
+        raise UserError(f"shard='{text}', merge={config['merge']}: give one; the merge comes when all "
+                        'parts are done')
+    found = re.fullmatch('([0-9]{1,5})/([0-9]{1,5})', text or '0/1')
+    if not found or int(found[1]) >= int(found[2]):
+        raise UserError(f"{source}='{text}': must be i/n with i from 0 to n - 1, as in 0/4")
+    return int(found[1]), int(found[2])
 
 
 def is_prepared(folder, settings):
     """Whether `folder` holds just this; an error if it holds something else."""
     if not os.path.exists(folder):
         return False
-    before = SINCE | load_meta(folder)['settings']
+    refuse_difference(folder, SINCE | load_meta(folder)['settings'], settings)
+    return True
+
+
+def refuse_difference(folder, before, settings):
     for knob, value in settings.items():
         if before.get(knob) != value:
             raise UserError(f'{folder}: prepared with {knob}={before.get(knob)!r}, now {knob}={value!r}: '
                             'give another --name or remove the folder')
-    return True
 
 
 @contextlib.contextmanager
 def work_folder(folder):
     """A fresh <folder>.tmp that becomes <folder> when the block ends well, and is removed when it fails."""
     temporary = folder + '.tmp'
-    os.makedirs(temporary, exist_ok=True)
-    with open(os.path.join(temporary, 'lock'), 'w') as lock:
+    with locked(folder):
+        if os.path.exists(temporary):                           # left by a killed run
+            shutil.rmtree(temporary)
+        os.mkdir(temporary)
         try:
-            import fcntl  # not on Windows: two runs at once go unnoticed
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except ImportError:
-            pass
-        except OSError:
-            raise UserError(f'{temporary}: another run is preparing it') from None
-        try:
-            for item in os.listdir(temporary):                  # left by a killed run
-                item = os.path.join(temporary, item)
-                shutil.rmtree(item) if os.path.isdir(item) else item.endswith('lock') or os.remove(item)
             yield temporary
-            os.remove(os.path.join(temporary, 'lock'))
             os.rename(temporary, folder)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
+
+
+@contextlib.contextmanager
+def locked(folder):
+    """One process at a time is in the block; <folder>.lock names it and is touched as a sign of life.
+
+    The lock is the operating system's: a killed process has none.
+    """
+    file_name = folder + '.lock'
+    os.makedirs(os.path.dirname(os.path.abspath(folder)), exist_ok=True)
+    with open(file_name, 'a+') as file:
+        try:
+            import fcntl  # not on Windows: two runs at once go unnoticed
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            owner = file.read(200) or 'another process'
+            raise UserError(f'{folder}: {owner} is preparing it: wait, or end that process first') from None
+        except (ImportError, OSError):
+            say(f'{file_name}: no locks here: see that no other run prepares {folder}')
+        ours = os.path.exists(file_name) and os.path.samestat(os.fstat(file.fileno()), os.stat(file_name))
+        if not ours or os.path.exists(folder):
+            raise UserError(f'{folder}: another process has just prepared it: repeat the command')
+        ended = threading.Event()
+        try:
+            file.truncate(0)
+            print(f'process {os.getpid()} on {platform.node()}', end='', file=file, flush=True)
+            threading.Thread(target=touch, args=(file_name, ended), daemon=True).start()
+            yield
+        finally:
+            ended.set()
+            with contextlib.suppress(OSError):
+                os.remove(file_name)                            # by its owner: who opened it before finds out
+
+
+def touch(file_name, ended):
+    """A sign of life for processes on other machines; they look at its change, so clocks may differ."""
+    while not ended.wait(PATIENCE / 60):
+        with contextlib.suppress(OSError):
+            os.utime(file_name)
 
 
 def versions(packages):
@@ -1299,59 +1531,85 @@ def versions(packages):
     return {'python': platform.python_version(), **found}
 
 
+REASONS = {errno.ENOSPC: 'the disk is full', errno.EDQUOT: 'the disk quota is used up',
+           errno.EFBIG: 'the limit on the size of a file is reached (ulimit -f)'}
+
+
 def prepare(config):
-    """Prepare one corpus as the knobs in `config` say.  Returns the folder."""
+    """Prepare one corpus as the knobs in `config` say, or a part of it.  Returns the folder."""
     config = check_config(config)
     default_name, parts = find_corpus(config)
-    settings = {knob: value for knob, value in config.items() if knob not in ('num_proc', 'data_dir', 'name')}
+    settings = {knob: value for knob, value in config.items()
+                if knob not in ('num_proc', 'data_dir', 'name', 'shard', 'merge', 'share')}
     folder = os.path.join(config['data_dir'], config['name'] or default_name)
-    if is_prepared(folder, settings):
-        say(f'{folder}: already prepared')
-        return folder
     try:
-        with work_folder(folder) as temporary:
-            write_corpus(temporary, os.path.basename(folder), parts, config, settings)
+        if is_prepared(folder, settings):
+            say(f'{folder}: already prepared')
+        elif config['share'][1] > 1:
+            write_part(folder, parts, config, settings)
+        else:
+            with work_folder(folder) as temporary:
+                (merge_parts if config['merge'] else write_corpus)(temporary, folder, parts, config, settings)
+        if config['merge'] and os.path.exists(folder + '.parts'):
+            shutil.rmtree(folder + '.parts')
     except OSError as error:
-        raise UserError(f'{error.filename or folder}: {error.strerror or error}') from None
+        reason = REASONS.get(error.errno, error.strerror or error)
+        raise UserError(f'{error.filename or folder}: {reason}') from None
     return folder
 
 
-def read_parts(parts, config, progress):
-    """The parts of a corpus, one after the other.  Returns (rows, what to record about the sources)."""
-    streams, origins = [], []
-    for reader, source, subset, joined in parts:
-        rows, origin = reader(source, dict(config, subset=subset), progress)
-        streams.append(join_rows(rows, joined, config['max_bytes']) if joined else rows)
+def read_parts(parts, config, progress, known=None):
+    """The parts of a corpus, one after the other.  Returns (number of units, units, what to record of them).
+
+    A unit is an iterable of rows that depend on nothing before it; rows that are joined are one.
+    known  what was recorded before: its revisions are read again
+    """
+    counts, streams, origins = [], [], []
+    known = known.get('parts', [known]) if known else [{}] * len(parts)
+    for (reader, source, subset, joined), before in zip(parts, known, strict=True):
+        revision = before.get('revision', config['revision'])
+        count, rows, origin = reader(source, dict(config, subset=subset, revision=revision), progress)
+        units = map(rows, range(count))
+        if joined:
+            units, count = [join_rows(itertools.chain.from_iterable(units), joined, config['max_bytes'])], 1
+        counts.append(count)
+        streams.append(units)
         origins.append(origin)
     progress.total *= len(parts) == 1                       # each part counts in its own unit
-    return itertools.chain(*streams), origins[0] if len(parts) == 1 else {'parts': origins}
+    origin = origins[0] if len(parts) == 1 else {'parts': origins}
+    return sum(counts), itertools.chain(*streams), origin
 
 
-def write_corpus(folder, name, parts, config, settings):
+def write_corpus(folder, target, parts, config, settings):
     """Everything that data/<name>/ holds, into `folder`."""
-    progress, skipped = Progress(), collections.Counter()
-    rows, origin = read_parts(parts, config, progress)
+    progress, skipped, name = Progress(), collections.Counter(), os.path.basename(target)
+    _, units, origin = read_parts(parts, config, progress)
     source = ' + '.join(part[1] for part in parts)
     say(f'preparing {name} from {source}')
-    documents = good_documents(rows, source, config, skipped, progress)
+    documents = good_documents(itertools.chain.from_iterable(units), source, config, skipped, progress)
     tools, packages, documents = save_tools(documents, folder, config, progress)
-    tokenizer = load_tokenizer(folder, tools)
-    dtype, progress.started = id_type(tokenizer.vocab_size), time.monotonic()
-    widths = {'ids': dtype.itemsize} | ({'words': 1} if 'segmenter' in tools else {})
-    total, tokens = scatter(documents, folder, tools, widths, config, skipped, progress)
+    done = scatter(batches(documents, progress), folder, folder, tools, config, skipped, progress)
+    plan = {'settings': settings, 'source': origin, 'tools': tools,
+            'versions': versions(('numpy', *packages))}
+    write_shards(folder, name, source, plan, done, skipped, config, progress)
+
+
+def write_shards(folder, name, source, plan, done, skipped, config, progress, parts=()):
+    """What comes after the buckets: the shards and meta.json.  done: (documents, tokens)."""
+    tools, tokenizer, (total, tokens) = plan['tools'], load_tokenizer(folder, plan['tools']), done
     if not total:
         raise UserError(f'{source}: the tokenizer makes no token of any document')
-    train, val = gather(folder, dtype, widths, tokenizer.vocab_size, total, config, progress)
+    train, val = gather(folder, tokenizer, tools, total, config, progress, parts)
     if not train.documents:
         raise UserError(f'{source}: {total} documents, none of them left for training: at least '
                         'two different ones are needed')
     write_bytes(os.path.join(folder, 'word_start.bin'), bytes(map(int, starts_with_specials(tokenizer))))
-    meta = {'format': FORMAT, 'name': name, 'corpus': config['corpus'], 'source': origin,
+    meta = {'format': FORMAT, 'name': name, 'corpus': config['corpus'], 'source': plan['source'],
             'text_field': config['text_field'], **tools, 'vocab_size': tokenizer.vocab_size,
-            'dtype': dtype.name, 'special': tokenizer.special,
+            'dtype': id_type(tokenizer.vocab_size).name, 'special': tokenizer.special,
             'unigram_entropy': entropy(train.counts, tokenizer.special['sep']), 'splits': {}, 'files': {},
-            'skipped': dict(sorted(skipped.items())), 'settings': settings,
-            'versions': versions(('numpy', *packages))}
+            'skipped': dict(sorted(skipped.items())), 'settings': plan['settings'],
+            'versions': plan['versions']}
     write_meta(folder, meta, (train, val), config['num_proc'])
     seconds = time.monotonic() - progress.started
     say(f'{name}: {train.documents:,} + {val.documents:,} documents, {train.tokens:,} + {val.tokens:,} '
@@ -1371,6 +1629,153 @@ def save_tools(documents, folder, config, progress):
         sample, documents = take_sample(documents, folder, config, progress)
     tools = {knob: row.save(folder, given, config, sample) for knob, (row, given) in chosen.items()}
     return tools, packages, documents
+
+
+# several machines: the plan, the parts, and their merge
+
+def part_folder(folder, i, n):
+    return os.path.join(folder + '.parts', f'{i}_of_{n}')
+
+
+def write_part(folder, parts, config, settings):
+    """This process's part of the corpus into <folder>.parts/; part 0 first makes the plan."""
+    (i, n), target = config['share'], part_folder(folder, *config['share'])
+    home, name = os.path.join(folder + '.parts', 'plan'), f'{os.path.basename(folder)}, part {i}/{n}'
+    os.makedirs(folder + '.parts', exist_ok=True)
+    if i == 0 and not os.path.exists(home):
+        with work_folder(home) as temporary:
+            write_plan(temporary, parts, config, settings)
+    plan = wait_for_plan(home, i, n)
+    check_plan(folder, plan, n, settings)
+    if os.path.exists(target):
+        say(f'{name}: done already')
+        return
+    with work_folder(target) as temporary:
+        progress, skipped = Progress(), collections.Counter()
+        say(f'preparing {name}')
+        work = own_batches(parts, config, skipped, progress, plan)
+        documents, tokens = scatter(work, temporary, home, plan['tools'], config, skipped, progress)
+        buckets = os.path.join(temporary, 'buckets')
+        facts = {item: file_facts(os.path.join(buckets, item)) for item in sorted(os.listdir(buckets))}
+        record = {'documents': documents, 'tokens': tokens, 'skipped': skipped, 'files': facts}
+        write_bytes(os.path.join(temporary, 'part.json'), json.dumps(record).encode())
+    finished = sum(os.path.exists(part_folder(folder, item, n)) for item in range(n))
+    say(f'{name}: {documents:,} documents, {tokens:,} tokens; {finished} of {n} parts are done'
+        + f': now --merge={n}' * (finished == n))
+
+
+def write_plan(folder, parts, config, settings):
+    """What the parts have in common: the tokenizer of the whole corpus, settings, source, versions."""
+    progress = Progress()
+    count, units, origin = read_parts(parts, config, progress)
+    source = ' + '.join(part[1] for part in parts)
+    say(f'preparing the tokenizer of {source}')
+    rows = itertools.chain.from_iterable(units)
+    documents = good_documents(rows, source, config, collections.Counter(), progress)
+    tools, packages, documents = save_tools(documents, folder, config, progress)
+    next(documents)                                             # there is one, or the error of one machine
+    documents.close()
+    with contextlib.suppress(FileNotFoundError):
+        os.remove(os.path.join(folder, 'head'))
+    plan = {'parts': config['share'][1], 'settings': settings, 'source': origin, 'units': count,
+            'tools': tools, 'versions': versions(('numpy', *packages))}
+    write_bytes(os.path.join(folder, 'plan.json'), json.dumps(plan).encode())
+
+
+def wait_for_plan(folder, i, n):
+    """plan.json as a dict, once part 0 has written it."""
+    file_name, lock, seen, told = os.path.join(folder, 'plan.json'), folder + '.lock', None, False
+    while not os.path.isfile(file_name):
+        sign = os.stat(lock).st_mtime_ns if os.path.exists(lock) else 0
+        if sign != seen:
+            seen, last = sign, time.monotonic()
+        if time.monotonic() - last > PATIENCE:
+            raise UserError(f'{folder}: part 0/{n} makes the tokenizer and shows no sign of life: start the '
+                            f'same command with --shard=0/{n} first, then --shard={i}/{n} again')
+        if not told:
+            say(f'part {i}/{n} waits for the tokenizer, which --shard=0/{n} makes')
+        told = True
+        time.sleep(min(1, PATIENCE / 10))
+    return json.loads(read_bytes(file_name))
+
+
+def check_plan(folder, plan, n, settings):
+    """Raises UserError where the plan is of other parts, of other settings or of other packages."""
+    home = folder + '.parts'
+    if plan['parts'] != n:
+        raise UserError(f"{home}: begun as {plan['parts']} parts, now {n}: go on with {plan['parts']} or "
+                        'remove the folder')
+    refuse_difference(home, plan['settings'], settings)
+    for package in set(plan['versions']) - {'python'}:
+        need(package, 'this preparation')
+        there, here = plan['versions'][package], importlib.metadata.version(package)
+        if here != there:
+            raise UserError(f'{home}: begun with {package} {there}, here is {here}: pip install '
+                            f'{package}=={there}')
+
+
+def own_batches(parts, config, skipped, progress, plan):
+    """Yields (unit, texts) of this process's part: each n-th unit of the corpus.
+
+    Where the units are too few, or documents are counted, all is read, and each n-th batch is the part.
+    """
+    i, n = config['share']
+    count, units, origin = read_parts(parts, config, progress, plan['source'])
+    if (count, origin) != (plan['units'], plan['source']):
+        raise UserError(f"{config['corpus']}: another source than part 0 has: {json.dumps(origin)} here, "
+                        f"{json.dumps(plan['source'])} there")
+    source, progress.parts = ' + '.join(part[1] for part in parts), n
+    if count >= n and not config['max_documents']:
+        rows = numbered(itertools.islice(enumerate(units), i, None, n), progress)
+        yield from batches(good_documents(rows, source, config, skipped, progress, whole=False), progress)
+    else:
+        counted = skipped if i == 0 else collections.Counter()
+        documents = good_documents(itertools.chain.from_iterable(units), source, config, counted, progress)
+        numbers = enumerate(texts for _, texts in batches(documents, progress))
+        yield from itertools.islice(numbers, i, None, n)
+
+
+def numbered(units, progress):
+    """(number, rows) of units -> their rows; progress.unit is the number of the unit that is read."""
+    for progress.unit, rows in units:
+        yield from rows
+
+
+def merge_parts(folder, target, parts, config, settings):
+    """Everything that data/<name>/ holds, into `folder`, of the finished parts."""
+    n, progress, skipped = config['merge'], Progress(), collections.Counter()
+    home, name = os.path.join(target + '.parts', 'plan'), os.path.basename(target)
+    folders = [part_folder(target, i, n) for i in range(n)]
+    if not os.path.exists(home):
+        raise UserError(f'{target}.parts: no parts are there: first run --shard=0/{n} and so on')
+    plan = json.loads(read_bytes(os.path.join(home, 'plan.json')))
+    check_plan(target, plan, n, settings)
+    missing = [f'--shard={i}/{n}' for i in range(n) if not os.path.exists(folders[i])]
+    if missing:
+        more = f' and {len(missing) - 5} more' if len(missing) > 5 else ''
+        raise UserError(f"{target}.parts: not finished: {', '.join(missing[:5])}{more}: run them first")
+    say(f'merging {n} parts of {name}')
+    records = [json.loads(read_bytes(os.path.join(item, 'part.json'))) for item in folders]
+    for item in sorted(set(os.listdir(home)) - {'plan.json'}):
+        write_bytes(os.path.join(folder, item), read_bytes(os.path.join(home, item)))
+    for record in records:
+        skipped.update(record['skipped'])
+    os.mkdir(os.path.join(folder, 'buckets'))
+    done = [sum(record[key] for record in records) for key in ('documents', 'tokens')]
+    sources = [(item, record['files']) for item, record in zip(folders, records, strict=True)]
+    source = ' + '.join(part[1] for part in parts)
+    write_shards(folder, name, source, plan, done, skipped, config, progress, sources)
+
+
+def append_part(source, target, files):
+    """Appends a part's bucket file to a bucket file; it must be what the part wrote."""
+    digest = hashlib.sha256()
+    with open(target, 'ab') as joined:
+        joined.writelines(read_blocks(source, digest))
+    if digest.hexdigest() != files[os.path.basename(source)]['sha256']:
+        part = os.path.dirname(os.path.dirname(source))
+        again = os.path.basename(part).replace('_of_', '/')
+        raise UserError(f'{source}: damaged: remove {part} and repeat --shard={again}')
 
 
 def starts_with_specials(tokenizer):

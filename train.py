@@ -44,7 +44,7 @@ from model import (
     token_losses,
     training_flops,
 )
-from prepare_data import load_meta, load_tokenizer
+from prepare_data import check_files, load_meta, load_tokenizer
 
 # the run
 out_dir = 'out/run'             # checkpoints, metrics.jsonl, run.json and loss.png go here
@@ -1079,11 +1079,16 @@ def prepared(dataset, data_dir, prepare, ranks):
         here = os.path.dirname(os.path.abspath(__file__))
         print(f'{folder} is not there yet: preparing it with {prepare}', flush=True)
         command = [sys.executable, os.path.join(here, 'prepare_data.py'), os.path.join(here, prepare)]
-        status = subprocess.run([*command, f'--name={dataset}', f'--data_dir={data_dir}']).returncode
+        command += [f'--name={dataset}', f'--data_dir={data_dir}']
+        status = subprocess.run([*command, '--shard=0/1']).returncode       # all, though torchrun numbers us
         if status:
             raise UserError(f'{prepare}: preparing {folder} failed with status {status}')
     ranks.agree(None)                                   # the others wait for the first
-    return folder, load_meta(folder)
+    meta = load_meta(folder)
+    if ranks.local == 0:
+        check_files(folder, meta)
+    ranks.gather([folder])                              # all wait for the first of each machine
+    return folder, meta
 
 
 def make_model(encoder_config, objective, init_from, path, content):

@@ -469,8 +469,8 @@ def test_docstrings_of_a_package(tmp_path, monkeypatch):
     (package / 'c.py').write_text('def broken(:\n')
     monkeypatch.syspath_prepend(str(tmp_path))
     config, progress = knobs(tmp_path), prepare_data.Progress()
-    rows, origin = prepare_data.read_docstrings('tinypackage', config, progress)
-    rows = list(rows)
+    _, rows, origin = prepare_data.read_docstrings('tinypackage', config, progress)
+    rows = list(rows(0))
     assert sorted(row[1] for row in rows if not row[2]) == sorted(
         [text.format(1), text.format(2) + '\n\nmore', text.format(3), text.format(4) + text.format(5)])
     assert [row for row in rows if row[2]] == [('tinypackage/c.py:1', '', 'does not parse')]

@@ -1,6 +1,7 @@
 """train.py: batches, masks, resume, ranks, signals, checkpoints under damage, refusals, fill and export."""
 import contextlib
 import glob
+import hashlib
 import json
 import math
 import os
@@ -711,8 +712,11 @@ def test_other_data_is_refused_by_name(part, finished, corpus, tmp_path, train_h
     shutil.copytree(corpus, tmp_path / 'tiny')
     path = tmp_path / 'tiny' / 'meta.json'
     text = json.loads(path.read_text())
-    name = next(name for name in text['files'] if name.startswith({'tokenizer': 'sentence'}.get(part, part)))
-    text['files'][name]['sha256'] = '0' * 64
+    name = next(name for name in text['files'] if name.startswith({'tokenizer': 'word'}.get(part, part)))
+    data = bytearray((tmp_path / 'tiny' / name).read_bytes())
+    data[0] ^= 1
+    (tmp_path / 'tiny' / name).write_bytes(data)
+    text['files'][name]['sha256'] = hashlib.sha256(data).hexdigest()
     path.write_text(json.dumps(text))
     with pytest.raises(UserError, match=f'the data differs: {part} is '):
         train_here(finished, '--max_iters=8', f'--data_dir={tmp_path}')
