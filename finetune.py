@@ -1435,10 +1435,12 @@ class Trial:
             if step % s.log_interval == 0 or step == self.steps:
                 speed = (step - logged) * s.total_batch / spent
                 eta = clock((self.steps - step) * s.total_batch / speed)
+                graphs = compilations(self.device)
                 text = (f'{self.name} seed {self.seed} step {step}/{self.steps}: loss {loss:.4f}, '
-                        f'lr {rate:.2e}, norm {norm:.2f}, {speed:,.1f} examples/s, eta {eta}')
+                        f'lr {rate:.2e}, norm {norm:.2f}, {speed:,.1f} examples/s, eta {eta}'
+                        f"{''.join(f', {key} {n}' for key, n in graphs.items())}")
                 log.write('train', step, text, loss=loss, lr=rate, norm=norm, examples_per_second=speed,
-                          **compilations(self.device))
+                          **graphs)
                 logged, spent = step, 0.0
             progress_bar(step, self.steps, ranks)
             if step % every == 0 or step == self.steps:

@@ -413,9 +413,9 @@ def micro_batches(batch, size, device):
 
 
 # ---- the platform: all that a TPU wants ----
-# torch_xla ('xla') only notes operations down; sync() compiles them as one graph, once, and queues it. Python's
-# numbers are part of a graph, tensors its input; a host read waits for the queue. torch_tpu ('tpu') is eager: it
-# wants its import, its device and the backend 'tpu_dist' (ray-project/ray#64796, documented, not run here).
+# torch_xla ('xla') only notes operations down; sync() compiles them as one graph, once, and queues it. A number
+# of Python is part of a graph, a tensor its input; a host read waits for the queue. torch_tpu ('tpu') is eager:
+# it wants its import, device and backend 'tpu_dist', says ray-project/ray#64796. That was not run here.
 
 PACKAGE = {                     # device -> (package, how to get it)
     'xla': ('torch_xla', "pip install torch==2.9.1 'torch_xla[tpu]==2.9.0'"),
@@ -691,7 +691,7 @@ def optimizer_step(model, raw, optimizer, scaler, parts, count, rate, clip, rank
     model    what forward_backward calls; raw: the same without wrappers
     rate     learning rate; clip: largest gradient norm, 0 for no clipping
     where    names the step and its samples
-    reading  see reads_at; without, nothing is refused and a tensor is returned that nobody looks at
+    reading  see reads_at; without, nothing is refused, and nothing is left that the next graph would compute
     """
     for group in optimizer.param_groups:
         group['lr'] = as_input(rate, device)
@@ -710,8 +710,9 @@ def optimizer_step(model, raw, optimizer, scaler, parts, count, rate, clip, rank
     # On XLA the update comes first. Looking later misses nothing: gradients that are NaN or infinite make
     # weights NaN, which stay so, and every checkpoint comes after a look. A norm that is infinite because
     # squares overflow clips the gradients to 0, which does no harm.
-    if queued(device) and reading:
-        found = finite(found, False, where, 'it may have begun since the last look; no checkpoint has it')
+    if queued(device):
+        then = 'it may have begun since the last look; no checkpoint has it'
+        found = finite(found, False, where, then) if reading else (None, None)
     return found
 
 
@@ -1243,12 +1244,13 @@ def main():
             per_step, share = seconds / (step - logged), waited / seconds
             speed = total_batch * block_size / per_step
             mfu = flops / per_step / ranks.world / peak if peak else None
+            graphs = compilations(torch_device)
             text = (f'step {step}/{max_iters}: loss {loss:.4f}, lr {rate:.2e}, norm {norm:.2f}, '
                     f"{speed:,.0f} tokens/s, mfu {f'{mfu:.1%}' if mfu else 'n/a'}, loader {share:.1%}, "
-                    f'eta {clock((max_iters - step) * per_step)}')
+                    f'eta {clock((max_iters - step) * per_step)}'
+                    f"{''.join(f', {key} {n}' for key, n in graphs.items())}")
             log.write('train', step, text, loss=loss, lr=rate, norm=norm, tokens_per_second=speed, mfu=mfu,
-                      loader_seconds=waited / (step - logged), loader_share=share,
-                      **compilations(torch_device))
+                      loader_seconds=waited / (step - logged), loader_share=share, **graphs)
             logged, since, waited = step, time.perf_counter(), 0.0
         progress_bar(step, max_iters, ranks)
         paused = time.perf_counter()
