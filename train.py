@@ -413,9 +413,9 @@ def micro_batches(batch, size, device):
 
 
 # ---- the platform: all that a TPU wants ----
-# torch_xla ('xla') only notes operations down; sync() compiles them as one graph, once, and queues it. A number
-# of Python is part of a graph, a tensor its input; a host read waits for the queue. torch_tpu ('tpu') is eager:
-# it wants its import, device and backend 'tpu_dist', says ray-project/ray#64796. That was not run here.
+# torch_xla ('xla') only notes operations down; sync() compiles them as one graph, once, and queues it. A
+# number of Python is part of a graph, a tensor its input; a host read waits for the queue. torch_tpu ('tpu')
+# is eager: it wants its import, device and backend 'tpu_dist', says ray-project/ray#64796. That was not run.
 
 PACKAGE = {                     # device -> (package, how to get it)
     'xla': ('torch_xla', "pip install torch==2.9.1 'torch_xla[tpu]==2.9.0'"),

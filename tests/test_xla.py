@@ -1,4 +1,4 @@
-"""The seam of train.py on XLA's CPU device: it computes what the CPU computes, compiles once and reads rarely.
+"""The seam of train.py on XLA's CPU device: results are the CPU's, it compiles once and reads rarely.
 
     $ .ci/xla                   # makes an environment with torch_xla and runs these tests there
 
@@ -54,6 +54,7 @@ TINY_BENCH = ['--n_layer=1', '--n_head=4', '--n_embd=16', '--n_inner=32', '--len
               '--rounds=2', '--warmup=1', '--vocab_size=400', '--modes=forward,train', '--dataset=',
               '--peers=none']
 slow = functools.partial(stage, timeout=900)            # compilation takes seconds a graph
+MODELS = MaskedLM, PermutationLM, SequenceClassifier, SpanClassifier, MultipleChoice
 SYSTEMS = [
     *({'attention': attention, 'position': position} for attention in ATTENTION
       for position in OWN_ORDER.get(attention, POSITION)),
@@ -103,7 +104,7 @@ def test_a_missing_package_is_one_line(kind, monkeypatch, tmp_path):
     assert 'pip install torch' in source.PACKAGE['xla'][1]
 
 
-@pytest.mark.parametrize('kind', [MaskedLM, PermutationLM, SequenceClassifier, SpanClassifier, MultipleChoice])
+@pytest.mark.parametrize('kind', MODELS)
 @pytest.mark.parametrize('pooling', POOLING)
 def test_no_parameter_has_two_names(kind, pooling):
     model = kind(EncoderConfig(attention='xlnet', position='none', pooling=pooling, **SHAPE))
@@ -246,7 +247,7 @@ def test_train_says_how_often_it_compiled(whole):
 @pytest.mark.xla
 def test_a_killed_run_goes_on_as_if_undisturbed(whole, corpus, tmp_path):
     """Killed while it saves step 8: the next one begins at step 4."""
-    done = stage(patched(tmp_path, KILL), *tiny(corpus, tmp_path / 'cut'), *ON_XLA, timeout=600)
+    done = slow(patched(tmp_path, KILL), *tiny(corpus, tmp_path / 'cut'), *ON_XLA)
     assert done.returncode == -signal.SIGKILL
     assert [source.step_of(path) for path in source.checkpoints(tmp_path / 'cut')] == [4]
     train(corpus, tmp_path / 'cut', *ON_XLA, run=slow)
@@ -279,7 +280,7 @@ def test_the_cpu_goes_on_from_xlas_checkpoint_and_xla_from_the_cpus(whole, corpu
 def test_what_is_not_finite_is_refused_at_the_next_look_before_a_checkpoint(corpus, tmp_path):
     """Step 5 is harmed, steps 4 and 8 are looked at."""
     script = patched(tmp_path, HARM.format(rank=0, value='inf'))
-    done = stage(script, *tiny(corpus, tmp_path), *ON_XLA, '--log_interval=4', '--eval_interval=0', timeout=600)
+    done = slow(script, *tiny(corpus, tmp_path), *ON_XLA, '--log_interval=4', '--eval_interval=0')
     error = done.stderr.splitlines()[-1]
     assert done.returncode == 2 and error.startswith('error: step 7, samples 56 to 63: loss nan'), done.stderr
     assert 'begun since the last look' in error
@@ -356,13 +357,13 @@ def test_another_world_than_torchruns_is_refused(corpus, tmp_path, monkeypatch):
     monkeypatch.setenv('RANK', '0')
     monkeypatch.setattr(source.dist, 'init_process_group', lambda backend, init_method: None)
     monkeypatch.setattr(torch_xla.runtime, 'world_size', lambda: 4)
-    with pytest.raises(source.UserError, match=r'torch_xla sees 4 process\(es\), torchrun started 8; --nproc'):
+    with pytest.raises(source.UserError, match=r'sees 4 process\(es\), torchrun started 8; --nproc'):
         source.join_xla(source.Ranks(0, 8, 0))
 
 
 def wrapped_twin():
     """What test_the_wrapper_accumulates_on_xla starts: two worlds, of one and, says Ranks, of two."""
-    losses = []
+    gradients = []
     for world in (1, 2):
         ranks = source.Ranks(0, world, 0, RANKS.host)
         raw = source.place(build(), XLA)
@@ -373,8 +374,8 @@ def wrapped_twin():
         scaler = torch.amp.GradScaler('xla', enabled=False)
         count = torch.tensor(32.0 * world).to(XLA)              # which the factor of `world` makes good
         source.forward_backward(model, parts, count, scaler, ranks, XLA, torch.float32)
-        losses.append([parameter.grad.cpu() for parameter in raw.parameters()])
-    assert all(torch.allclose(one, other, atol=1e-6) for one, other in zip(*losses, strict=True))
+        gradients.append([parameter.grad.cpu() for parameter in raw.parameters()])
+    assert all(torch.allclose(one, other, atol=1e-6) for one, other in zip(*gradients, strict=True))
     assert RANKS.gather([1]) == [1] and RANKS.agree(3) == 3
     print('the same')
 
