@@ -56,7 +56,7 @@ from prepare_data import load_tokenizer
 what = 'params,speed,memory,convergence,rank,partition,attention'       # rows of WHAT; they run in its order
 variants = 'original,pairwise,shared,shatter,gau'                       # rows of VARIANTS, or all
 out_dir = 'out/bench'           # bench.json, bench.md, plots, and the runs of convergence
-device = 'auto'                 # auto, cpu, cuda or cuda:1
+device = 'auto'                 # auto, cpu, cuda, cuda:1 or xla
 dtype = 'auto'                  # auto (bfloat16 on GPUs that compute in it), float32, bfloat16 or float16
 threads = 1                     # of the CPU, for speed and memory; 0: all
 # the shape of parameters, speed and memory; a gau has twice the layers
@@ -267,6 +267,7 @@ def make_step(model, run, name, mode, rows, machine):
             value.backward()
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
+        train.sync(machine.device)                      # while `value` is there: XLA computes what is wanted
     return step
 
 
@@ -364,11 +365,10 @@ def params(plan, machine):
 
 def timed(step, machine, clock=time.perf_counter):
     """Seconds that a step takes, the device's queue included."""
-    wait = {'cuda': torch.cuda.synchronize, 'mps': torch.mps.synchronize}.get(machine.device.type, int)
-    wait()
+    train.sync(machine.device, wait=True)
     start = clock()
     step()
-    wait()
+    train.sync(machine.device, wait=True)
     return clock() - start
 
 
@@ -435,7 +435,7 @@ def product_step(machine):
     """(step, operations): the largest matrix product of the machine, to compare with."""
     n = 8192 if machine.device.type == 'cuda' else 1024
     a, b = torch.randn(2, n, n, device=machine.device, dtype=machine.dtype)
-    return lambda: a @ b, 2 * n ** 3
+    return lambda: (a @ b, train.sync(machine.device)), 2 * n ** 3
 
 
 def measure(plan, machine, mode, batch, length):
@@ -451,7 +451,7 @@ def measure(plan, machine, mode, batch, length):
     def make(name, compiled):
         if name not in built:
             torch.manual_seed(1)
-            built[name] = build(name, plan, sizes, length, mode).to(machine.device)
+            built[name] = train.place(build(name, plan, sizes, length, mode), machine.device)
         ready = torch.compile(built[name], dynamic=False) if compiled else built[name]
         steps[name, compiled] = make_step(built[name], ready, name, mode, rows, machine)
         return steps[name, compiled]

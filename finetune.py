@@ -35,7 +35,6 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from configurator import UserError, configure, parse, run, say
 from configurator import table as knob_table
@@ -76,6 +75,7 @@ from train import (
     checkpoints,
     choose_dtype,
     clock,
+    compilations,
     compiled_or_eager,
     data_identity,
     device_name,
@@ -89,16 +89,22 @@ from train import (
     micro_batches,
     newest_checkpoint,
     optimizer_step,
+    place,
     prefetch,
     progress_bar,
     prune_checkpoints,
+    queued,
     rate_at,
     read_checkpoint,
+    reads_at,
     refuse_difference,
+    seed_device,
     seed_step,
     shuffled,
     step_of,
+    to_host,
     watch,
+    wrap,
     write_checkpoint,
     write_manifest,
     write_whole,
@@ -155,7 +161,7 @@ log_interval = 100              # steps between log lines
 checkpoint_interval = 1000      # steps between checkpoints of a running trial; 0: only on a signal
 wandb_project = ''              # log to Weights & Biases too
 # system
-device = 'auto'                 # auto, cpu, cuda, cuda:1 (without torchrun) or mps
+device = 'auto'                 # auto, cpu, cuda, cuda:1 (without torchrun), mps, xla or tpu
 dtype = 'auto'                  # auto (bfloat16 on GPUs that compute in it), float32, bfloat16 or float16
 compile = 'auto'                # auto (on for CUDA), true or false
 timeout = 300                   # ddp: seconds without a sign of life from a process that end all; 0: for ever
@@ -1306,9 +1312,10 @@ def evaluate(model, head, features, special, settings, ranks, device, dtype, fra
             batch = micro_batches(collate(rows, special, head.choices, length), size, device)[0]
             del batch['targets']
             seed_step(0, number, 0)
+            seed_device(device)
             with autocast(device, dtype):
                 logits = model(**batch)
-            found += zip(chosen.tolist(), head.outputs(logits, rows, settings), strict=True)
+            found += zip(chosen.tolist(), head.outputs(to_host(logits, device), rows, settings), strict=True)
     for hook in hooks:
         hook.remove()
     model.train()
@@ -1326,7 +1333,8 @@ def noisy(model, head, features, special, device, fraction):
     for begin in range(0, len(features), 64):
         batch = micro_batches(collate(features[begin:begin + 64], special, head.choices), 64, device)[0]
         ids, segments, keep = (batch[key].flatten(0, -2) for key in ('ids', 'segments', 'keep'))
-        norms = model.encoder.embed(ids, segments).norm(dim=-1)[keep]
+        norms, keep = to_host((model.encoder.embed(ids, segments).norm(dim=-1), keep), device)
+        norms = norms[keep]
         total, n = total + norms.sum().item(), n + norms.numel()
 
     def add(module, inputs, x):
@@ -1390,10 +1398,11 @@ class Trial:
         self.start = read_start(self.source, self.config['tokenizer'], self.config['lower_case'])
         self.settings = SimpleNamespace(**{**self.config, **self.recipe})
         self.settings.unanswerable = self.task.unanswerable
+        self.settings.pad_to_block = self.settings.pad_to_block or queued(device)      # one length, one graph
         self.settings.block_size = self.settings.block_size or self.start.config.block_size
         torch.manual_seed(self.seed)
         model = make_classifier(self.start, self.head, self.settings, max(1, len(self.task.labels)))
-        self.model = model.to(device)
+        self.model = place(model, device)
 
     def split(self, split, name=''):
         """Split of this trial's task or of another, in this trial's tokens."""
@@ -1417,21 +1426,25 @@ class Trial:
         step, learner = self.resume(), Learner(self.model, self.head.losses)
         wrapped = compiled_or_eager(learner, s.compile, batches.batch(0), s.batch_size, self.device,
                                     self.dtype)
-        if ranks.world > 1:                             # layerwise pooling gives some parameters no gradient
-            wrapped = DistributedDataParallel(wrapped, find_unused_parameters=s.pooling == 'layerwise')
+        wrapped = wrap(wrapped, ranks, self.device, unused=s.pooling == 'layerwise')   # in the last block
         log = Log(self.folder, step, ranks, s.wandb_project, self.config)
         logged, spent, since = step, 0.0, time.perf_counter()   # the last log line, steps since, this step
         for batch in prefetch(batches.batch, range(step, self.steps)):
-            rate, loss, norm, stopping = self.update(wrapped, batch, step)
+            reading = reads_at(step + 1, self.device, (self.steps,), s.log_interval, every,
+                               s.checkpoint_interval)
+            rate, loss, norm, stopping = self.update(wrapped, batch, step, reading)
             seconds = time.perf_counter() - since
             self.seconds[step // batches.per_epoch] += seconds
             step, spent = step + 1, spent + seconds
             if step % s.log_interval == 0 or step == self.steps:
                 speed = (step - logged) * s.total_batch / spent
                 eta = clock((self.steps - step) * s.total_batch / speed)
+                graphs = compilations(self.device)
                 text = (f'{self.name} seed {self.seed} step {step}/{self.steps}: loss {loss:.4f}, '
-                        f'lr {rate:.2e}, norm {norm:.2f}, {speed:,.1f} examples/s, eta {eta}')
-                log.write('train', step, text, loss=loss, lr=rate, norm=norm, examples_per_second=speed)
+                        f'lr {rate:.2e}, norm {norm:.2f}, {speed:,.1f} examples/s, eta {eta}'
+                        f"{''.join(f', {key} {n}' for key, n in graphs.items())}")
+                log.write('train', step, text, loss=loss, lr=rate, norm=norm, examples_per_second=speed,
+                          **graphs)
                 logged, spent = step, 0.0
             progress_bar(step, self.steps, ranks)
             if step % every == 0 or step == self.steps:
@@ -1444,7 +1457,7 @@ class Trial:
                 return False
         return True
 
-    def update(self, wrapped, batch, step):
+    def update(self, wrapped, batch, step, reading):
         """One step; returns (learning rate, loss, gradient norm, signals that ask for the end)."""
         s = self.settings
         warmup = round(s.warmup_fraction * self.steps)
@@ -1455,8 +1468,8 @@ class Trial:
         count, stopping = self.ranks.sum(counts)
         loss, norm = optimizer_step(wrapped, self.model, self.optimizer, self.scaler, parts, count, rate,
                                     s.grad_clip, self.ranks, self.device, self.dtype,
-                                    f'{self.name} seed {self.seed}, step {step}')
-        return rate, loss, norm, stopping.item()
+                                    f'{self.name} seed {self.seed}, step {step}', reading)
+        return rate, loss, norm, stopping.item() if reading else 0
 
     def resume(self):
         """Make the optimizer; returns the step of the checkpoint that training goes on from, or 0."""
@@ -1484,7 +1497,8 @@ class Trial:
     def save(self, step):
         if self.ranks.main:
             write_checkpoint(os.path.join(self.folder, checkpoint_name(step)), {
-                'step': step, 'model': self.model.state_dict(), 'optimizer': self.optimizer.state_dict(),
+                'step': step, 'model': to_host(self.model.state_dict(), self.device),
+                'optimizer': to_host(self.optimizer.state_dict(), self.device),
                 'scaler': self.scaler.state_dict(), 'config': self.recipe,
                 'model_config': asdict(self.model.config), 'weights': self.weights, 'examples': self.examples,
                 'best': self.best, 'seconds': self.seconds})
@@ -1536,7 +1550,7 @@ class Trial:
             write_whole(os.path.join(self.folder, 'predictions.jsonl'), ''.join(lines))
             if self.config['keep_models']:
                 write_checkpoint(os.path.join(self.folder, 'model.pt'), {
-                    'step': self.best['step'], 'model': self.model.state_dict(),
+                    'step': self.best['step'], 'model': to_host(self.model.state_dict(), self.device),
                     'config': {**self.recipe, 'tokenizer': self.start.folder},
                     'model_config': asdict(self.model.config), 'data': self.start.data})
             self.write(result)
@@ -2061,7 +2075,7 @@ def main():
         write_report(plan, config, True)                # by the process that finds all trials done
     stopped = turn.gather(stop)
     if sharing and ranks.world > 1:
-        dist.barrier()                                  # nobody leaves while another still talks
+        dist.barrier(ranks.host)                        # nobody leaves while another still talks
         dist.destroy_process_group()
     let_go()
     if stopped:

@@ -11,6 +11,7 @@ import atexit
 import contextlib
 import errno
 import hashlib
+import importlib
 import itertools
 import json
 import math
@@ -30,8 +31,10 @@ from dataclasses import asdict, dataclass
 import numpy as np
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._pytree import tree_map
 
 from configurator import UserError, configure, run, say, table, write_line
 from model import (
@@ -104,7 +107,7 @@ milestones = ()                 # steps whose checkpoints stay for ever, as in 1
 fill_samples = 3                # held-out sentences to fill in at the end
 wandb_project = ''              # log to Weights & Biases too
 # system
-device = 'auto'                 # auto, cpu, cuda, cuda:1 (without torchrun) or mps
+device = 'auto'                 # auto, cpu, cuda, cuda:1 (without torchrun), mps, xla or tpu
 dtype = 'auto'                  # auto (bfloat16 on GPUs that compute in it), float32, bfloat16 or float16
 compile = 'auto'                # auto (on for CUDA), true or false
 timeout = 300                   # seconds without a sign of life from a process that end all; 0: for ever
@@ -416,6 +419,123 @@ def micro_batches(batch, size, device):
     return parts
 
 
+# ---- the platform: all that a TPU wants ----
+# torch_xla ('xla') only notes operations down; sync() compiles them as one graph, once, and queues it. A
+# number of Python is part of a graph, a tensor its input; a host read waits for the queue. torch_tpu ('tpu')
+# is eager: it wants its import, device and backend 'tpu_dist', says ray-project/ray#64796. That was not run.
+
+PACKAGE = {                     # device -> (package, how to get it)
+    'xla': ('torch_xla', "pip install torch==2.9.1 'torch_xla[tpu]==2.9.0'"),
+    'tpu': ('torch_tpu', "see Google's TorchTPU"),
+}
+
+
+def import_package(kind):
+    package, command = PACKAGE[kind]
+    try:
+        importlib.import_module(package)
+    except ImportError as error:
+        raise UserError(f'device={kind!r} needs {package}: {command} ({error})') from None
+
+
+def join_xla(ranks):
+    """(Ranks, device) on XLA: the group before the device, the device before any backward pass."""
+    import torch_xla.distributed.xla_backend
+    if 'RANK' in os.environ:
+        dist.init_process_group('xla', init_method='xla://')
+        seen = torch_xla.runtime.world_size()
+        if seen != ranks.world:
+            raise UserError(f"device='xla': torch_xla sees {seen} process(es), torchrun started "
+                            f'{ranks.world}; --nproc_per_node must be the number of TPU devices of a machine')
+        ranks = Ranks(torch_xla.runtime.global_ordinal(), seen, ranks.local, dist.new_group(backend='gloo'))
+    for name, kernel in (('unfold_copy', windows), ('unfold_backward', windows_backward)):
+        torch.library.impl(f'aten::{name}', 'XLA', kernel)
+    return ranks, torch.zeros(1, device='xla').device
+
+
+def windows(x, dimension, size, step):
+    """x (H, P).unfold(1, size, 1) -> (H, n, size); torch_xla has none and would fetch x to the host.
+
+    Rows of P + 1 out of many copies of x begin one place later each.
+    """
+    (H, P), n = x.shape, x.size(1) - size + 1
+    return x.repeat(1, n + 1)[:, :n * (P + 1)].reshape(H, n, P + 1)[:, :, :size].clone()
+
+
+def windows_backward(gradient, shape, dimension, size, step):
+    (H, P), n = shape, gradient.size(1)
+    rows = F.pad(gradient, (0, P + 1 - size)).reshape(H, n * (P + 1))
+    return F.pad(rows, (0, P - n)).reshape(H, n + 1, P).sum(1)
+
+
+def queued(device):
+    """Does work wait for sync(), and a host read for all of it?"""
+    return device.type == 'xla'
+
+
+def reads_at(step, device, last, *intervals):
+    """Does the host look at step `step`, from 1?  On XLA: is it in `last`, or does an interval end?"""
+    return not queued(device) or step in last or any(every and step % every == 0 for every in intervals)
+
+
+def place(model, device):
+    """Move a model.  On XLA its parameters are new: those that have two names are tied again."""
+    names, n = {}, count_parameters(model)
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(parameter, []).append(name)
+    model.to(device)
+    for first, *others in names.values():
+        for module, _, name in (other.rpartition('.') for other in others):
+            setattr(model.get_submodule(module), name, model.get_parameter(first))
+    assert count_parameters(model) == n
+    return model
+
+
+def wrap(model, ranks, device, unused=False):
+    """DistributedDataParallel for several ranks.  unused: may parameters go without a gradient?"""
+    return model if ranks.world == 1 else DistributedDataParallel(
+        model, gradient_as_bucket_view=queued(device), find_unused_parameters=unused)
+
+
+def autocast(device, dtype):
+    return contextlib.nullcontext() if dtype == torch.float32 else torch.autocast(device.type, dtype)
+
+
+def as_input(number, device):
+    """A number that changes from step to step: a tensor on XLA, so that nothing is compiled again."""
+    return torch.tensor(number, device=device) if queued(device) else number
+
+
+def seed_device(device):
+    """Torch's seed for XLA's generator, which torch.manual_seed does not reach."""
+    if queued(device):
+        import torch_xla
+        torch_xla.manual_seed(torch.initial_seed())
+
+
+def sync(device, wait=False):
+    """Let the device begin what was noted down; with `wait`, until it has done all."""
+    if queued(device):
+        import torch_xla
+        torch_xla.sync(wait)
+    elif wait:
+        {'cuda': torch.cuda.synchronize, 'mps': torch.mps.synchronize}.get(device.type, int)()
+
+
+def to_host(tree, device):
+    """Tensors and models, in dicts, lists and tuples too, on the CPU if they are XLA's."""
+    held = (torch.Tensor, torch.nn.Module)
+    return tree_map(lambda x: x.cpu() if isinstance(x, held) else x, tree) if queued(device) else tree
+
+
+def compilations(device):
+    """{'compiled': graphs so far} on XLA, else {}; a steady run adds none."""
+    if not queued(device):
+        return {}
+    import torch_xla.debug.metrics
+    return {'compiled': torch_xla.debug.metrics.counter_value('UncachedCompile') or 0}
+
+
 # ---- devices and ranks ----
 
 @dataclass
@@ -424,6 +544,7 @@ class Ranks:
     rank: int = 0
     world: int = 1
     local: int = 0
+    host: object = None         # group for what is on the CPU, if the main one moves only a device's tensors
 
     @property
     def main(self):
@@ -436,21 +557,21 @@ class Ranks:
     def sum(self, tensor):
         """Sum over the ranks, in place."""
         if self.world > 1:
-            dist.all_reduce(tensor)
+            dist.all_reduce(tensor, group=self.host if tensor.device.type == 'cpu' else None)
         return tensor
 
     def gather(self, items):
         """The lists of all ranks, joined, on every rank."""
         boxes = [items] * self.world
         if self.world > 1:
-            dist.all_gather_object(boxes, items)
+            dist.all_gather_object(boxes, items, self.host)
         return [item for box in boxes for item in box] if self.world > 1 else items
 
     def agree(self, value):
         """Rank 0's value, on every rank."""
         box = [value]
         if self.world > 1:
-            dist.broadcast_object_list(box)
+            dist.broadcast_object_list(box, group=self.host)
         return box[0]
 
 
@@ -462,9 +583,13 @@ def join_ranks(device):
         accelerator = 'mps' if torch.backends.mps.is_available() else 'cpu'
         device = 'cuda' if torch.cuda.is_available() else accelerator
     try:
+        if device in PACKAGE:
+            import_package(device)
+        if device == 'xla':
+            return join_xla(ranks)
         found = torch.device(device)
-        if found.type not in ('cpu', 'cuda', 'mps'):
-            raise UserError(f'device={device!r}: choose auto, cpu, cuda or mps')
+        if found.type not in ('cpu', 'cuda', 'mps', 'tpu'):
+            raise UserError(f'device={device!r}: choose auto, cpu, cuda, mps, xla or tpu')
         if ranks.world > 1 and found.index is not None:
             raise UserError(f'device={device!r}: torchrun gives each process its own; choose {found.type}')
         if found.type == 'cuda' and found.index is None:
@@ -472,12 +597,12 @@ def join_ranks(device):
         torch.zeros(1, device=found)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
-        raise UserError(f'device={device!r}: {reason}; choose auto, cpu, cuda or mps') from None
+        raise UserError(f'device={device!r}: {reason}; choose auto, cpu, cuda, mps, xla or tpu') from None
     if found.type == 'cuda':
         torch.cuda.set_device(found)
         torch.set_float32_matmul_precision('high')      # TF32 where float32 is left
     if 'RANK' in os.environ:
-        dist.init_process_group('nccl' if found.type == 'cuda' else 'gloo',
+        dist.init_process_group({'cuda': 'nccl', 'tpu': 'tpu_dist'}.get(found.type, 'gloo'),
                                 device_id=found if found.type == 'cuda' else None)
     return ranks, found
 
@@ -533,11 +658,9 @@ def choose_dtype(dtype, device):
     if dtype == 'auto':
         native = device.type == 'cuda' and torch.cuda.get_device_capability(device) >= (8, 0)
         dtype = 'bfloat16' if native else 'float32'
+    if dtype == 'float16' and device.type in PACKAGE:
+        raise UserError(f"dtype='float16': device={device.type!r} computes in bfloat16 and float32")
     return choose('dtype', dtype, {name: getattr(torch, name) for name in ('float32', 'bfloat16', 'float16')})
-
-
-def autocast(device, dtype):
-    return contextlib.nullcontext() if dtype == torch.float32 else torch.autocast(device.type, dtype)
 
 
 def peak_flops(device, dtype):
@@ -576,7 +699,8 @@ def make_optimizer(model, learning_rate, betas, eps, weight_decay, device, zero=
     """
     groups = [{'params': [p for p in model.parameters() if p.dim() >= 2], 'weight_decay': weight_decay},
               {'params': [p for p in model.parameters() if p.dim() < 2], 'weight_decay': 0.0}]
-    knobs = {'lr': learning_rate, 'betas': betas, 'eps': eps, 'fused': device.type in ('cuda', 'cpu')}
+    knobs = {'lr': as_input(learning_rate, device), 'betas': betas, 'eps': eps, 'capturable': queued(device),
+             'fused': device.type in ('cuda', 'cpu'), 'foreach': False if queued(device) else None}
     if zero:
         return ZeroRedundancyOptimizer(groups, torch.optim.AdamW, **knobs)
     return torch.optim.AdamW(groups, **knobs)
@@ -629,26 +753,43 @@ def forward_backward(model, parts, count, scaler, ranks, device, dtype):
     return total
 
 
-def optimizer_step(model, raw, optimizer, scaler, parts, count, rate, clip, ranks, device, dtype, where):
+def optimizer_step(model, raw, optimizer, scaler, parts, count, rate, clip, ranks, device, dtype, where,
+                   reading=True):
     """Forward, backward, update; returns (loss, gradient norm).  Raises UserError where one is not finite.
 
-    model   what forward_backward calls; raw: the same without wrappers
-    rate    learning rate; clip: largest gradient norm, 0 for no clipping
-    where   names the step and its samples
+    model    what forward_backward calls; raw: the same without wrappers
+    rate     learning rate; clip: largest gradient norm, 0 for no clipping
+    where    names the step and its samples
+    reading  see reads_at; without, nothing is refused, and nothing is left that the next graph would compute
     """
     for group in optimizer.param_groups:
-        group['lr'] = rate
+        group['lr'] = as_input(rate, device)
+    seed_device(device)
     loss = forward_backward(model, parts, count.clamp(min=1), scaler, ranks, device, dtype)
     scaler.unscale_(optimizer)
     norm = torch.nn.utils.clip_grad_norm_(raw.parameters(), clip or math.inf)
-    loss, norm = torch.stack([ranks.sum(loss), norm]).tolist()      # a step's first host read
+    found = torch.stack([ranks.sum(loss), norm])
     searching = scaler.is_enabled() and scaler.get_scale() > 1      # fp16 lowers its scale first
-    if not math.isfinite(loss) or not (math.isfinite(norm) or searching):
-        raise UserError(f'{where}: loss {loss}, gradient norm {norm}; no update was made; '
-                        'try a lower learning_rate')
+    if not queued(device):
+        found = finite(found, searching, where, 'no update was made')   # a step's first host read
     scaler.step(optimizer)
     scaler.update()
     optimizer.zero_grad(set_to_none=True)
+    sync(device)
+    # On XLA the update comes first. Looking later misses nothing: gradients that are NaN or infinite make
+    # weights NaN, which stay so, and every checkpoint comes after a look. A norm that is infinite because
+    # squares overflow clips the gradients to 0, which does no harm.
+    if queued(device):
+        then = 'it may have begun since the last look; no checkpoint has it'
+        found = finite(found, False, where, then) if reading else (None, None)
+    return found
+
+
+def finite(found, searching, where, then):
+    """(loss, gradient norm) of a tensor.  Raises UserError unless they are finite; searching: the first."""
+    loss, norm = found.tolist()
+    if not math.isfinite(loss) or not (math.isfinite(norm) or searching):
+        raise UserError(f'{where}: loss {loss}, gradient norm {norm}; {then}; try a lower learning_rate')
     return loss, norm
 
 
@@ -656,7 +797,8 @@ def optimizer_step(model, raw, optimizer, scaler, parts, count, rate, clip, rank
 def evaluate(model, loader, batch_size, ranks, device, dtype):
     """Loss (nats), accuracy and perplexity a masked token, over a loader with a limit and all ranks."""
     model.eval()
-    sums = torch.zeros(3, dtype=torch.float64)                      # loss, hits, tokens
+    at = device if queued(device) else 'cpu'                        # one read at the end, or one a part
+    sums = torch.zeros(3, dtype=torch.float64, device=at)           # loss, hits, tokens
     for step in range(-(-loader.limit // loader.total_batch)):
         for part in micro_batches(loader.batch(step), batch_size, device):
             weights, targets = part.pop('weights'), part.pop('targets')
@@ -664,9 +806,11 @@ def evaluate(model, loader, batch_size, ranks, device, dtype):
                 logits = model(**part)                              # (b, k, V)
             losses = token_losses(logits, targets) * weights
             hits = (logits.argmax(-1) == targets) * weights
-            sums += torch.stack([losses.sum(), hits.sum(), weights.sum()]).cpu()
+            sums += torch.stack([losses.sum(), hits.sum(), weights.sum()]).to(at)
+            sync(device)
     model.train()
-    loss, hits, tokens = ranks.sum(sums.to(device) if ranks.world > 1 else sums).tolist()
+    sums = to_host(sums, device) if ranks.world == 1 or ranks.host else sums.to(device)
+    loss, hits, tokens = ranks.sum(sums).tolist()
     loss, accuracy = loss / max(1, tokens), hits / max(1, tokens)
     return {'loss': loss, 'accuracy': accuracy, 'perplexity': math.exp(min(loss, 700))}
 
@@ -1147,6 +1291,8 @@ def main():
     ranks, torch_device = join_ranks(device)
     check_knobs(config, {**AT_LEAST, 'total_batch': ranks.world}, BELOW, AT_MOST)
     torch_dtype = choose_dtype(dtype, torch_device)
+    if zero and queued(torch_device):
+        raise UserError(f'zero=True: not with device={device!r}')
     folder, meta = prepared(dataset, data_dir, prepare, ranks)
     if fill or export:
         return use_checkpoint(fill, export, init_from, out_dir, folder, meta)
@@ -1172,7 +1318,7 @@ def main():
     content = read_checkpoint(path) if path else {}
     torch.manual_seed(seed)
     raw = make_model(model_config(config, meta['vocab_size']), objective, init_from, path, content)
-    raw.to(torch_device)
+    place(raw, torch_device)
     optimizer = make_optimizer(raw, learning_rate, (beta1, beta2), adam_eps, weight_decay, torch_device,
                                zero and ranks.world > 1)
     scaler = torch.amp.GradScaler(torch_device.type, enabled=torch_dtype == torch.float16)
@@ -1187,7 +1333,7 @@ def main():
 
     # compile and wrap
     model = compiled_or_eager(raw, compile, loader.batch(step), batch_size, torch_device, torch_dtype)
-    wrapped = DistributedDataParallel(model) if ranks.world > 1 else model
+    wrapped = wrap(model, ranks, torch_device)
     one, two = (training_flops(raw.config, block_size, masker.k, model_class, rows) for rows in (1, 2))
     micro_steps = ranks.world * -(-total_batch // (ranks.world * batch_size))
     flops = total_batch * (two - one) + micro_steps * (2 * one - two)       # vectors of `rpe` need no rows
@@ -1225,20 +1371,24 @@ def main():
         seed_step(seed, step, ranks.rank)
         count, stopping = ranks.sum(torch.tensor([float(batch['weights'].sum()), len(stop)]).to(torch_device))
         where = f'step {step}, samples {step * total_batch} to {(step + 1) * total_batch - 1}'
-        loss, norm = optimizer_step(wrapped, raw, optimizer, scaler, parts, count, rate, grad_clip, ranks,
-                                    torch_device, torch_dtype, where)
-        stopping = stopping.item()
         step += 1
+        reading = reads_at(step, torch_device, (max_iters, *milestones), log_interval, eval_interval,
+                           checkpoint_interval)
+        loss, norm = optimizer_step(wrapped, raw, optimizer, scaler, parts, count, rate, grad_clip, ranks,
+                                    torch_device, torch_dtype, where, reading)
+        stopping = stopping.item() if reading else 0
         if step % log_interval == 0 or step == max_iters:
             seconds = time.perf_counter() - since
             per_step, share = seconds / (step - logged), waited / seconds
             speed = total_batch * block_size / per_step
             mfu = flops / per_step / ranks.world / peak if peak else None
+            graphs = compilations(torch_device)
             text = (f'step {step}/{max_iters}: loss {loss:.4f}, lr {rate:.2e}, norm {norm:.2f}, '
                     f"{speed:,.0f} tokens/s, mfu {f'{mfu:.1%}' if mfu else 'n/a'}, loader {share:.1%}, "
-                    f'eta {clock((max_iters - step) * per_step)}')
+                    f'eta {clock((max_iters - step) * per_step)}'
+                    f"{''.join(f', {key} {n}' for key, n in graphs.items())}")
             log.write('train', step, text, loss=loss, lr=rate, norm=norm, tokens_per_second=speed, mfu=mfu,
-                      loader_seconds=waited / (step - logged), loader_share=share)
+                      loader_seconds=waited / (step - logged), loader_share=share, **graphs)
             logged, since, waited = step, time.perf_counter(), 0.0
         progress_bar(step, max_iters, ranks)
         paused = time.perf_counter()
@@ -1250,7 +1400,8 @@ def main():
         state = optimizer_state(optimizer, ranks) if due else None
         if due and ranks.main:
             write_checkpoint(os.path.join(out_dir, checkpoint_name(step)), {
-                'step': step, 'model': raw.state_dict(), 'optimizer': state,
+                'step': step, 'model': to_host(raw.state_dict(), torch_device),
+                'optimizer': to_host(state, torch_device),
                 'scaler': scaler.state_dict(), 'rng': {'seed': seed, 'step': step},         # see seed_step
                 'config': config, 'model_config': asdict(raw.config), 'data': identity,
                 'best_loss': best_loss, 'validated': validated})
@@ -1263,10 +1414,10 @@ def main():
 
     if ranks.main and step == max_iters:
         plot_losses(out_dir, unigram)
-        show_sentences(raw, DocumentRows(folder, meta, 'val', block_size), load_tokenizer(folder, meta),
-                       word_start, meta['special'], fill_samples)
+        show_sentences(to_host(raw, torch_device), DocumentRows(folder, meta, 'val', block_size),
+                       load_tokenizer(folder, meta), word_start, meta['special'], fill_samples)
     if ranks.world > 1:
-        dist.barrier()                                  # nobody leaves while another still talks
+        dist.barrier(ranks.host)                        # nobody leaves while another still talks
         dist.destroy_process_group()
     let_go()
     if step < max_iters:

@@ -16,11 +16,12 @@ from configurator import configure
 from model import NORMALISER, SHATTER, Encoder, SequenceClassifier, count_parameters, model_config
 
 RECIPES = [os.path.basename(path)[:-3] for path in CONFIGS if stage_of(path) == 'train']
-COUNTED = [name for name in RECIPES if re.match('(small|base|large|gpu|gau)_|tian_original', name)]
+COUNTED = [name for name in RECIPES if re.match('(small|base|large|gpu|tpu|gau)_|tian_original', name)]
 TPU, GPU = (256, 512, 1_000_000, 10_000, 1e-4), (128, 256, 1_600_000, 10_000, 1e-4)
 STEPS = {                           # of the papers: rows a step, tokens a row, steps, warmup, rate
     **dict.fromkeys(('tian_original', 'base_no_position', 'base_rpe', 'base_rab', 'base_xlnet'), TPU),
     **{f'base_{attention}': TPU for attention in SHATTER},
+    **dict.fromkeys(('tpu_base_shatter', 'tpu_base_pairwise'), TPU), 'tpu_large_shatter': (1024, *TPU[1:]),
     **{f'gpu_{attention}': GPU for attention in ('original', 'shatter')},
     **{f'large_{attention}': (1024, *TPU[1:]) for attention in ('original', 'shatter')},
     **{f'base_{name}': (256, 512, 30_000, 3000, 3e-4) for name in ('roformer_v1', 'roformer_v2', 'gau')},
@@ -31,6 +32,7 @@ MATRICES = {                        # Tian's table 1: without vectors and embedd
     'tian_original': 84934656, 'base_shatter': 77967360, 'base_rpe': 87284736, 'base_xlnet': 92012544,
     'base_rab': 84934656, 'gpu_original': 84934656, 'gpu_shatter': 77967360,
     'large_original': 301989888, 'large_shatter': 277217280,        # printed as half of it
+    'tpu_base_shatter': 77967360, 'tpu_large_shatter': 277217280,
 }
 
 
@@ -118,3 +120,11 @@ def test_each_cell_of_lius_table_2(normaliser, rows, packing):
     settings = knobs(f'gau_{normaliser}_{rows}')
     assert (settings['attention'], settings['normaliser']) == ('gau', normaliser)
     assert settings['packing'] == packing and settings['whole_word']
+
+
+@pytest.mark.parametrize('name', [name for name in RECIPES if name.startswith('tpu_')])
+def test_recipes_for_tpus_change_the_device_alone(name):
+    twin = knobs('tian_base' if name == 'tpu_base_pairwise' else name.removeprefix('tpu_'))
+    ours = {'out_dir': f'out/{name}', 'device': 'xla', 'dtype': 'bfloat16'}
+    ours |= {'attention': 'pairwise'} if name == 'tpu_base_pairwise' else {}
+    assert knobs(name) == {**twin, **ours}
