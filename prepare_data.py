@@ -98,7 +98,7 @@ COLUMNS = {'ids': 'bin', 'words': 'words'}  # what is kept of each token: the en
 CJK = np.array([                # first, last + 1 of what BERT calls Chinese and `tokenizers` sets apart
     (0x3400, 0x4DC0), (0x4E00, 0xA000), (0xF900, 0xFB00), (0x20000, 0x2A6E0), (0x2A700, 0x2B740),
     (0x2B740, 0x2B820), (0x2B920, 0x2CEB0), (0x2F800, 0x2FA20)]).ravel()        # BERT has 2B820, not 2B920
-LAUNCHERS = (                   # rank, world size, and what tells srun from sbatch, whose script has the others
+LAUNCHERS = (                   # rank, world size, and what tells srun from sbatch, whose script has two
     ('RANK', 'WORLD_SIZE', 'RANK'), ('SLURM_PROCID', 'SLURM_NTASKS', 'SLURM_STEP_ID'))
 SINCE = {'segmenter': '', 'segmenter_vocab': 16_000}    # settings that folders of before do not have
 LIMITS = {                      # knob: lowest, highest, advice
