@@ -430,6 +430,24 @@ def test_two_processes_equal_accumulation_equal_one(corpus, tmp_path, train_here
             assert (value - other).abs().max() < 6e-5, (name, key)      # Adam's steps are 1e-4 each
 
 
+def test_shared_moments_change_nothing_and_resume_anywhere(corpus, tmp_path, train_here):
+    """ZeRO-1 with two processes, then with one, against the plain optimizer: to the bit."""
+    knobs = ['--max_iters=6', '--checkpoint_interval=3', '--attention=shared']
+    for name, zero in (('plain', 'false'), ('zero', 'true')):
+        train(corpus, tmp_path / name, *knobs, f'--zero={zero}', run=torchrun)
+    for step in (3, 6):
+        same_checkpoint(tmp_path / 'plain' / f'ckpt_{step:07d}.pt', tmp_path / 'zero' / f'ckpt_{step:07d}.pt')
+    for name in ('plain', 'zero'):
+        (tmp_path / f'{name}1').mkdir()
+        shutil.copy(tmp_path / name / 'ckpt_0000003.pt', tmp_path / f'{name}1')
+        train_here(tmp_path / f'{name}1', *knobs, '--zero=true')
+    same_checkpoint(tmp_path / 'plain1' / 'ckpt_0000006.pt', tmp_path / 'zero1' / 'ckpt_0000006.pt')
+    shutil.copytree(tmp_path / 'plain1', tmp_path / 'both')
+    os.remove(tmp_path / 'both' / 'ckpt_0000006.pt')
+    train(corpus, tmp_path / 'both', *knobs, '--zero=true', run=torchrun)       # from one process to two
+    same_checkpoint(tmp_path / 'both' / 'ckpt_0000006.pt', tmp_path / 'zero' / 'ckpt_0000006.pt')
+
+
 def test_a_resumed_pair_of_processes_repeats_itself(corpus, tmp_path):
     train(corpus, tmp_path / 'whole', '--max_iters=8', '--milestones=4', run=torchrun)
     (tmp_path / 'parts').mkdir()
