@@ -1504,8 +1504,8 @@ def locked(folder):
             raise UserError(f'{folder}: {owner} is preparing it: wait, or end that process first') from None
         except (ImportError, OSError):
             say(f'{file_name}: no locks here: see that no other run prepares {folder}')
-        ours = os.path.exists(file_name) and os.path.samestat(os.fstat(file.fileno()), os.stat(file_name))
-        if not ours or os.path.exists(folder):
+        found = stat_of(file_name)                              # an owner that has ended has removed it
+        if not found or not os.path.samestat(os.fstat(file.fileno()), found) or os.path.exists(folder):
             raise UserError(f'{folder}: another process has just prepared it: repeat the command')
         ended = threading.Event()
         try:
@@ -1516,7 +1516,14 @@ def locked(folder):
         finally:
             ended.set()
             with contextlib.suppress(OSError):
-                os.remove(file_name)                            # by its owner: who opened it before finds out
+                os.remove(file_name)
+
+
+def stat_of(file_name):
+    try:
+        return os.stat(file_name)
+    except FileNotFoundError:
+        return None
 
 
 def touch(file_name, ended):
@@ -1684,11 +1691,11 @@ def write_plan(folder, parts, config, settings):
 
 def wait_for_plan(folder, i, n):
     """plan.json as a dict, once part 0 has written it."""
-    file_name, lock, seen, told = os.path.join(folder, 'plan.json'), folder + '.lock', None, False
+    file_name, last, told, seen = os.path.join(folder, 'plan.json'), time.monotonic(), False, None
     while not os.path.isfile(file_name):
-        sign = os.stat(lock).st_mtime_ns if os.path.exists(lock) else 0
-        if sign != seen:
-            seen, last = sign, time.monotonic()
+        sign = stat_of(folder + '.lock')
+        if sign and sign.st_mtime_ns != seen:
+            seen, last = sign.st_mtime_ns, time.monotonic()
         if time.monotonic() - last > PATIENCE:
             raise UserError(f'{folder}: part 0/{n} makes the tokenizer and shows no sign of life: start the '
                             f'same command with --shard=0/{n} first, then --shard={i}/{n} again')
