@@ -479,8 +479,14 @@ def reads_at(step, device, last, *intervals):
 
 
 def place(model, device):
-    """Move a model.  On XLA its parameters are new: those that have two names are tied again."""
+    """Move a model.  On XLA its parameters are new: those that have two names are tied again.
+
+    `recompute` is off there: the compiler does it where memory is short, torch.utils.checkpoint knows no XLA.
+    """
     names, n = {}, count_parameters(model)
+    for module in model.modules() if queued(device) else ():
+        if hasattr(module, 'recompute'):
+            module.recompute = False
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(parameter, []).append(name)
     model.to(device)
@@ -502,8 +508,11 @@ def autocast(device, dtype):
 
 
 def as_input(number, device):
-    """A number that changes from step to step: a tensor on XLA, so that nothing is compiled again."""
-    return torch.tensor(number, device=device) if queued(device) else number
+    """A number that changes from step to step: on XLA a tensor, so that nothing is compiled again.
+
+    A vector of one entry: scalars of equal values, rate and decay perhaps, are one input of another graph.
+    """
+    return torch.tensor([number], device=device) if queued(device) else number
 
 
 def seed_device(device):

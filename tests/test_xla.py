@@ -171,7 +171,10 @@ def test_tied_parameters_stay_tied():
 # ---- on XLA: steps ----
 
 def steps(device, reading, system, n=8, **knobs):
-    """[(loss, gradient norm, compilations, reads)] of n steps with warmup and accumulation, and the model."""
+    """[(loss, gradient norm, compilations, reads)] of n steps with warmup and accumulation, and the model.
+
+    The rate passes 0.01, the decay: scalars of equal values were once one input, and so another graph.
+    """
     raw = source.place(build(**system, **knobs), device)
     optimizer = source.make_optimizer(raw, 1e-3, (0.9, 0.999), 1e-8, 0.01, device)
     scaler, found = torch.amp.GradScaler(device.type, enabled=False), []
@@ -374,6 +377,7 @@ def wrapped_twin():
         scaler = torch.amp.GradScaler('xla', enabled=False)
         count = torch.tensor(32.0 * world).to(XLA)              # which the factor of `world` makes good
         source.forward_backward(model, parts, count, scaler, ranks, XLA, torch.float32)
+        source.sync(XLA)                                        # else each read below compiles a graph
         gradients.append([parameter.grad.cpu() for parameter in raw.parameters()])
     assert all(torch.allclose(one, other, atol=1e-6) for one, other in zip(*gradients, strict=True))
     assert RANKS.gather([1]) == [1] and RANKS.agree(3) == 3
