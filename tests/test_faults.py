@@ -356,13 +356,34 @@ def test_batches_of_a_large_corpus_do_not_grow_the_process(corpus, tmp_path):
 
 # ---- several machines ----
 
-def agent(out, words, place=()):
-    """A torchrun of one process, as on a machine of its own; its workers die with its session."""
-    command = [sys.executable, '-m', 'torch.distributed.run', '--nnodes=1:2', '--nproc_per_node=1',
-               '--max_restarts=9', '--rdzv_backend=c10d', '--rdzv_id=faults',
-               '--rdzv_conf=last_call_timeout=2,join_timeout=60', *place, 'train.py', *words]
-    return subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=out, start_new_session=True,
-                            env={**os.environ, 'TORCH_DISABLE_SHARE_RDZV_TCP_STORE': '1'})
+@pytest.fixture
+def machines():
+    """(words before a command, address, interface) of two machines: network namespaces, or this one."""
+    names = [f'thinbert{os.getpid()}{i}' for i in 'ab']
+    places = [(['ip', 'netns', 'exec', name], f'10.77.0.{i}', f'eth{i}') for i, name in enumerate(names, 1)]
+    lines = [f'netns add {name}' for name in names]
+    lines += [f'link add eth1 netns {names[0]} type veth peer name eth2 netns {names[1]}']
+    for name, (_, address, interface) in zip(names, places, strict=True):
+        lines += [f'-n {name} addr add {address}/24 dev {interface}', f'-n {name} link set {interface} up',
+                  f'-n {name} link set lo up']
+    allowed = shutil.which('ip') and not any(
+        subprocess.run(['ip', *line.split()], stderr=subprocess.DEVNULL).returncode for line in lines)
+    if not allowed:
+        places = [([], '127.0.0.1', 'lo')] * 2
+    yield places
+    for name in names if shutil.which('ip') else ():
+        subprocess.run(['ip', 'netns', 'del', name], stderr=-1)
+
+
+def agent(log, words, place, store, hosts):
+    """A torchrun of one process, as on a machine of its own.  hosts: it keeps the `store`, an address"""
+    before, address, interface = place
+    command = [*before, sys.executable, '-m', 'torch.distributed.run', '--nnodes=1:2', '--nproc_per_node=1',
+               '--max_restarts=9', '--rdzv_backend=c10d', '--rdzv_id=faults', f'--rdzv_endpoint={store}',
+               f'--rdzv_conf=last_call_timeout=2,join_timeout=60,is_host={hosts}', f'--local_addr={address}',
+               'train.py', *words]
+    return subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log, start_new_session=True, env={
+        **os.environ, 'TORCH_DISABLE_SHARE_RDZV_TCP_STORE': '1', 'GLOO_SOCKET_IFNAME': interface})
 
 
 def family(pid):
@@ -372,9 +393,10 @@ def family(pid):
 
 
 @slow
-def test_a_dead_node_is_survived_and_a_new_one_joins(corpus, tmp_path):
+def test_a_dead_node_is_survived_and_a_new_one_joins(machines, corpus, tmp_path):
     """Two torchrun agents; kill -9 of a worker, then of a whole node; then a new node joins."""
-    place = [f'--rdzv_endpoint=127.0.0.1:{free_port()}', '--local_addr=127.0.0.1']
+    first, second = machines
+    store = f'{first[1]}:{free_port()}'
     words = [*tiny(corpus, tmp_path / 'run'), '--max_iters=100000', '--checkpoint_interval=20']
 
     def reached():
@@ -384,9 +406,9 @@ def test_a_dead_node_is_survived_and_a_new_one_joins(corpus, tmp_path):
         return [one['world_size'] for one in json.loads((tmp_path / 'run' / 'run.json').read_text())]
 
     log = open(tmp_path / 'log', 'w')                   # noqa: SIM115
-    nodes = [agent(log, words, place)]
+    nodes = [agent(log, words, first, store, 1)]
     time.sleep(0.5)
-    nodes.append(agent(log, words, place))
+    nodes.append(agent(log, words, second, store, 0))
     try:
         wait_for(lambda: reached() > 20, 90)
         assert launches() == [2]
@@ -400,7 +422,7 @@ def test_a_dead_node_is_survived_and_a_new_one_joins(corpus, tmp_path):
         wait_for(lambda: launches()[-1] == 1, 90)
         step = reached()
         wait_for(lambda: reached() > step, 90)
-        nodes.append(agent(log, words, place))                          # a new one
+        nodes.append(agent(log, words, second, store, 0))                 # a new one
         wait_for(lambda: launches()[-1] == 2, 90)
         step = reached()
         wait_for(lambda: reached() > step, 90)
@@ -416,4 +438,5 @@ def test_a_dead_node_is_survived_and_a_new_one_joins(corpus, tmp_path):
     assert steps == list(range(1, len(steps) + 1))      # every step once, none left out
     starts = list(map(int, re.findall(r'continuing \S+ at step (\d+)', (tmp_path / 'log').read_text())))
     assert len(starts) == 3 and starts == sorted(starts) and starts[0] > 0
-    print(f'elastic: world sizes {launches()}, went on at steps {starts}, {len(steps)} steps without a gap')
+    print(f'elastic at {first[1]} and {second[1]}: world sizes {launches()}, went on at steps {starts}, '
+          f'{len(steps)} steps without a gap')
