@@ -348,16 +348,14 @@ def read_hub(source, config, progress):
                                      revision=pinned)
         splits = data.info.splits or {}
         progress.total = getattr(splits.get(config['split']), 'num_examples', 0) or 0
-        units = [data]
-        if config['share'][1] > 1:
-            units = [data.shard(data.num_shards, k) for k in range(data.num_shards)]
+        count = data.num_shards if config['share'][1] > 1 else 1
     except Exception as error:                                  # the hub's libraries raise dozens of classes
         raise UserError(hub_error(source, error)) from None
 
     def rows(unit):
-        where = f'{source}:{unit}' if len(units) > 1 else source
+        where, part = (f'{source}:{unit}', data.shard(count, unit)) if count > 1 else (source, data)
         try:
-            for number, row in enumerate(units[unit], 1):
+            for number, row in enumerate(part, 1):
                 progress.done += 1
                 yield f'{where}:{number}', *pick_field(row, config)
         except UserError:
@@ -366,7 +364,7 @@ def read_hub(source, config, progress):
             raise UserError(hub_error(source, error)) from None
 
     origin = {'hub': source, 'subset': config['subset'], 'split': config['split'], 'revision': pinned}
-    return len(units), rows, origin
+    return count, rows, origin
 
 
 def hub_error(source, error):
