@@ -575,7 +575,7 @@ def step_memory(plan, machine, name, mode, batch, length):
     if machine.device.type != 'cuda':
         if machine.threads:
             torch.set_num_threads(machine.threads)
-        take_steps({**plan, 'vocab_size': 64}, machine, name, mode, 1, 8, (1, 1, 64, 64))   # loads libraries
+        take_steps({**plan, 'vocab_size': 64}, machine, name, mode, 1, 8, (1, 4, 64, 64))   # loads libraries
     forget_peak(machine)
     before = peak_bytes(machine)
     take_steps(plan, machine, name, mode, batch, length, sizes_of(plan, plan['fallback']))

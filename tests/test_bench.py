@@ -365,12 +365,13 @@ def test_params_and_speed_end_to_end(run, here):
 
 
 def test_memory_end_to_end(run, here):
-    found, out = run(here, '--what=memory', '--variants=original', '--memory_lengths=16,32',
+    found, out = run(here, '--what=memory', '--variants=original,shatter', '--memory_lengths=16,32',
                      '--vocab_size=60')
     head(found['memory'])
     rows = found['memory']['raw']
     assert [(row['system'], row['mode'], row['length']) for row in rows] == [
-        ('original', mode, length) for length in (16, 32) for mode in ('train', 'full')]
+        (name, mode, length) for length in (16, 32) for name, mode in (
+            ('original', 'train'), ('shatter', 'train'), ('shatter_recompute', 'train'), ('original', 'full'))]
     assert all(row['peak'] >= row['before'] > 2 ** 20 for row in rows)
     assert 'Memory at half the length' in out and 'original, full logits' in out
 
