@@ -371,7 +371,7 @@ def test_memory_end_to_end(run, here):
     rows = found['memory']['raw']
     assert [(row['system'], row['mode'], row['length']) for row in rows] == [
         (name, mode, length) for length in (16, 32) for name, mode in (
-            *((name, 'train') for name in ('original', 'shatter', 'shatter_recompute')), ('original', 'full'))]
+            *((one, 'train') for one in ('original', 'shatter', 'shatter_recompute')), ('original', 'full'))]
     assert all(row['peak'] >= row['before'] > 2 ** 20 for row in rows)
     assert 'Memory at half the length' in out and 'original, full logits' in out
 
