@@ -545,7 +545,7 @@ def step_memory(plan, machine, name, mode, batch, length):
     elif machine.threads:
         torch.set_num_threads(machine.threads)
     before = peak_bytes(machine)
-    model = build(name, plan, sizes_of(plan, plan['fallback']), length, mode).to(machine.device)
+    model = train.place(build(name, plan, sizes_of(plan, plan['fallback']), length, mode), machine.device)
     step = make_step(model, model, name, mode, make_rows(batch, length, plan, machine.device), machine)
     for _ in range(2):                                  # the optimizer's tensors come with the first
         timed(step, machine)
@@ -897,7 +897,7 @@ def checkpoint_models(plan, machine):
         train.refuse_difference(path, content['data'], {'tokenizer': tokenizer}, 'the data')
         model = train.OBJECTIVE[content['config']['objective']][0](EncoderConfig(**content['model_config']))
         model.load_state_dict(content['model'])
-        yield os.path.basename(os.path.dirname(os.path.abspath(path))), model.to(machine.device)
+        yield os.path.basename(os.path.dirname(os.path.abspath(path))), train.place(model, machine.device)
 
 
 def rank_and_zeros(matrix, zero):
