@@ -584,7 +584,7 @@ def step_memory(plan, machine, name, mode, batch, length):
 
 def take_steps(plan, machine, name, mode, batch, length, sizes):
     """Two training steps of a new model: the optimizer's tensors come with the first."""
-    model = build(name, plan, sizes, length, mode).to(machine.device)
+    model = train.place(build(name, plan, sizes, length, mode), machine.device)
     step = make_step(model, model, name, mode, make_rows(batch, length, plan, machine.device), machine)
     for _ in range(2):
         timed(step, machine)
@@ -951,7 +951,7 @@ def checkpoint_models(plan, machine):
         train.refuse_difference(path, content['data'], {'tokenizer': tokenizer}, 'the data')
         model = train.OBJECTIVE[content['config']['objective']][0](EncoderConfig(**content['model_config']))
         model.load_state_dict(content['model'])
-        yield os.path.basename(os.path.dirname(os.path.abspath(path))), model.to(machine.device)
+        yield os.path.basename(os.path.dirname(os.path.abspath(path))), train.place(model, machine.device)
 
 
 def rank_and_zeros(matrix, zero):

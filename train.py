@@ -560,7 +560,9 @@ class Ranks:
         return self.rank == 0
 
     def share(self, n):
-        """This rank's slice of n rows; sizes differ by one at most."""
+        """This rank's slice of n rows; sizes differ by one at most, and not on XLA, for all run one graph."""
+        if self.host and n % self.world:
+            raise UserError(f"device='xla': {n} rows a step on {self.world} processes: choose a multiple")
         return slice(n * self.rank // self.world, n * (self.rank + 1) // self.world)
 
     def sum(self, tensor):
@@ -779,16 +781,16 @@ def optimizer_step(model, raw, optimizer, scaler, parts, count, rate, clip, rank
     norm = torch.nn.utils.clip_grad_norm_(raw.parameters(), clip or math.inf)
     found = torch.stack([ranks.sum(loss), norm])
     searching = scaler.is_enabled() and scaler.get_scale() > 1      # fp16 lowers its scale first
-    if not queued(device):
+    if queued(device):                      # what is not finite makes the rate NaN, so all weights and what
+        for group in optimizer.param_groups:                        # comes later: a look there misses nothing
+            group['lr'] = torch.where(found.isfinite().all(), group['lr'], math.nan)
+    else:
         found = finite(found, searching, where, 'no update was made')   # a step's first host read
     scaler.step(optimizer)
     scaler.update()
     optimizer.zero_grad(set_to_none=True)
     sync(device)
-    # On XLA the update comes first. Looking later misses nothing: gradients that are NaN or infinite make
-    # weights NaN, which stay so, and every checkpoint comes after a look. A norm that is infinite because
-    # squares overflow clips the gradients to 0, which does no harm.
-    if queued(device):
+    if queued(device):                      # every checkpoint comes after a look
         then = 'it may have begun since the last look; no checkpoint has it'
         found = finite(found, False, where, then) if reading else (None, None)
     return found

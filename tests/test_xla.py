@@ -8,6 +8,7 @@ torch_xla 2.9 cannot train after one on the CPU that came earlier.
 import copy
 import functools
 import json
+import math
 import os
 import shutil
 import signal
@@ -202,6 +203,31 @@ def test_updates_are_the_cpus():
         assert a == pytest.approx(b[:2], abs=1e-4)
     for a, b in zip(one.parameters(), other.parameters(), strict=True):
         assert (a - b.cpu()).abs().max() < 1e-4
+
+
+@needs_xla
+@pytest.mark.xla
+@pytest.mark.parametrize('place', ['one entry', 'the squares'])
+def test_what_is_infinite_once_makes_all_weights_nan(place, monkeypatch):
+    """Infinite entries, of which clipping makes the only NaNs; or a norm that overflows, of which it makes 0.
+    """
+    backward = source.forward_backward
+
+    def harmed(model, *arguments):
+        loss = backward(model, *arguments)
+        gradient = model.encoder.token.weight.grad
+        harm = torch.zeros(gradient.shape).index_fill_(0, torch.tensor(7), math.inf).to(XLA)
+        model.encoder.token.weight.grad = gradient + harm if place == 'one entry' else gradient + 1e25
+        return loss
+    monkeypatch.setattr(source, 'forward_backward', harmed)
+    _, model = steps(XLA, (), {}, n=1)
+    assert all(parameter.isnan().all() for parameter in model.parameters())
+
+
+def test_ranks_of_xla_take_equal_shares():
+    assert source.Ranks(1, 4, 1, 'a group').share(8) == slice(2, 4)
+    with pytest.raises(source.UserError, match='10 rows a step on 4 processes: choose a multiple'):
+        source.Ranks(1, 4, 1, 'a group').share(10)
 
 
 @needs_xla
