@@ -345,7 +345,7 @@ def test_batches_of_a_large_corpus_do_not_grow_the_process(corpus, tmp_path):
     ids.tofile(tmp_path / 'large' / shard['tokens'])
     meta['files'][shard['tokens']]['bytes'] = ids.nbytes
     shard['n_tokens'] = len(ids)
-    meta['splits']['train']['shards'] = [shard]
+    meta['splits']['train'] = {'tokens': len(ids), 'documents': shard['n_documents'], 'shards': [shard]}
     path.write_text(json.dumps(meta))
     assert ids.nbytes == 200_000_000
     reader = CONTEXT.Process(target=read_batches, args=(str(tmp_path / 'large'), 2000))
