@@ -657,7 +657,9 @@ def watch(ranks, seconds):
             finally:
                 silence.cancel()
             if left.wait(tick):
-                return store.set(f'{ranks.rank}', f'left {me}')
+                with contextlib.suppress(RuntimeError):
+                    store.set(f'{ranks.rank}', f'left {me}')
+                return
 
     left, thread = threading.Event(), threading.Thread(target=work, daemon=True)
     thread.start()
