@@ -27,6 +27,7 @@ import sys
 import threading
 import time
 from dataclasses import asdict, dataclass
+from datetime import timedelta
 
 import numpy as np
 import torch
@@ -614,6 +615,7 @@ def join_ranks(device):
         torch.set_float32_matmul_precision('high')      # TF32 where float32 is left
     if 'RANK' in os.environ:
         dist.init_process_group({'cuda': 'nccl', 'tpu': 'tpu_dist'}.get(found.type, 'gloo'),
+                                timeout=timedelta(hours=6),         # to prepare and check a corpus; see watch
                                 device_id=found if found.type == 'cuda' else None)
     return ranks, found
 
