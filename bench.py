@@ -389,7 +389,7 @@ def interleave(makers, rounds, warmup, time_of):
 
     def prepare(case, make):
         taken[case] = make()
-        for _ in range(warmup):
+        for _ in range(warmup + case[1]):               # what is compiled may be so twice
             taken[case]()
 
     taken, failed = {}, {}
