@@ -82,7 +82,7 @@ from train import (
     hold,
     in_memory,
     join_ranks,
-    let_go,
+    leave,
     load_bert,
     load_optimizer,
     make_optimizer,
@@ -2074,13 +2074,9 @@ def main():
     if turn.main and worked and all(trial.result() for trial in plan):
         write_report(plan, config, True)                # by the process that finds all trials done
     stopped = turn.gather(stop)
-    if sharing and ranks.world > 1:
-        dist.barrier(ranks.host)                        # nobody leaves while another still talks
-        dist.destroy_process_group()
-    let_go()
     if stopped:
         say('stopped by a signal; the same command goes on from there')
-        sys.exit(128 + stopped[0])
+    leave(turn, 128 + stopped[0] if stopped else 0)
 
 
 if __name__ == '__main__':

@@ -668,6 +668,24 @@ def watch(ranks, seconds):
     atexit.register(lambda: (left.set(), thread.join(tick)))
 
 
+def leave(ranks, status=0):
+    """End a run: a process of a group once all have come here, and without Python's taking itself apart.
+
+    Threads of PyTorch that still run while Python does that may hang for ever, says pytorch/pytorch#190489.
+    """
+    if ranks.world > 1:
+        dist.barrier(ranks.host)                        # nobody leaves while another still talks
+        dist.destroy_process_group()
+    let_go()
+    if ranks.world > 1:
+        atexit._run_exitfuncs()                         # of watch, torch_xla and wandb
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    if status:
+        sys.exit(status)
+
+
 def choose_dtype(dtype, device):
     """torch dtype of the forward pass; 'auto' is bfloat16 on CUDA devices from Ampere on, else float32."""
     if dtype == 'auto':
@@ -1431,12 +1449,7 @@ def main():
         plot_losses(out_dir, unigram)
         show_sentences(to_host(raw, torch_device), DocumentRows(folder, meta, 'val', block_size),
                        load_tokenizer(folder, meta), word_start, meta['special'], fill_samples)
-    if ranks.world > 1:
-        dist.barrier(ranks.host)                        # nobody leaves while another still talks
-        dist.destroy_process_group()
-    let_go()
-    if step < max_iters:
-        sys.exit(128 + (stop[0] if stop else signal.SIGTERM))
+    leave(ranks, 128 + (stop[0] if stop else signal.SIGTERM) if step < max_iters else 0)
 
 
 def in_memory(main, scope):

@@ -448,6 +448,28 @@ def test_shared_moments_change_nothing_and_resume_anywhere(corpus, tmp_path, tra
     same_checkpoint(tmp_path / 'both' / 'ckpt_0000006.pt', tmp_path / 'zero' / 'ckpt_0000006.pt')
 
 
+LINGERS = """
+import atexit, sys, threading, torch.distributed as dist, train
+class Stuck:
+    def __del__(self, wait=threading.Event().wait):
+        wait()
+stuck = Stuck()
+ranks, _ = train.join_ranks('cpu')
+atexit.register(print, 'a hook of rank', ranks.rank)
+train.leave(ranks, int(sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize('status', [0, 3])
+def test_what_hangs_while_python_is_taken_apart_holds_no_process(status, tmp_path):
+    (tmp_path / 'lingers.py').write_text(LINGERS)
+    here = {**os.environ, 'PYTHONPATH': ROOT}
+    done = torchrun(str(tmp_path / 'lingers.py'), str(status), timeout=60, env=here)
+    assert (done.returncode == 0) == (status == 0), done.stderr
+    assert sorted(done.stdout.splitlines()) == ['a hook of rank 0', 'a hook of rank 1']
+    assert status == 0 or 'exitcode  : 3' in done.stderr
+
+
 def test_a_resumed_pair_of_processes_repeats_itself(corpus, tmp_path):
     train(corpus, tmp_path / 'whole', '--max_iters=8', '--milestones=4', run=torchrun)
     (tmp_path / 'parts').mkdir()
