@@ -33,7 +33,6 @@ import numpy as np
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_map
 
@@ -735,6 +734,7 @@ def make_optimizer(model, learning_rate, betas, eps, weight_decay, device, zero=
     knobs = {'lr': as_input(learning_rate, device), 'betas': betas, 'eps': eps, 'capturable': queued(device),
              'fused': device.type in ('cuda', 'cpu'), 'foreach': False if queued(device) else None}
     if zero:
+        from torch.distributed.optim import ZeroRedundancyOptimizer  # a second of every start, at the top
         return ZeroRedundancyOptimizer(groups, torch.optim.AdamW, **knobs)
     return torch.optim.AdamW(groups, **knobs)
 
@@ -749,8 +749,8 @@ def load_optimizer(optimizer, state):
 
 def optimizer_state(optimizer, ranks):
     """Its state_dict on rank 0, None elsewhere: the same of one process, of many, and of ZeRO's."""
-    if isinstance(optimizer, ZeroRedundancyOptimizer):
-        optimizer.consolidate_state_dict()              # a collective
+    if hasattr(optimizer, 'consolidate_state_dict'):
+        optimizer.consolidate_state_dict()              # ZeRO's, a collective
     return optimizer.state_dict() if ranks.main else None
 
 
@@ -896,12 +896,14 @@ def write_checkpoint(path, content):
             folder = os.open(os.path.dirname(path) or '.', os.O_RDONLY)
             os.fsync(folder)
             os.close(folder)
-    except (OSError, RuntimeError) as error:            # torch.save reports a full disk as a RuntimeError
+    except (OSError, RuntimeError) as error:
         with contextlib.suppress(OSError):
             os.remove(temporary)
-        number, reason = getattr(error, 'errno', None), getattr(error, 'strerror', None)
-        if number in (None, errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            reason = 'the disk is full, or files may not grow so large'
+        system = error if isinstance(error, OSError) else error.__context__     # torch.save ends with its own
+        if not isinstance(system, OSError):
+            raise
+        full = system.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        reason = 'the disk is full, or files may not grow so large' if full else system.strerror
         raise UserError(f'{path}: cannot be written: {reason}; earlier checkpoints are intact') from None
 
 
@@ -1151,14 +1153,12 @@ def write_manifest(folder, config, identity, device, ranks):
 def plot_losses(folder, unigram):
     """loss.png: training and validation loss against the unigram entropy of the corpus; needs matplotlib."""
     try:
-        import matplotlib
+        from matplotlib.figure import Figure
     except ImportError:
         print('no loss.png without matplotlib: pip install matplotlib')
         return
-    matplotlib.use('Agg')
-    import matplotlib.pyplot as plt
-    metrics = read_metrics(folder)
-    figure, axes = plt.subplots(figsize=(7, 4))
+    metrics, figure = read_metrics(folder), Figure(figsize=(7, 4))
+    axes = figure.subplots()
     for kind, style in (('train', '-'), ('val', 'o-')):
         axes.plot([line['step'] for line in metrics if line['kind'] == kind],
                   [line['loss'] for line in metrics if line['kind'] == kind], style, label=kind)
@@ -1166,7 +1166,6 @@ def plot_losses(folder, unigram):
     axes.set(xlabel='step', ylabel='masked-LM loss, nats a token', title=os.path.basename(folder))
     axes.legend()
     figure.savefig(os.path.join(folder, 'loss.png'), dpi=120, bbox_inches='tight')
-    plt.close(figure)
 
 
 # ---- filling in masks ----
