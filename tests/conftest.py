@@ -13,6 +13,16 @@ TINY = ['--n_layer=2', '--n_head=4', '--n_embd=16', '--n_inner=32', '--block_siz
         '--learning_rate=1e-3', '--warmup_iters=2', '--eval_interval=0', '--eval_samples=32',
         '--log_interval=1', '--checkpoint_interval=0', '--fill_samples=0', '--dropout=0.1',
         '--attention_dropout=0.1', '--device=cpu']
+SLOW = ('test_readme', 'test_train', 'test_faults', 'test_bench', 'test_finetune', 'test_prepare_data')
+
+
+def pytest_configure(config):
+    config.option.loadscopereorder = False              # xdist's own order would end with a slow file
+
+
+def pytest_collection_modifyitems(items):
+    """Slow files first, so that two workers end together."""
+    items.sort(key=lambda item: SLOW.index(item.path.stem) if item.path.stem in SLOW else len(SLOW))
 
 
 def stage(*command, timeout=120, **keywords):
