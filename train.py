@@ -668,15 +668,16 @@ def watch(ranks, seconds):
 
 
 def leave(ranks, status=0):
-    """End a run: a process of a group once all have come here, and without Python's taking itself apart.
+    """End a run: a process of torchrun's once all have come here, and without Python's taking itself apart.
 
     Threads of PyTorch that still run while Python does that may hang for ever, says pytorch/pytorch#190489.
     """
-    if ranks.world > 1:
+    together = dist.is_initialized()
+    if together:
         dist.barrier(ranks.host)                        # nobody leaves while another still talks
         dist.destroy_process_group()
     let_go()
-    if ranks.world > 1:
+    if together:
         atexit._run_exitfuncs()                         # of watch, torch_xla and wandb
         sys.stdout.flush()
         sys.stderr.flush()

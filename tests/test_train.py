@@ -733,6 +733,17 @@ def test_an_unwritable_folder_is_one_line(tmp_path):
         source.write_checkpoint(str(tmp_path / 'missing' / 'x.pt'), {'step': 1})
 
 
+class Lost:
+    def __reduce__(self):
+        raise RuntimeError('CUDA error: unspecified launch failure')
+
+
+def test_an_error_of_the_device_is_not_told_as_a_full_disk(tmp_path):
+    with pytest.raises(RuntimeError, match='^CUDA error'):
+        source.write_checkpoint(str(tmp_path / 'x.pt'), {'step': 1, 'model': Lost()})
+    assert not os.listdir(tmp_path)
+
+
 # ---- what is refused ----
 
 def run_with(corpus, out_dir, *knobs):
