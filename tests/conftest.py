@@ -1,5 +1,8 @@
 """What the tests share: a small corpus of real text, prepared once, and ways to run a stage as users do."""
+import contextlib
+import glob
 import os
+import signal
 import subprocess
 import sys
 
@@ -8,6 +11,7 @@ import pytest
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 sys.path.insert(0, ROOT)
 os.environ['OMP_NUM_THREADS'] = '1'                     # of the processes that tests start; two run at a time
+os.environ['PYTHONFAULTHANDLER'] = '1'                  # see stage()
 os.environ.setdefault('HF_HUB_OFFLINE', '1')            # names are looked up on this machine alone
 TINY = ['--n_layer=2', '--n_head=4', '--n_embd=16', '--n_inner=32', '--block_size=32', '--total_batch=8',
         '--learning_rate=1e-3', '--warmup_iters=2', '--eval_interval=0', '--eval_samples=32',
@@ -25,10 +29,30 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: SLOW.index(item.path.stem) if item.path.stem in SLOW else len(SLOW))
 
 
+def descendants(pid):
+    """Numbers of a process and of all that it started, as Linux knows them."""
+    yield pid
+    for path in glob.glob(f'/proc/{pid}/task/*/children'):
+        with contextlib.suppress(OSError), open(path) as file:
+            for child in file.read().split():
+                yield from descendants(int(child))
+
+
 def stage(*command, timeout=120, **keywords):
-    """Run `python command...` in the repository; returns the finished process with its text."""
-    return subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True,
-                          timeout=timeout, **keywords)
+    """Run `python command...` in the repository; returns the finished process with its text.
+
+    Processes that are still there after `timeout` seconds say where they hang.
+    """
+    process = subprocess.Popen([sys.executable, *command], cwd=ROOT, text=True, stdout=subprocess.PIPE,
+                               stderr=subprocess.PIPE, **keywords)
+    try:
+        out, err = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        for pid in list(descendants(process.pid)):
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGABRT)            # faulthandler writes the stacks of all threads
+        raise AssertionError((f'hung for {timeout} s', command, *process.communicate())) from None
+    return subprocess.CompletedProcess(command, process.returncode, out, err)
 
 
 def torchrun(*command, n=2, timeout=180, **keywords):
