@@ -51,7 +51,7 @@ def stage(*command, timeout=120, **keywords):
         for pid in list(descendants(process.pid)):
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGABRT)            # faulthandler writes the stacks of all threads
-        raise AssertionError((f'hung for {timeout} s', command, *process.communicate())) from None
+        raise AssertionError((f'hung for {timeout} s', command, *process.communicate(timeout=60))) from None
     return subprocess.CompletedProcess(command, process.returncode, out, err)
 
 
