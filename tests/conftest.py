@@ -12,6 +12,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 sys.path.insert(0, ROOT)
 os.environ['OMP_NUM_THREADS'] = '1'                     # of the processes that tests start; two run at a time
 os.environ['PYTHONFAULTHANDLER'] = '1'                  # see stage()
+os.environ['PYTHONPATH'] = os.path.join(ROOT, 'tests', 'plotless')
 os.environ.setdefault('HF_HUB_OFFLINE', '1')            # names are looked up on this machine alone
 TINY = ['--n_layer=2', '--n_head=4', '--n_embd=16', '--n_inner=32', '--block_size=32', '--total_batch=8',
         '--learning_rate=1e-3', '--warmup_iters=2', '--eval_interval=0', '--eval_samples=32',

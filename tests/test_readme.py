@@ -108,7 +108,7 @@ def test_command(command, home):
     words = changed(command)
     prepare_for(words, home)
     n_nodes = 2 if '--nnodes=2' in words else 1
-    environment = {**os.environ, 'HF_HUB_OFFLINE': '1'}
+    environment = {**os.environ, 'HF_HUB_OFFLINE': '1', 'PYTHONPATH': ''}
     nodes = [subprocess.Popen(words, cwd=home, env=environment, text=True, stdout=subprocess.PIPE,
                               stderr=subprocess.PIPE) for _ in range(n_nodes)]
     outputs = [node.communicate(timeout=300) for node in nodes]

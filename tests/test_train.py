@@ -610,14 +610,14 @@ train.make_optimizer = unlucky
 '''
 
 
-def test_a_signal_skips_validation_and_the_next_run_makes_up_for_it(corpus, tmp_path):
+def test_a_signal_skips_validation_and_the_next_run_makes_up_for_it(corpus, tmp_path, train_here):
     knobs = ['--max_iters=8', '--eval_interval=5']
     done = stage(patched(tmp_path, TERMINATE), *tiny(corpus, tmp_path / 'cut'), *knobs)
     assert done.returncode == 128 + signal.SIGTERM and 'after step 5' in done.stderr
     assert len(metrics(tmp_path / 'cut', 'val')) == 1
     assert not weights(tmp_path / 'cut' / 'ckpt_0000005.pt')['validated']
-    train(corpus, tmp_path / 'cut', *knobs)
-    train(corpus, tmp_path / 'whole', *knobs)
+    train_here(tmp_path / 'cut', *knobs)
+    train_here(tmp_path / 'whole', *knobs)
     for kind in ('train', 'val'):
         assert metrics(tmp_path / 'cut', kind) == metrics(tmp_path / 'whole', kind)
     same_checkpoint(tmp_path / 'whole' / 'ckpt_0000008.pt', tmp_path / 'cut' / 'ckpt_0000008.pt')
@@ -649,14 +649,14 @@ def test_a_loss_that_is_not_finite_on_one_rank_stops_all_before_the_update(n, va
     assert weights(source.checkpoints(tmp_path)[-1])['step'] == 5
 
 
-def test_a_kill_in_the_middle_of_a_save_loses_nothing(corpus, tmp_path):
+def test_a_kill_in_the_middle_of_a_save_loses_nothing(corpus, tmp_path, train_here):
     knobs = ['--max_iters=12', '--checkpoint_interval=4']
     done = stage(patched(tmp_path, KILL), *tiny(corpus, tmp_path / 'cut'), *knobs)
     assert done.returncode == -signal.SIGKILL
     assert [os.path.basename(path) for path in source.checkpoints(tmp_path / 'cut')] == ['ckpt_0000004.pt']
     assert os.path.exists(tmp_path / 'cut' / 'ckpt_0000008.pt.tmp')
-    train(corpus, tmp_path / 'cut', *knobs)
-    train(corpus, tmp_path / 'whole', *knobs)
+    train_here(tmp_path / 'cut', *knobs)
+    train_here(tmp_path / 'whole', *knobs)
     same_checkpoint(tmp_path / 'whole' / 'ckpt_0000012.pt', tmp_path / 'cut' / 'ckpt_0000012.pt')
     assert not glob.glob(str(tmp_path / 'cut' / '*.tmp'))
 
