@@ -984,7 +984,7 @@ class Classify:
     model, features, choices = SequenceClassifier, staticmethod(text_features), False
 
     @staticmethod
-    def losses(logits, targets, keep):
+    def losses(logits, targets, attention_mask):
         """logits (b, n_label), targets (b,) int64 -> (b,) float32"""
         return F.cross_entropy(logits.float(), targets, reduction='none')
 
@@ -1004,7 +1004,7 @@ class Regress(Classify):
     """A number: squared error of one logit."""
 
     @staticmethod
-    def losses(logits, targets, keep):
+    def losses(logits, targets, attention_mask):
         return (logits[:, 0].float() - targets) ** 2
 
     @staticmethod
@@ -1018,10 +1018,10 @@ class Choose(Classify):
     model, features, choices = MultipleChoice, staticmethod(choice_features), True
 
     @staticmethod
-    def losses(logits, targets, keep):
+    def losses(logits, targets, attention_mask):
         """logits (b, C), targets (b, 2) int64: the right choice and how many there are -> (b,) float32"""
         absent = torch.arange(logits.size(1), device=logits.device) >= targets[:, 1:]
-        return Classify.losses(logits.float().masked_fill(absent, -math.inf), targets[:, 0], keep)
+        return Classify.losses(logits.float().masked_fill(absent, -math.inf), targets[:, 0], attention_mask)
 
     @staticmethod
     def outputs(logits, features, settings):
@@ -1037,9 +1037,9 @@ class Span:
     model, features, choices = SpanClassifier, staticmethod(span_features), False
 
     @staticmethod
-    def losses(logits, targets, keep):
-        """logits (b, T) of start and of end, targets (b, 2) int64, keep (b, T) bool -> (b,) float32"""
-        logits = [part.float().masked_fill(~keep, -math.inf) for part in logits]
+    def losses(logits, targets, attention_mask):
+        """logits (b, T) of start and end, targets (b, 2) int64, attention_mask (b, T) bool -> (b,) float32"""
+        logits = [part.float().masked_fill(~attention_mask, -math.inf) for part in logits]
         losses = (F.cross_entropy(part, target, reduction='none')
                   for part, target in zip(logits, targets.unbind(1), strict=True))
         return sum(losses) / 2
@@ -1099,15 +1099,15 @@ class Learner(nn.Module):
         super().__init__()
         self.model, self.losses = model, losses
 
-    def forward(self, targets, keep, **inputs):
+    def forward(self, targets, attention_mask, **inputs):
         """Losses (b,), float32; arguments as the model's forward."""
-        return self.losses(self.model(keep=keep, **inputs), targets, keep)
+        return self.losses(self.model(attention_mask=attention_mask, **inputs), targets, attention_mask)
 
 
 # ---- batches ----
 
 def collate(features, special, choices=False, length=0):
-    """{'ids', 'segments', 'keep' (b, T), or (b, C, T) for choices, 'targets'}, arrays.
+    """{'ids', 'segments', 'attention_mask' (b, T), or (b, C, T) for choices, 'targets'}, arrays.
 
     Rows are padded to `length`, or to the longest. With `choices`, an example that has fewer than another
     repeats its first; the target says how many are real.
@@ -1120,7 +1120,7 @@ def collate(features, special, choices=False, length=0):
         for j, (row, n) in enumerate(feature.rows + feature.rows[:1] * (most - len(feature.rows))):
             ids[i, j, :len(row)] = row
             segments[i, j, n:len(row)] = 1
-    batch = {'ids': ids, 'segments': segments, 'keep': ids != special['pad']}
+    batch = {'ids': ids, 'segments': segments, 'attention_mask': ids != special['pad']}
     batch = batch if choices else {key: value[:, 0] for key, value in batch.items()}
     targets = np.array([feature.target for feature in features])
     return {**batch, 'targets': targets.astype(np.float32 if targets.dtype.kind == 'f' else np.int64)}
@@ -1332,9 +1332,9 @@ def noisy(model, head, features, special, device, fraction):
     total, n = 0.0, 0
     for begin in range(0, len(features), 64):
         batch = micro_batches(collate(features[begin:begin + 64], special, head.choices), 64, device)[0]
-        ids, segments, keep = (batch[key].flatten(0, -2) for key in ('ids', 'segments', 'keep'))
-        norms, keep = to_host((model.encoder.embed(ids, segments).norm(dim=-1), keep), device)
-        norms = norms[keep]
+        ids, segments, mask = (batch[key].flatten(0, -2) for key in ('ids', 'segments', 'attention_mask'))
+        norms, mask = to_host((model.encoder.embed(ids, segments).norm(dim=-1), mask), device)
+        norms = norms[mask]
         total, n = total + norms.sum().item(), n + norms.numel()
 
     def add(module, inputs, x):

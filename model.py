@@ -65,11 +65,11 @@ class EncoderConfig:
                            ('pair_init', PAIR_INIT), ('normaliser', NORMALISER), ('relu_scale', RELU_SCALE),
                            ('pooling', POOLING), ('position', POSITION)):
             choose(name, getattr(self, name), rows)
-        allowed = OWN_ORDER.get(self.attention, tuple(POSITION))
+        allowed = ALLOWED_POSITIONS.get(self.attention, tuple(POSITION))
         if self.position not in allowed:
             raise UserError(f'position={self.position!r}: attention={self.attention!r} has its own order; '
                             f"choose {' or '.join(allowed)}")
-        for name, (axis, user) in MEANT_FOR.items():
+        for name, (axis, user) in APPLIES_TO.items():
             value, default = getattr(self, name), type(self).__dataclass_fields__[name].default
             if value != default and getattr(self, axis) not in user:
                 raise UserError(f"{name}={value!r}: only {axis}={' or '.join(map(repr, user))} has it; "
@@ -475,7 +475,7 @@ class PartBiasAttention(nn.Module):
         self.query = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
         self.value = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
         self.out = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
-        self.part = nn.Parameter(0.02 * torch.randn(config.n_head, config.n_embd))      # R
+        self.part_embedding = nn.Parameter(0.02 * torch.randn(config.n_head, config.n_embd))      # R
         self.partition = Partition(config, layer)
 
     def forward(self, x, source, context):
@@ -490,7 +490,9 @@ class PartBiasAttention(nn.Module):
 
 def part_scores(operator, q, partition):
     """b_ij = sum_h (q_i R_h) N[h, i, j] -> (B, Q, T); 0 where no positional term enters."""
-    return 0.0 if partition is None else torch.einsum('bih,hij->bij', F.linear(q, operator.part), partition)
+    if partition is None:
+        return 0.0
+    return torch.einsum('bih,hij->bij', F.linear(q, operator.part_embedding), partition)
 
 
 class ShatterAttention(nn.Module):
@@ -508,7 +510,7 @@ class ShatterAttention(nn.Module):
         self.query = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
         self.value = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
         self.out = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
-        self.part = nn.Parameter(0.02 * torch.randn(config.n_head, config.n_embd))      # R
+        self.part_embedding = nn.Parameter(0.02 * torch.randn(config.n_head, config.n_embd))      # R
         self.partition = Partition(config, layer)
 
     def forward(self, x, source, context):
@@ -521,7 +523,7 @@ class ShatterAttention(nn.Module):
         y = sum_parts(self, a[:, None], v, partition)
         if partition is not None:
             shares = torch.einsum('bij,hij->bih', a.to(v.dtype), partition)             # A_part / r
-            y = y + shares @ F.linear(self.part, self.value.weight)
+            y = y + shares @ F.linear(self.part_embedding, self.value.weight)
         return self.out(backwards(y * r, partition))
 
 
@@ -695,12 +697,12 @@ ATTENTION = {
     'gau': GatedAttention,
     'xlnet': XLNetAttention,
 }
-OWN_ORDER = {                       # operator -> the positions it goes with; every other goes with all
+ALLOWED_POSITIONS = {               # operator -> the positions it goes with; every other goes with all
     **dict.fromkeys(SHATTER, ('none',)),
     'gau': ('rope', 'absolute', 'none'),
     'xlnet': ('none',),
 }
-MEANT_FOR = {                       # knob -> (axis, the rows of it that read the knob)
+APPLIES_TO = {                      # knob -> (axis, the rows of it that read the knob)
     'pair_rank': ('attention', ('pairwise',)),
     'pair_init': ('attention', ('pairwise',)),
     'normaliser': ('attention', ('gau',)),
@@ -938,18 +940,18 @@ class Encoder(nn.Module):
         self.blocks = nn.ModuleList(block(config, layer) for layer in range(config.n_layer))
         self.apply(init_weights)
 
-    def forward(self, ids, segments=None, keep=None):
+    def forward(self, ids, segments=None, attention_mask=None):
         """Hidden states (B, T, D).
 
-        ids       (B, T) int64, T at most block_size
-        segments  (B, T) int64 below n_segment; None: all 0
-        keep      (B, T) bool or 0 and 1, true at real tokens; None: no padding
+        ids             (B, T) int64, T at most block_size
+        segments        (B, T) int64 below n_segment; None: all 0
+        attention_mask  (B, T) bool or 0 and 1, true at real tokens; None: no padding
         """
-        return self.states(ids, segments, keep)[-1]
+        return self.states(ids, segments, attention_mask)[-1]
 
-    def states(self, ids, segments=None, keep=None, n_block=None):
+    def states(self, ids, segments=None, attention_mask=None, n_block=None):
         """Hidden states of the embeddings and of each block, or of the first n_block: tensors (B, T, D)."""
-        context, states = Context(self.position, key_mask(keep)), [self.embed(ids, segments)]
+        context, states = Context(self.position, key_mask(attention_mask)), [self.embed(ids, segments)]
         for block in self.blocks[:n_block]:
             states.append(block(states[-1], states[-1], context))
         return states
@@ -974,9 +976,9 @@ class Encoder(nn.Module):
                 module.to(self.token.weight)            # its device and dtype
 
 
-def key_mask(keep):
+def key_mask(attention_mask):
     """(B, T) of Encoder.forward -> None or (B, 1, 1, T) bool"""
-    return None if keep is None else keep.bool()[:, None, None, :]
+    return None if attention_mask is None else attention_mask.bool()[:, None, None, :]
 
 
 def init_weights(module):
@@ -1025,13 +1027,13 @@ class MaskedLM(nn.Module):
         self.config = self.encoder.config
         self.head = LM_HEAD[config.lm_head](config)
 
-    def forward(self, ids, positions=None, targets=None, segments=None, keep=None):
+    def forward(self, ids, positions=None, targets=None, segments=None, attention_mask=None):
         """Logits (B, T, V), or (B, k, V) at `positions`; with `targets` the losses (B, k), float32, nats.
 
         positions, targets  (B, k) int64; other arguments as Encoder.forward
         The head runs on the gathered positions alone: the loss of full logits at k / T of the cost.
         """
-        x = self.encoder(ids, segments, keep)
+        x = self.encoder(ids, segments, attention_mask)
         if positions is not None:
             x = x.gather(1, positions.unsqueeze(-1).expand(-1, -1, x.size(-1)))      # (B, k, D)
         logits = self.head(x, self.encoder.token.weight)
@@ -1096,9 +1098,9 @@ class PermutationLM(nn.Module):
         self.encoder = Encoder(config)
         self.config = self.encoder.config
         self.head = LM_HEAD[config.lm_head](config)
-        self.start = nn.Parameter(0.02 * torch.randn(config.n_embd))
+        self.query_embedding = nn.Parameter(0.02 * torch.randn(config.n_embd))
 
-    def forward(self, ids, positions, targets=None, segments=None, keep=None, order=None):
+    def forward(self, ids, positions, targets=None, segments=None, attention_mask=None, order=None):
         """Logits (B, k, V), or with `targets` the losses (B, k), float32, nats.
 
         positions, targets  (B, k) int64
@@ -1109,11 +1111,11 @@ class PermutationLM(nn.Module):
             order = torch.zeros_like(ids).scatter(1, positions, 1)
         content, length = self.encoder.embed(ids, segments), ids.size(1)
         places = torch.arange(length, device=ids.device).expand_as(ids)
-        start = self.encoder.dropout(self.start.to(content.dtype).expand(*positions.shape, -1))
+        start = self.encoder.dropout(self.query_embedding.to(content.dtype).expand(*positions.shape, -1))
         both = torch.cat((content, start), 1)                                           # (B, T + k, D)
         limit = torch.cat((order, order.gather(1, positions) - 1), 1)
         mask = (order[:, None] <= limit[:, :, None])[:, None]                           # (B, 1, T + k, T)
-        mask = mask if keep is None else mask & key_mask(keep)
+        mask = mask if attention_mask is None else mask & key_mask(attention_mask)
         columns = distances(torch.cat((places, positions), 1), length)[:, None]
         context = Context(self.encoder.position, mask, columns)
         for block in self.encoder.blocks:
@@ -1132,8 +1134,8 @@ class ClsPooling(nn.Module):
         self.dense = nn.Linear(config.n_embd, config.n_embd)
         init_weights(self.dense)
 
-    def forward(self, encoder, ids, segments, keep):
-        return self.dense(encoder(ids, segments, keep)[:, 0]).tanh()
+    def forward(self, encoder, ids, segments, attention_mask):
+        return self.dense(encoder(ids, segments, attention_mask)[:, 0]).tanh()
 
 
 class LayerwisePooling(nn.Module):
@@ -1146,17 +1148,21 @@ class LayerwisePooling(nn.Module):
 
     def __init__(self, config):
         super().__init__()
-        self.start = nn.Parameter(0.02 * torch.randn(config.n_embd))                    # y_0
+        self.query_embedding = nn.Parameter(0.02 * torch.randn(config.n_embd))                    # y_0
 
-    def forward(self, encoder, ids, segments, keep):
-        states = encoder.states(ids, segments, keep, len(encoder.blocks) - 1)           # X^0 to X^(L-1)
-        y, context = self.start.to(states[0].dtype).expand(len(ids), 1, -1), Context(None, key_mask(keep))
+    def forward(self, encoder, ids, segments, attention_mask):
+        states = encoder.states(ids, segments, attention_mask, len(encoder.blocks) - 1)     # X^0 to X^(L-1)
+        y = self.query_embedding.to(states[0].dtype).expand(len(ids), 1, -1)
+        context = Context(None, key_mask(attention_mask))
         for block, source in zip(encoder.blocks, states, strict=True):
             y = block(y, source, context)
         return y[:, 0]
 
 
-POOLING = {'cls': ClsPooling, 'layerwise': LayerwisePooling}    # (encoder, ids, segments, keep) -> (B, D)
+POOLING = {                         # (encoder, ids, segments, attention_mask) -> (B, D)
+    'cls': ClsPooling,
+    'layerwise': LayerwisePooling,
+}
 
 
 class SequenceClassifier(nn.Module):
@@ -1171,9 +1177,9 @@ class SequenceClassifier(nn.Module):
         self.classifier = nn.Linear(config.n_embd, config.n_label)
         init_weights(self.classifier)
 
-    def forward(self, ids, segments=None, keep=None):
+    def forward(self, ids, segments=None, attention_mask=None):
         """Logits (B, n_label); arguments as Encoder.forward."""
-        return self.classifier(self.dropout(self.pooler(self.encoder, ids, segments, keep)))
+        return self.classifier(self.dropout(self.pooler(self.encoder, ids, segments, attention_mask)))
 
 
 class SpanClassifier(nn.Module):
@@ -1186,9 +1192,9 @@ class SpanClassifier(nn.Module):
         self.classifier = nn.Linear(config.n_embd, 2)
         init_weights(self.classifier)
 
-    def forward(self, ids, segments=None, keep=None):
+    def forward(self, ids, segments=None, attention_mask=None):
         """Logits of start and of end, (B, T) each; arguments as Encoder.forward."""
-        return self.classifier(self.encoder(ids, segments, keep)).unbind(-1)
+        return self.classifier(self.encoder(ids, segments, attention_mask)).unbind(-1)
 
 
 class MultipleChoice(SequenceClassifier):
@@ -1197,9 +1203,9 @@ class MultipleChoice(SequenceClassifier):
     def __init__(self, config):
         super().__init__(replace(config, n_label=1))
 
-    def forward(self, ids, segments=None, keep=None):
-        """Logits (B, C); ids, segments, keep (B, C, T), else as Encoder.forward."""
-        rows = [None if x is None else x.flatten(0, 1) for x in (ids, segments, keep)]
+    def forward(self, ids, segments=None, attention_mask=None):
+        """Logits (B, C); ids, segments, attention_mask (B, C, T), else as Encoder.forward."""
+        rows = [None if x is None else x.flatten(0, 1) for x in (ids, segments, attention_mask)]
         return super().forward(*rows).view(ids.shape[:2])
 
 

@@ -22,12 +22,12 @@ from torch.utils.flop_counter import FlopCounterMode
 import model as source
 from configurator import UserError
 from model import (
+    ALLOWED_POSITIONS,
+    APPLIES_TO,
     ATTENTION,
     LM_HEAD,
-    MEANT_FOR,
     NORM,
     NORMALISER,
-    OWN_ORDER,
     PAIR_INIT,
     POOLING,
     POSITION,
@@ -54,22 +54,22 @@ def system(attention, position, **settings):
 
 
 def allowed(attention):
-    return OWN_ORDER.get(attention, tuple(POSITION))
+    return ALLOWED_POSITIONS.get(attention, tuple(POSITION))
 
 
 def rows_of(table):
     return [pytest.param(settings, id='-'.join(map(str, settings.values()))) for settings in table]
 
 
-FREE = [{'attention': name} for name in ATTENTION if name not in OWN_ORDER]     # section 2: any position
+FREE = [{'attention': name} for name in ATTENTION if name not in ALLOWED_POSITIONS]     # any position
 FREE += [{'attention': 'pairwise', 'pair_rank': 2}]
 SYSTEMS = [system(**variant, position=position) for variant in FREE for position in POSITION]
-SYSTEMS += [system(name, position) for name in OWN_ORDER for position in OWN_ORDER[name]]
+SYSTEMS += [system(name, position) for name in ALLOWED_POSITIONS for position in ALLOWED_POSITIONS[name]]
 GATED = [system('gau', 'rope', normaliser=name, **scale, bias=bias) for bias in (True, False)
          for name in NORMALISER for scale in ([{'relu_scale': x} for x in RELU_SCALE]
-                                              if name in MEANT_FOR['relu_scale'][1] else [{}])]
+                                              if name in APPLIES_TO['relu_scale'][1] else [{}])]
 ONE_EACH = [system(**variant, position='rope') for variant in FREE]             # every operator once
-ONE_EACH += [system(name, OWN_ORDER[name][0]) for name in OWN_ORDER]
+ONE_EACH += [system(name, ALLOWED_POSITIONS[name][0]) for name in ALLOWED_POSITIONS]
 
 KEEP = torch.arange(6) < torch.tensor([[6], [4], [5]])         # (B, T) of batch(), padded on the right
 HOLES = torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0], [0, 1, 0, 1, 1, 1], [0, 0, 0, 0, 0, 0]]).bool()
@@ -304,14 +304,15 @@ def one_head(w, y, x, sees, place, weigh, biased=False, valued=False):
         scores = [q @ token / math.sqrt(len(q)) for token in x]
         heads = list(enumerate(head_slices(place)))
         if biased and place.at is not None:
-            scores = [scores[j] + sum(q @ w['part'][h] * parted(place, i, h, j) for h, _ in heads) for j in T]
+            table = w['part_embedding']
+            scores = [scores[j] + sum(q @ table[h] * parted(place, i, h, j) for h, _ in heads) for j in T]
         weights = weigh(scores, sees[i])
         for h, head in heads:
             for j in T:
                 mixed[i, head] += weights[j] * parted(place, i, h, j) * values[j][head]
             if valued and place.at is not None:
                 total = sum(weights[j] * parted(place, i, h, j) for j in T)
-                mixed[i] += total * (w['value.weight'] @ w['part'][h])
+                mixed[i] += total * (w['value.weight'] @ w['part_embedding'][h])
     return mixed
 
 
@@ -444,7 +445,7 @@ def cls(w, states, keep, config):
 
 def layerwise(w, states, keep, config):
     """Tian et al. 2021, section 3.4: y_0 passes the layers, each of which sees the recorded X^k."""
-    y = [w['pooler.start']]
+    y = [w['pooler.query_embedding']]
     for layer in range(config.n_layer):
         y = layer_oracle(part(w, 'encoder.'), layer, y, states[layer], [keep], None, config)
     return y[0]
@@ -468,7 +469,7 @@ def classifier_oracle(w, ids, segments, keep, config):
 def permutation_oracle(w, ids, segments, keep, positions, order, config):
     """Yang et al. 2019, section 2.3: content sees order_j <= order_i, queries see order_j < order_i."""
     encoder, T = part(w, 'encoder.'), range(len(ids))
-    x, g = embedding_oracle(encoder, ids, segments, config), [w['start'] for _ in positions]
+    x, g = embedding_oracle(encoder, ids, segments, config), [w['query_embedding'] for _ in positions]
     content = [[keep[j] and order[j] <= order[i] for j in T] for i in T]
     query = [[keep[j] and order[j] < order[i] for j in T] for i in positions]
     for layer in range(config.n_layer):
@@ -485,7 +486,7 @@ def weights_of(model):
 def agrees(model, oracle):
     """To 1e-10, on a full row, a padded one, one with holes and one without a real token."""
     w, (ids, segments) = weights_of(model), batch(rows=4)
-    given = model(ids, segments=segments, keep=HOLES).detach().numpy()
+    given = model(ids, segments=segments, attention_mask=HOLES).detach().numpy()
     for b in range(len(ids)):
         wanted = oracle(w, *(x[b].tolist() for x in (ids, segments, HOLES)), model.config)
         assert np.abs(given[b] - np.array(wanted)).max() < 1e-10, f'row {b}'
@@ -522,7 +523,7 @@ def test_two_streams_equal_the_loops(drawn):
     w, (ids, segments) = weights_of(model), batch(rows=4)
     positions = torch.tensor([[1, 4], [3, 0], [5, 3], [2, 1]])
     order = torch.tensor([[3, 0, 5, 1, 4, 2], [0, 1, 2, 3, 4, 5], [5, 0, 3, 1, 1, 1], [0, 1, 2, 3, 4, 5]])
-    given = model(ids, positions, segments=segments, keep=HOLES, order=order if drawn else None)
+    given = model(ids, positions, segments=segments, attention_mask=HOLES, order=order if drawn else None)
     if not drawn:
         order = torch.zeros_like(ids).scatter(1, positions, 1)
     for b in range(len(ids)):
@@ -769,12 +770,12 @@ def test_every_parameter_gets_a_gradient(settings):
     for kind, pooling in kinds[:1] if one_query_may_be_dead else kinds:
         model = build(kind, **settings, pooling=pooling)
         if kind is MaskedLM:
-            model(ids, targets=ids, segments=segments, keep=KEEP).sum().backward()
+            model(ids, targets=ids, segments=segments, attention_mask=KEEP).sum().backward()
         else:
             F.cross_entropy(model(ids, segments, KEEP), torch.tensor([0, 1, 1])).backward()
         for name, parameter in model.named_parameters():
             ordered = pooling == 'cls' or not name.startswith('encoder.blocks.1')
-            if not ordered and name.endswith(('part', 'distance.weight', 'distance_bias')):
+            if not ordered and name.endswith(('part_embedding', 'distance.weight', 'distance_bias')):
                 continue                                # the last block serves y_L alone, without any order
             assert parameter.grad is not None and parameter.grad.isfinite().all(), name
             if is_a_shift(name, settings, ordered):
@@ -786,7 +787,7 @@ def test_every_parameter_gets_a_gradient(settings):
 def test_every_distance_gets_a_gradient():
     model = build(**system('original', 'rpe'))
     ids, segments = batch()
-    model(ids, targets=ids, segments=segments, keep=KEEP).sum().backward()
+    model(ids, targets=ids, segments=segments, attention_mask=KEEP).sum().backward()
     assert (model.encoder.position.table.grad.abs().amax(-1) > 1e-6).all()
 
 
@@ -838,7 +839,7 @@ def test_learned_biases_get_the_gradient_of_a_plain_softmax(settings, monkeypatc
     model, (ids, segments), gradients = build(**settings).float(), batch(), []
     for function in (F.scaled_dot_product_attention, plain):
         monkeypatch.setattr(F, 'scaled_dot_product_attention', function)
-        losses = model(ids, targets=ids, segments=segments, keep=KEEP)
+        losses = model(ids, targets=ids, segments=segments, attention_mask=KEEP)
         gradients.append(torch.autograd.grad(losses.sum(), list(model.parameters())))
     for (name, _), one, other in zip(model.named_parameters(), *gradients, strict=True):
         assert difference(one, other) < 1e-4 * max(1, other.abs().max().item()), name
@@ -858,7 +859,7 @@ def test_what_a_system_sees(settings):
     states, order = encoder(ids, segments), torch.tensor([3, 0, 5, 1, 4, 2])
     permuted = encoder(ids[:, order], segments[:, order])
     moved = encoder(F.pad(ids, (3, 0)), F.pad(segments, (3, 0)), (torch.arange(9) >= 3).expand(3, -1))[:, 3:]
-    own = entry(SEES, settings['attention'], 'property') if settings['attention'] in OWN_ORDER else ''
+    own = entry(SEES, settings['attention'], 'property') if settings['attention'] in ALLOWED_POSITIONS else ''
     seen = own if own in ('a set', 'distances', 'places') else entry(SEES, settings['position'], 'property')
     bound = 1e-6 if settings['position'] == 'rope' else 1e-12           # rope's table is float32
     for changed, same in [(difference(permuted, states[:, order]), seen == 'a set'),
@@ -888,7 +889,7 @@ def test_which_scores_are_symmetric(variant, position, monkeypatch):
 
 
 @pytest.mark.parametrize('equal', [True, False])
-@pytest.mark.parametrize('position', OWN_ORDER['gau'])
+@pytest.mark.parametrize('position', ALLOWED_POSITIONS['gau'])
 def test_gated_scores_are_symmetric_with_equal_diagonals(position, equal, monkeypatch):
     calls, plain = [], NORMALISER['softmax_plus']
 
@@ -1005,13 +1006,13 @@ def test_part_mask_without_parts_is_original():
 
 def test_part_bias_without_embeddings_is_one_head_sigmoid():
     one, other = (build(Encoder, **system(name, 'none')) for name in ('one_head_sigmoid', 'part_bias'))
-    same_rest(one, other, lambda w: {**w, 'part': torch.zeros(6, 12)})
+    same_rest(one, other, lambda w: {**w, 'part_embedding': torch.zeros(6, 12)})
     assert same_states(one, other)
 
 
 def values_without_parts(w):
     """Wv that maps all rows of R to 0."""
-    onto = torch.linalg.pinv(w['part']) @ w['part']
+    onto = torch.linalg.pinv(w['part_embedding']) @ w['part_embedding']
     return {**w, 'value.weight': w['value.weight'] @ (torch.eye(12, dtype=torch.float64) - onto)}
 
 
@@ -1069,7 +1070,7 @@ def test_layerwise_pooling_from_a_token_follows_it(settings):
     assert len(states) == 3 and torch.equal(states[-1], model.encoder(ids, segments))
     assert torch.equal(states[0], model.encoder.embed(ids, segments))
     with torch.no_grad():
-        model.pooler.start.copy_(states[0][0, 2])
+        model.pooler.query_embedding.copy_(states[0][0, 2])
     assert difference(model(ids, segments), model.classifier(states[-1][:, 2])) < 1e-12
 
 
@@ -1081,7 +1082,7 @@ def test_predictions_see_what_comes_before_them_alone():
     positions, order = torch.tensor([[4], [1], [3]]), torch.tensor([[3, 0, 5, 1, 4, 2]]).expand(3, -1)
     keep, embedded = HOLES[:3] | torch.tensor([[0] * 6, [0] * 6, [1] + [0] * 5]).bool(), []
     model.encoder.norm.register_forward_hook(lambda module, given, x: embedded.append(x.requires_grad_()))
-    logits = model(ids, positions, segments=segments, keep=keep, order=order)
+    logits = model(ids, positions, segments=segments, attention_mask=keep, order=order)
     gradient, = torch.autograd.grad((logits * torch.randn(logits.shape)).sum(), embedded)
     seen = keep & (order < order.gather(1, positions))
     assert torch.equal(gradient.abs().amax(-1) > 1e-9, seen)
@@ -1092,12 +1093,12 @@ def test_permutation_loss_and_padding():
     model, (ids, segments) = build(PermutationLM, **XLNET), batch()
     positions = torch.tensor([[1, 4], [3, 0], [4, 3]])
     targets = ids.gather(1, positions)
-    logits = model(ids, positions, segments=segments, keep=KEEP)
+    logits = model(ids, positions, segments=segments, attention_mask=KEEP)
     losses = model(ids, positions, targets, segments, KEEP)
     assert losses.dtype == torch.float32 and losses.shape == targets.shape
     assert difference(losses, F.cross_entropy(logits.mT, targets, reduction='none')) < 1e-5
     ids, segments, keep = F.pad(ids, (0, 3), value=7), F.pad(segments, (0, 3)), F.pad(KEEP, (0, 3))
-    longer = model(ids, positions, segments=segments, keep=keep)
+    longer = model(ids, positions, segments=segments, attention_mask=keep)
     assert difference(longer, logits) < 1e-12
     losses.sum().backward()
     assert all(difference(parameter.grad, 0) > 1e-6 for parameter in model.parameters())
@@ -1117,9 +1118,9 @@ def test_head_on_gathered_positions_is_the_full_head():
     model = build()
     ids, segments = batch()
     positions, targets = torch.tensor([[1, 4], [5, 0], [3, 2]]), torch.tensor([[7, 8], [9, 1], [2, 22]])
-    full = model(ids, segments=segments, keep=KEEP)
+    full = model(ids, segments=segments, attention_mask=KEEP)
     wanted = torch.stack([full[b, positions[b]] for b in range(3)])
-    assert difference(model(ids, positions, segments=segments, keep=KEEP), wanted) < 1e-12
+    assert difference(model(ids, positions, segments=segments, attention_mask=KEEP), wanted) < 1e-12
     losses = model(ids, positions, targets, segments, KEEP)
     assert losses.dtype == torch.float32 and losses.shape == targets.shape
     each = [[F.cross_entropy(wanted[b, i], targets[b, i]).item() for i in range(2)] for b in range(3)]
@@ -1208,7 +1209,7 @@ def trained(model, ids, segments, keep):
         return model(ids, positions, ids[:, :1], segments, keep)
     if isinstance(model, SequenceClassifier):
         return F.cross_entropy(model(ids, segments, keep).float(), ids[:, 0] % 2, reduction='none')
-    return model(ids, targets=ids, segments=segments, keep=keep)
+    return model(ids, targets=ids, segments=segments, attention_mask=keep)
 
 
 @pytest.mark.parametrize('settings', rows_of([*SYSTEMS, *GATED]))
@@ -1220,10 +1221,10 @@ def test_bfloat16_autocast(settings):
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter), alpha=0.2)
     ids, segments = batch()
-    wanted = model(ids, segments=segments, keep=KEEP)
+    wanted = model(ids, segments=segments, attention_mask=KEEP)
     with torch.autocast('cpu', torch.bfloat16):
-        logits = model(ids, segments=segments, keep=KEEP)
-        losses = model(ids, targets=ids, segments=segments, keep=KEEP)
+        logits = model(ids, segments=segments, attention_mask=KEEP)
+        losses = model(ids, targets=ids, segments=segments, attention_mask=KEEP)
     assert logits.dtype == torch.bfloat16 and losses.dtype == torch.float32
     assert (logits.float() - wanted).norm() < 0.03 * wanted.norm()
     losses.sum().backward()
@@ -1350,7 +1351,7 @@ KNOBS = {'pair_rank': 2, 'pair_init': 'normal', 'normaliser': 'softmax', 'key_si
 
 
 def test_every_knob_of_one_row_is_tried():
-    assert KNOBS.keys() == MEANT_FOR.keys()
+    assert KNOBS.keys() == APPLIES_TO.keys()
 
 
 @pytest.mark.parametrize('settings, words', [
@@ -1365,16 +1366,16 @@ def test_every_knob_of_one_row_is_tried():
     *[({**system(name, 'none'), 'n_head': n_head}, [f'n_head={n_head}', f"attention='{name}'", 'even', '4'])
       for name in SHATTER for n_head in (2, 3)],
     *[(system(name, position), [f"position='{position}'", f"attention='{name}'",
-                               f"choose {' or '.join(OWN_ORDER[name])}"])
-      for name in OWN_ORDER for position in POSITION if position not in OWN_ORDER[name]],
+                               f"choose {' or '.join(ALLOWED_POSITIONS[name])}"])
+      for name in ALLOWED_POSITIONS for position in POSITION if position not in ALLOWED_POSITIONS[name]],
     ({**system('gau', 'rope'), 'key_size': 5}, ["position='rope'", '5', 'even', 'key_size']),
-    *[({'attention': name, knob: value}, [f'{knob}={value!r}', 'attention', *map(repr, MEANT_FOR[knob][1])])
-      for knob, value in KNOBS.items() if MEANT_FOR[knob][0] == 'attention'
-      for name in ATTENTION if name not in OWN_ORDER and name not in MEANT_FOR[knob][1]],
-    *[({**system(name, OWN_ORDER[name][0]), knob: value},
-       [f'{knob}={value!r}', *map(repr, MEANT_FOR[knob][1])])
-      for knob, value in KNOBS.items() if MEANT_FOR[knob][0] == 'attention'
-      for name in OWN_ORDER if name not in MEANT_FOR[knob][1]],
+    *[({'attention': name, knob: value}, [f'{knob}={value!r}', 'attention', *map(repr, APPLIES_TO[knob][1])])
+      for knob, value in KNOBS.items() if APPLIES_TO[knob][0] == 'attention'
+      for name in ATTENTION if name not in ALLOWED_POSITIONS and name not in APPLIES_TO[knob][1]],
+    *[({**system(name, ALLOWED_POSITIONS[name][0]), knob: value},
+       [f'{knob}={value!r}', *map(repr, APPLIES_TO[knob][1])])
+      for knob, value in KNOBS.items() if APPLIES_TO[knob][0] == 'attention'
+      for name in ALLOWED_POSITIONS if name not in APPLIES_TO[knob][1]],
     *[({'position': name, 'clip_distance': 5}, ['clip_distance=5', "position='rpe'"])
       for name in POSITION if name != 'rpe'],
     *[(system('gau', 'rope', normaliser=name, relu_scale='n'), ["relu_scale='n'", "'squared_relu'"])
@@ -1465,7 +1466,8 @@ def test_bert_gives_the_logits_of_hugging_face(bert):
     ids, segments, keep = padded_batch()
     wanted = their_logits(theirs, ids, segments, keep)
     ours = MaskedLM.from_pretrained(folder)
-    assert difference(ours(ids, segments=segments, keep=keep)[keep], wanted[keep]) < 1e-5 * wanted.abs().max()
+    given = ours(ids, segments=segments, attention_mask=keep)
+    assert difference(given[keep], wanted[keep]) < 1e-5 * wanted.abs().max()
     assert source.count_parameters(ours) == sum(parameter.numel() for parameter in theirs.parameters())
 
 
@@ -1483,7 +1485,7 @@ def test_bert_gives_the_gradients_of_hugging_face(bert, train):
     F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction='sum').backward()
     theirs.eval()
     torch.manual_seed(9)
-    ours.train(train)(ids, targets=targets, segments=segments, keep=keep).sum().backward()
+    ours.train(train)(ids, targets=targets, segments=segments, attention_mask=keep).sum().backward()
     gradients = {name: parameter.grad for name, parameter in theirs.named_parameters()}
     for name, their_name in source.hugging_face_names(ours.config).items():
         one, other = ours.get_parameter(name).grad, gradients[their_name]
@@ -1523,7 +1525,7 @@ def test_export_and_import_again(tmp_path):
     ours.save_pretrained(tmp_path)
     theirs = transformers.BertForMaskedLM.from_pretrained(tmp_path)
     ids, segments, keep = padded_batch()
-    wanted = ours.eval()(ids, segments=segments, keep=keep)
+    wanted = ours.eval()(ids, segments=segments, attention_mask=keep)
     given = their_logits(theirs, ids, segments, keep)
     assert difference(given[keep], wanted[keep]) < 1e-5 * wanted.abs().max()
     again = MaskedLM.from_pretrained(tmp_path)
@@ -1580,7 +1582,8 @@ def test_rope_gives_the_logits_of_roformer():
     ours.load_state_dict({name: weights[names[name].replace('bert.', 'roformer.', 1)] for name in names})
     ids, segments, keep = padded_batch()
     wanted = their_logits(theirs, ids, segments, keep)
-    assert difference(ours(ids, segments=segments, keep=keep)[keep], wanted[keep]) < 1e-5 * wanted.abs().max()
+    given = ours(ids, segments=segments, attention_mask=keep)
+    assert difference(given[keep], wanted[keep]) < 1e-5 * wanted.abs().max()
 
 
 def test_buckets_are_those_of_t5():
@@ -1600,7 +1603,7 @@ def xlnet_pair():
         attn_type='bi', dropout=0.0, layer_norm_eps=1e-12)
     theirs = randomised(transformers.XLNetModel(config))
     ours = randomised(PermutationLM(EncoderConfig(40, 16, 3, 4, 24, 36, **XLNET)))
-    weights = {'start': theirs.mask_emb.flatten()}
+    weights = {'query_embedding': theirs.mask_emb.flatten()}
     for i, layer in enumerate(theirs.layer):
         own, block = layer.rel_attn, f'encoder.blocks.{i}.'
         for name, matrix in [('query', own.q), ('key', own.k), ('value', own.v), ('distance', own.r)]:
@@ -1636,5 +1639,5 @@ def test_two_streams_give_the_states_of_hugging_face(xlnet_pair):
         perm_mask=(order[:, None] >= order[:, :, None]).float(),
         target_mapping=F.one_hot(positions, 9).float())[0]
     wanted = ours.head(wanted, ours.encoder.token.weight)
-    given = ours(ids, positions, segments=segments, keep=keep, order=order)
+    given = ours(ids, positions, segments=segments, attention_mask=keep, order=order)
     assert difference(given, wanted) < 1e-5 * wanted.abs().max()

@@ -364,14 +364,14 @@ class Loader:
                                for epoch in np.unique(epochs)])
 
     def batch(self, step):
-        """{'ids', 'positions', 'targets', 'weights'[, 'order'][, 'keep']} of this rank, as arrays."""
+        """{'ids', 'positions', 'targets', 'weights'[, 'order'][, 'attention_mask']} of this rank, arrays."""
         indices = self.indices(step)
         ids = self.rows.get(indices)
         draws = self.masker.draw(self.seed, step, self.total_batch)
         starts = None if self.masker.word_start is None else self.rows.word_starts(indices)
         batch = self.masker.apply(ids, *(draw[self.share][:len(ids)] for draw in draws), starts)
         if self.rows.padded:
-            batch['keep'] = ids != self.rows.special['pad']
+            batch['attention_mask'] = ids != self.rows.special['pad']
         return batch
 
 

@@ -26,7 +26,15 @@ import finetune
 import train
 from configurator import UserError, configure
 from finetune import HEADS, TASKS, Batches, Example, Feature, collate, join_texts
-from model import ATTENTION, OWN_ORDER, POOLING, EncoderConfig, MaskedLM, PermutationLM, SequenceClassifier
+from model import (
+    ALLOWED_POSITIONS,
+    ATTENTION,
+    POOLING,
+    EncoderConfig,
+    MaskedLM,
+    PermutationLM,
+    SequenceClassifier,
+)
 from prepare_data import load_meta, load_tokenizer
 
 SPECIAL = {'pad': 0, 'unk': 1, 'cls': 2, 'sep': 3, 'mask': 4}
@@ -308,7 +316,7 @@ def test_a_bert_without_a_pooler_gets_a_new_one(bert):
 @pytest.mark.parametrize('attention', ATTENTION)
 def test_any_pretrained_encoder_takes_any_head(attention, pooling):
     """The encoder's states are those of pretraining, at its length and, on short rows, beyond it."""
-    position = OWN_ORDER.get(attention, ('absolute',))[0]
+    position = ALLOWED_POSITIONS.get(attention, ('absolute',))[0]
     config = EncoderConfig(40, 16, 2, 4, 16, 32, attention=attention, position=position)
     torch.manual_seed(1)
     model = (PermutationLM if attention == 'xlnet' else MaskedLM)(config).eval()

@@ -138,7 +138,7 @@ def test_the_page_has_its_commands_and_files():
 
 def test_the_tables_of_systems_are_those_of_the_model():
     """Every row of ATTENTION and POSITION is there, in order, with the counts of its models."""
-    from model import ATTENTION, OWN_ORDER, POSITION
+    from model import ALLOWED_POSITIONS, ATTENTION, POSITION
     number, page = r'([\d,]+)', PAGE[PAGE.index('## Systems'):PAGE.index('## Pretrain')]
     shared = re.findall(rf'^\| `(\w+)` \|.*\| {number} \| {number} \| {number} \|$', page, re.M)
     order = re.findall(rf'^\| `(\w+)` \|[^|]*\|[^|]*\| {number} \|$', page, re.M)
@@ -152,7 +152,7 @@ def test_the_tables_of_systems_are_those_of_the_model():
     for attention, printed, matrices in own:
         gau = {'norm': 'rms', 'bias': False, 'lm_head': 'decoder'} if attention == 'gau' else {}
         shape = (24, *SHAPES[1][1:]) if attention == 'gau' else SHAPES[1]
-        settings = {'attention': attention, 'position': OWN_ORDER[attention][0], **gau}
+        settings = {'attention': attention, 'position': ALLOWED_POSITIONS[attention][0], **gau}
         assert printed == count(shape, **settings)
         assert matrices in ('', count(shape, matrices=True, **settings))
 

@@ -21,7 +21,7 @@ from conftest import ROOT, refused, stage, tiny, torchrun, train
 
 import train as source
 from configurator import UserError
-from model import ATTENTION, NORMALISER, OWN_ORDER, POSITION, EncoderConfig, MaskedLM, PermutationLM
+from model import ALLOWED_POSITIONS, ATTENTION, NORMALISER, POSITION, EncoderConfig, MaskedLM, PermutationLM
 from prepare_data import load_meta, load_tokenizer
 from train import (
     OBJECTIVE,
@@ -295,7 +295,7 @@ def test_schedule(schedule):
 
 @pytest.mark.parametrize('attention', ATTENTION)
 def test_decay_is_on_matrices_alone(attention):
-    position = OWN_ORDER.get(attention, ['absolute'])[0]
+    position = ALLOWED_POSITIONS.get(attention, ['absolute'])[0]
     model = MaskedLM(EncoderConfig(50, 8, 2, 4, 8, 16, attention=attention, position=position))
     optimizer = source.make_optimizer(model, 1e-3, (0.9, 0.999), 1e-8, 0.01, torch.device('cpu'))
     decay = {id(p): group['weight_decay'] for group in optimizer.param_groups for p in group['params']}
@@ -328,7 +328,7 @@ def test_evaluation_equals_full_logits(corpus, meta):
 
 GAU = ['--attention=gau', '--position=rope', '--key_size=8', '--n_layer=3']
 SYSTEMS = {                                             # name: knobs
-    **{name: [f'--attention={name}', f'--position={OWN_ORDER.get(name, ["absolute"])[0]}']
+    **{name: [f'--attention={name}', f'--position={ALLOWED_POSITIONS.get(name, ["absolute"])[0]}']
        for name in ATTENTION if name != 'gau'},
     **{f'gau {name}': [*GAU, f'--normaliser={name}'] for name in NORMALISER},
     **{f'pairwise {name}': ['--attention=pairwise', f'--position={name}'] for name in POSITION},

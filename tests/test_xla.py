@@ -23,9 +23,9 @@ from test_train import HARM, KILL, metrics, patched, same_checkpoint
 
 import train as source
 from model import (
+    ALLOWED_POSITIONS,
     ATTENTION,
     NORMALISER,
-    OWN_ORDER,
     POOLING,
     POSITION,
     EncoderConfig,
@@ -58,7 +58,7 @@ slow = functools.partial(stage, timeout=900)            # compilation takes seco
 MODELS = MaskedLM, PermutationLM, SequenceClassifier, SpanClassifier, MultipleChoice
 SYSTEMS = [
     *({'attention': attention, 'position': position} for attention in ATTENTION
-      for position in OWN_ORDER.get(attention, POSITION)),
+      for position in ALLOWED_POSITIONS.get(attention, POSITION)),
     *({'attention': 'gau', 'position': 'rope', 'normaliser': name} for name in NORMALISER),
     {'attention': 'shatter', 'position': 'none', 'recompute': True},
     {'attention': 'pairwise', 'pair_rank': 2},
@@ -85,7 +85,7 @@ def batch(seed=0, objective='mlm', padded=False, n=4):
     if objective == 'plm':
         found['order'] = torch.rand(n, 16, generator=generator).argsort(1)
     if padded:
-        found['keep'] = torch.arange(16) < torch.tensor([16, 9, 12, 8])[:n, None]
+        found['attention_mask'] = torch.arange(16) < torch.tensor([16, 9, 12, 8])[:n, None]
     return found
 
 
@@ -147,7 +147,7 @@ def test_losses_and_gradients_are_the_cpus(system):
 @pytest.mark.xla
 @pytest.mark.parametrize('attention', ATTENTION)
 def test_bfloat16_is_near(attention):
-    ours = build(attention, OWN_ORDER.get(attention, ('absolute',))[0])
+    ours = build(attention, ALLOWED_POSITIONS.get(attention, ('absolute',))[0])
     theirs, rows = source.place(copy.deepcopy(ours), XLA), batch()
     with torch.no_grad(), source.autocast(XLA, torch.bfloat16):
         loss = theirs(**moved(rows, XLA)).mean().cpu()
@@ -235,7 +235,7 @@ def test_ranks_of_xla_take_equal_shares():
 @pytest.mark.parametrize('attention', ['original', 'shatter'])
 def test_a_steady_run_compiles_nothing_and_reads_where_it_logs_alone(attention):
     counters.clear_all()
-    system = {'attention': attention, 'position': OWN_ORDER.get(attention, ('absolute',))[0]}
+    system = {'attention': attention, 'position': ALLOWED_POSITIONS.get(attention, ('absolute',))[0]}
     found, _ = steps(XLA, (4, 7), system, dropout=0.1, attention_dropout=0.1)
     compiled, reads = ([values[i] for values in found] for i in (2, 3))
     assert 0 < compiled[0] <= compiled[2] == compiled[-1], compiled
