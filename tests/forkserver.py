@@ -1,6 +1,6 @@
 """A process that imports what the stages import, once, and forks a child for each stage that a test starts.
 
-    $ python tests/forkserver.py FD FOLDER              # FD: one end of a SOCK_SEQPACKET pair
+    $ python tests/forkserver.py FD FOLDER MODULE ...           # FD: one end of a SOCK_SEQPACKET pair
 
 A message is {"command", "cwd", "env"} with four descriptors: stdin, stdout, stderr and a socket, on which the
 child's process id and then its wait status come back. The server never computes: once a process has computed
@@ -29,11 +29,12 @@ AT_START = 'PYTHON', 'LC_', 'LANG', 'LD_', 'OMP_', 'HF_', 'TORCH', 'PJRT', 'XLA'
 
 # ---- the server ----
 
-def preload(folder):
-    """Import the stages in `folder` and keep only their libraries: each child imports the stages anew."""
+def preload(folder, *modules):
+    """Import modules and the stages in `folder`; the stages are dropped, for each child imports them anew."""
     sys.path.insert(0, folder)
-    stages = [os.path.basename(path)[:-3] for path in glob.glob(f'{folder}/*.py') if 'test_' not in path]
-    for name in [*LAZY, *stages]:
+    names = [os.path.basename(path)[:-3] for path in glob.glob(f'{folder}/*.py')]
+    stages = [name for name in names if not name.startswith('test_')]
+    for name in [*modules, *stages]:
         with contextlib.suppress(Exception):            # the child that needs it says what is wrong
             importlib.import_module(name)
     for name in stages:
@@ -118,14 +119,14 @@ def end(status):
 class Server:
     """The server process of these tests; `start` asks it for a child."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, modules=LAZY):
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.env = dict(os.environ)
         one_thread = {'JE_ARROW_MALLOC_CONF': 'background_thread:false'}        # pyarrow's own would not fork
         self.process = subprocess.Popen(
-            [sys.executable, __file__, str(theirs.fileno()), folder], pass_fds=[theirs.fileno()], cwd=folder,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
-            env={**self.env, **one_thread})
+            [sys.executable, __file__, str(theirs.fileno()), folder, *modules], pass_fds=[theirs.fileno()],
+            cwd=folder, env={**self.env, **one_thread}, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, start_new_session=True)
         theirs.close()
 
     def can(self, env):
@@ -168,7 +169,8 @@ class Child:
         if self.returncode is None:
             self.reply.settimeout(timeout)
             try:
-                self.returncode = os.waitstatus_to_exitcode(int(self.reply.recv(64)))
+                status = int(self.reply.recv(64) or signal.SIGKILL)         # nothing: the server has ended
+                self.returncode = os.waitstatus_to_exitcode(status)
             except (BlockingIOError, TimeoutError):
                 raise subprocess.TimeoutExpired(self.args, timeout) from None
             self.reply.close()
@@ -193,7 +195,7 @@ class Child:
 
 
 if __name__ == '__main__':
-    preload(sys.argv[2])
+    preload(*sys.argv[2:])
     message = serve(socket.socket(fileno=int(sys.argv[1])))
     if message:
         try:

@@ -37,10 +37,12 @@ FIRST = {               # really run, in this order -> what makes them small
     'python train.py config/quickstart.py': ['--max_iters=20', '--eval_samples=64', '--device=cpu'],
     FILL: ['--device=cpu'],
     'python finetune.py config/finetune_quickstart.py': [
-        '--trials=1', '--epochs=1', '--train_samples=8', '--eval_samples=32', '--device=cpu'],
-    'python bench.py': ['--what=params,speed,partition', '--n_layer=2', '--n_head=4', '--n_embd=16',
-                        '--n_inner=32', '--lengths=16', '--batches=2', '--rounds=1', '--warmup=1',
-                        '--vocab_size=400', '--device=cpu'],
+        '--tasks=docstring_order', '--trials=1', '--epochs=1', '--train_samples=8', '--eval_samples=32',
+        '--device=cpu'],
+    'python bench.py': [
+        '--what=params,speed', '--variants=original,shatter', '--peers=hf_bert', '--n_layer=2', '--n_head=4',
+        '--n_embd=16', '--n_inner=32', '--lengths=16', '--batches=2', '--rounds=1', '--warmup=1',
+        '--vocab_size=400', '--device=cpu'],
 }
 STARTS = 'quickstart', 'base_pairwise', 'base_original'
 BERT = {'num_hidden_layers': 2, 'num_attention_heads': 4, 'hidden_size': 16, 'intermediate_size': 32,
@@ -298,7 +300,10 @@ SHAPES = (4, 8, 512, 2048), (12, 12, 768, 3072), (24, 16, 1024, 4096)
 
 def count(shape, matrices=False, **settings):
     """Parameters of a masked LM, or of the matrices of its blocks, as the page prints them."""
-    with torch.device('meta'):
-        model = MaskedLM(EncoderConfig(30522, 512, *shape, **settings))
-    counted = model.encoder.blocks if matrices else model
-    return f'{sum(p.numel() for p in counted.parameters() if p.dim() > 1 or not matrices):,}'
+    def counted(n_layer):
+        with torch.device('meta'):
+            model = MaskedLM(EncoderConfig(30522, 512, n_layer, *shape[1:], **settings))
+        part = model.encoder.blocks if matrices else model
+        return sum(p.numel() for p in part.parameters() if p.dim() > 1 or not matrices)
+    one, two = counted(1), counted(2)                   # all blocks are alike
+    return f'{one + (shape[0] - 1) * (two - one):,}'
