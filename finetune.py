@@ -4,10 +4,10 @@
     $ python finetune.py config/glue_courtois.py --init_from=out/base_pairwise --compare=out/base_original
     $ torchrun --standalone --nproc_per_node=8 finetune.py config/glue_courtois.py
 
-A trial is one task fine-tuned with one seed from one set of weights, by one process; those that torchrun
-starts share the trials. It leaves a folder in out_dir with its log, result, predictions and weights. A repeated
-command skips finished trials and starts again what was cut off. A step is a function of (weights, data, seed,
-step) alone.
+A trial is one task fine-tuned with one seed from one set of weights, by one process; those of torchrun share
+the trials. It leaves a folder in out_dir with its log, result, predictions and weights. A repeated
+command skips finished trials and starts one that was cut off again. A step is a pure function of (weights,
+data, seed, step).
 """
 import collections
 import contextlib
@@ -109,12 +109,9 @@ device = 'auto'                 # auto, cpu, cuda, cuda:1 (without torchrun), mp
 dtype = 'auto'                  # auto (bfloat16 on GPUs that compute in it), float32, bfloat16 or float16
 compile = 'auto'                # auto (on for CUDA), true or false
 
-LIMITS = {                      # knob: lowest, highest (None: none)
-    'trials': (1, None), 'seed': (0, 2 ** 62), 'block_size': (0, None), 'stride': (1, None), 'epochs': (1, None),
-    'train_samples': (0, None), 'eval_samples': (0, None), 'total_batch': (1, None), 'batch_size': (1, None),
-    'learning_rate': (1e-12, None), 'min_lr': (0, None), 'warmup_fraction': (0, 0.999), 'beta1': (0, 0.9999),
-    'beta2': (0, 0.999999), 'adam_eps': (1e-30, None), 'weight_decay': (0, None), 'grad_clip': (0, None),
-    'eval_interval': (0, None), 'max_answer': (1, None), 'log_interval': (1, None),
+LIMITS = {                      # knob: lowest, highest (None: none); of the others train.LIMITS
+    'trials': (1, None), 'seed': (0, 2 ** 62), 'block_size': (0, None), 'stride': (1, None),
+    'train_samples': (0, None), 'epochs': (1, None), 'warmup_fraction': (0, 0.999), 'max_answer': (1, None),
 }
 FREE = {                        # knobs that do not decide a trial's result
     'out_dir', 'init_from', 'compare', 'tasks', 'trials', 'seed', 'paper', 'predict', 'noise', 'cross',
@@ -181,11 +178,11 @@ class Task:
 # ---- readers: file -> (where, record) pairs; a record is a dict, or a Bad ----
 
 def read_lines(path):
-    """(file:line, text) of each line that is not blank; pick_text refuses bytes that are not UTF-8."""
+    """(file:line, text) of each line that is not blank; pick_text refuses what is not UTF-8."""
     with open(path, encoding='utf-8-sig', errors='surrogateescape', newline='\n') as file:
         for number, line in enumerate(file, 1):
-            if line.rstrip('\r\n'):
-                yield f'{path}:{number}', line.rstrip('\r\n')
+            if line := line.rstrip('\r\n'):
+                yield f'{path}:{number}', line
 
 
 def read_table(path, header=()):
@@ -197,11 +194,9 @@ def read_table(path, header=()):
             columns = header if header and len(cells) == len(header) else cells
             if columns is cells:
                 continue
-        if len(cells) == len(columns):
-            yield where, dict(zip(columns, cells, strict=True))
-        else:
-            expected = f"expected {len(columns)}: {', '.join(columns)}"
-            yield where, Bad('missing columns', f'{len(cells)} cells, {expected}')
+        expected = f"{len(cells)} cells, expected {len(columns)}: {', '.join(columns)}"
+        fits = len(cells) == len(columns)
+        yield where, dict(zip(columns, cells, strict=True)) if fits else Bad('missing columns', expected)
 
 
 def read_records(path):
@@ -313,25 +308,22 @@ def pick_id(record, number):
 
 def pick_label(task, record):
     """Class index or, of a task without classes, a score; None if the record is unlabelled."""
-    value = pick(record, task.label)
+    value, names = pick(record, task.label), task.written or task.labels
     if value is None:
         return None
     if value == '-':
         raise Bad(DISPUTED)
-    for names in (task.labels, task.written):
-        if str(value) in names:
-            return names.index(str(value))
-    if isinstance(value, int) and 0 <= value < len(task.labels):        # of a hub column without names
-        return value
-    try:
-        score = math.nan if task.labels else float(value)
+    for known in (task.labels, names):
+        if str(value) in known:
+            return known.index(str(value))
+    try:                                                # a score, or an index from a hub column without names
+        score = value if task.labels else float(value)
+        if score in range(len(task.labels)) or not task.labels and math.isfinite(score):
+            return score
     except (TypeError, ValueError):
-        score = math.nan
-    if not math.isfinite(score):
-        names = task.written or task.labels
-        some = ', '.join(names[:6]) + (f', ... {names[-1]}' if len(names) > 6 else '')
-        raise Bad('unknown label', f"{value!r}: expected {some or 'a number'}")
-    return score
+        pass
+    expected = ', '.join(names[:6]) + (f' ... {names[-1]}' if len(names) > 6 else '')
+    raise Bad('unknown label', f"{value!r}, expected {expected or 'a number'}")
 
 
 def make_texts(task, record, number, counts):
@@ -465,8 +457,8 @@ def find_split(task, split, data_dir):
     for folder in [os.path.join(data_dir, task.folder), *folders]:
         for names in task.files[split].split('|'):
             paths = [os.path.join(folder, item) for item in names.split('+')]
-            called = os.path.basename(folder).lower().removesuffix('_public') == name
-            if called and all(map(os.path.isfile, paths)):
+            called = os.path.basename(folder).lower().removesuffix('_public')
+            if called == name and all(map(os.path.isfile, paths)):
                 return paths
     wanted = ' or '.join(task.files[split].replace('+', ' and ').split('|'))
     where, hub = os.path.join(data_dir, task.folder), task.hub.replace(':', ', ')
@@ -484,14 +476,11 @@ ANSWERS = {     # head: prediction -> what a submission says
 }
 
 
-def write_submission(name, column, path, examples, predictions):
-    """Write what the benchmark's site takes into the folder `path`, or a file of that format.  Returns its path.
-
-    column  the task's name, or mnli_mm
-    """
+def write_submission(name, column, folder, examples, predictions, prefix=''):
+    """Write what the benchmark's site takes.  `column` is the task's name, or mnli_mm.  Returns the path."""
     task = TASKS[name]
-    if os.path.isdir(path):
-        path = os.path.join(path, task.submission.split('|')[-1 if column.endswith('_mm') else 0])
+    os.makedirs(folder, exist_ok=True)
+    path = os.path.join(folder, prefix + task.submission.split('|')[-1 if column.endswith('_mm') else 0])
     answers = [ANSWERS[task.head](task, prediction) for prediction in predictions]
     prepare_data.write_bytes(path, task.write([example.id for example in examples], answers).encode())
     return path
@@ -540,7 +529,8 @@ def docstring_examples(name, split, data_dir, n, label):
         raise UserError(f'{paths[0]}: not there; python prepare_data.py config/data_docstrings.py makes it; '
                         '--data_dir names another prepared folder that has one')
     rows = [record for _, record in read_records(path)]
-    pieces = sorted((text_hash(row['text'], 1), row['package'], row['where'], prose(row['text'], n)) for row in rows)
+    pieces = sorted((text_hash(row['text'], 1), row['package'], row['where'], prose(row['text'], n))
+                    for row in rows)
     times = collections.Counter(letters(text) for *_, texts in pieces for text in texts)
     pieces = [piece for key, *piece in pieces if (key < DOCSTRING_DEV * 2**64) == (split == 'dev')
               and piece[2] and all(times[letters(text)] == 1 for text in piece[2])]
@@ -842,9 +832,9 @@ def text_features(examples, tokenizer, block_size, stride, choices=False):
     """A row for each example, or for each of its choices; then the target has their number, too."""
     parts = [example.texts if choices else (example.texts,) for example in examples]
     ids = encode_all(tokenizer, [text for rows in parts for row in rows for text in row])
-    return [Feature(i, [join_texts(tokenizer.special, block_size, *(ids[text] for text in row)) for row in rows],
-                    (examples[i].label or 0, len(rows)) if choices else examples[i].label or 0)
-            for i, rows in enumerate(parts)]
+    join, labels = partial(join_texts, tokenizer.special, block_size), [one.label or 0 for one in examples]
+    return [Feature(i, [join(*(ids[text] for text in row)) for row in rows],
+                    (labels[i], len(rows)) if choices else labels[i]) for i, rows in enumerate(parts)]
 
 
 def span_features(examples, tokenizer, block_size, stride):
@@ -1031,7 +1021,7 @@ def collate(features, special, choices=False, length=0):
 class Batches:
     """Training batches by step: every feature once an epoch, in an order drawn from (seed, epoch).
 
-    Each has total_batch rows; the last of an epoch repeats some, with weight 0.  form: collate's other arguments
+    Each has total_batch rows; the last of an epoch repeats some, weight 0.  form: other arguments of collate
     """
 
     def __init__(self, features, seed, total_batch, form):
@@ -1157,16 +1147,16 @@ def make_classifier(start, head, knobs, n_label):
 
 # ---- data of a task ----
 
-def splits_of(name, kind):
-    """Splits for evaluation ('dev') or submission ('test') of a task, as {column of the results: split}."""
-    files = TASKS[name].files or {'dev': ''}
-    return {name + split.removeprefix(kind): split for split in files if split.startswith(kind)}
-
-
 class Split(NamedTuple):
     examples: list
     features: list
     skipped: dict               # {what was wrong with a row: how many}
+
+
+def splits_of(name, kind):
+    """Splits for evaluation ('dev') or submission ('test') of a task, as {column of the results: split}."""
+    files = TASKS[name].files or {'dev': ''}
+    return {name + split.removeprefix(kind): split for split in files if split.startswith(kind)}
 
 
 def load_all(name, split, data_dir, extra_train):
@@ -1180,16 +1170,14 @@ def load_all(name, split, data_dir, extra_train):
 
 def subsample(examples, most):
     """At most `most` of the examples, drawn without a seed of the run; 0: all."""
-    if not most or most >= len(examples):
-        return examples
-    return [examples[i] for i in sorted(train.shuffled(np.arange(most), len(examples), 0, 0))]
+    n = len(examples)
+    return [examples[i] for i in sorted(train.shuffled(np.arange(min(most or n, n)), n, 0, 0))]
 
 
 @functools.lru_cache(8)
-def load_split(name, split, tokenizer, block_size, knobs):
-    """Split of a task in a tokenizer's ids, kept for the trials that follow.  knobs: see Trial.split"""
-    data_dir, extra_train, most, stride = knobs
-    examples, skipped = load_all(name, split, data_dir, extra_train)
+def load_split(name, split, tokenizer, block_size, stride, files, most):
+    """Split of a task in a tokenizer's ids, kept for later trials.  files: (data_dir, extra_train)"""
+    examples, skipped = load_all(name, split, *files)
     examples = subsample(examples, most)
     return Split(examples, HEADS[TASKS[name].head].features(examples, tokenizer, block_size, stride), skipped)
 
@@ -1205,11 +1193,12 @@ def survey(name, config):
     for split in TASKS[name].files or ('train', 'dev'):
         if predict == 'test' or not split.startswith('test'):
             examples[split] = load_all(name, split, config['data_dir'], config['extra_train'])[0]
-    hashes = {split: hashlib.sha256(repr(found).encode()).hexdigest()[:16] for split, found in examples.items()
-              if not split.startswith('test')}
+    hashes = {split: hashlib.sha256(repr(found).encode()).hexdigest()[:16]
+              for split, found in examples.items() if not split.startswith('test')}
     if predict not in ('', 'test'):
         examples[predict] = read_file(name, predict)[0]
-    return hashes, f"{name}: {', '.join(f'{split} {len(found):,}' for split, found in examples.items())} examples"
+    counts = ', '.join(f'{split} {len(found):,}' for split, found in examples.items())
+    return hashes, f'{name}: {counts} examples'
 
 
 def majority_of(name, examples, n):
@@ -1225,8 +1214,8 @@ def majority_of(name, examples, n):
 def score(name, examples, predictions, records=()):
     """{metric: value} of predictions, one for each example, as fractions.
 
-    records  of the predictions: where questions may have no answer, SQuAD v2.0's best_exact and best_f1 come from
-             them, at the threshold of no answer that is best for each
+    records  of the predictions: from them come SQuAD v2.0's best_exact and best_f1, at the threshold of no
+             answer that is best for each, where questions may have none
     """
     task, targets = TASKS[name], [example.label for example in examples]
     if task.head == 'span':
@@ -1234,7 +1223,8 @@ def score(name, examples, predictions, records=()):
     scores = {metric: float(METRICS[metric](targets, predictions)) for metric in task.metrics}
     if records and task.unanswerable:
         texts, gaps = ([record[key] for record in records] for key in ('best', 'null_difference'))
-        scores |= {f'best_{metric}': best_threshold(targets, texts, gaps, metric)[0] for metric in task.metrics}
+        scores |= {f'best_{metric}': best_threshold(targets, texts, gaps, metric)[0]
+                   for metric in task.metrics}
     return scores
 
 
@@ -1251,7 +1241,10 @@ def recipe(config, name):
                             f"{', '.join(chosen)}")
         if task == name:
             chosen[key] = parse(key, text, chosen[key])
-    train.check_limits({**config, **chosen}, LIMITS)
+    known, limits = {**config, **chosen}, {**train.LIMITS, **LIMITS}
+    train.check_limits(known, {key: limits[key] for key in known if key in limits})
+    if known['min_lr'] > known['learning_rate']:
+        raise UserError(f"min_lr={known['min_lr']}: must be at most learning_rate={known['learning_rate']}")
     choose('schedule', chosen['schedule'], train.SCHEDULE)
     choose('pooling', chosen['pooling'], POOLING)
     if 0 < chosen['block_size'] < 8:
@@ -1273,32 +1266,29 @@ class Trial:
     head = property(lambda self: HEADS[self.task.head])
     metric = property(lambda self: self.knobs.metric or self.task.metrics[0])
     start = property(lambda self: read_start(self.source, self.knobs.tokenizer, self.knobs.lower_case))
+    length = property(lambda self: self.knobs.block_size or self.start.config.block_size)
 
     @property
     def folder(self):
         """out_dir/RUN@STEP/TASK_SEED_HASH, another one for each identity."""
         run, step = label(self.source)
-        code = f'{text_hash(json.dumps(self.identity, sort_keys=True), 0):016x}'[:6]
+        code = f'{text_hash(json.dumps(self.identity, sort_keys=True)):016x}'[:6]
         place = run if step is None else f'{run}@{step}'
         return os.path.join(self.knobs.out_dir, place, f'{self.name}_{self.seed}_{code}')
 
     def split(self, split, name=''):
         """Split of this trial's task or of another, in this trial's tokens."""
         k = self.knobs
-        most = {'train': k.train_samples}.get(split, k.eval_samples if split.startswith('dev') else 0)
-        return load_split(name or self.name, split, self.start.tokenizer, self.length,
-                          (k.data_dir, k.extra_train, most, k.stride))
+        most = k.train_samples if split == 'train' else k.eval_samples if split.startswith('dev') else 0
+        return load_split(name or self.name, split, self.start.tokenizer, self.length, k.stride,
+                          (k.data_dir, k.extra_train), most)
 
     def dev(self):
         """{column: Split} of the evaluation sets."""
         return {column: self.split(split) for column, split in splits_of(self.name, 'dev').items()}
 
-    @property
-    def length(self):
-        return self.knobs.block_size or self.start.config.block_size
-
     def form(self, runtime):
-        """Arguments of collate; XLA compiles a graph for each length of a row, so there it has one."""
+        """Arguments of collate; XLA compiles a graph for each length of rows, so there is one."""
         padded = self.knobs.pad_to_block or runtime.is_xla
         return self.start.tokenizer.special, self.head.choices, self.length if padded else 0
 
@@ -1336,52 +1326,58 @@ def predict_split(model, split, trial, runtime, fraction=0.0):
 
 
 def add_noise(model, features, form, runtime, fraction):
-    """Add spherical Gaussian noise to what the first block reads; returns the hook.  Kowsher et al. 2024, section 3
+    """Add spherical Gaussian noise to what the first block reads; returns the hook.  Kowsher et al. 2024
 
     Its norm is `fraction` of the mean norm of the embeddings of the evaluated tokens, at every token.
     """
-    total, n = 0.0, 0
+    norms = []
     for begin in range(0, len(features), EVAL_ROWS):
-        batch = train.micro_batches(collate(features[begin:begin + EVAL_ROWS], *form), EVAL_ROWS, runtime.device)[0]
+        rows = collate(features[begin:begin + EVAL_ROWS], *form)
+        batch = train.micro_batches(rows, EVAL_ROWS, runtime.device)[0]
         ids, segments, mask = (batch[key].flatten(0, -2) for key in ('ids', 'segments', 'attention_mask'))
-        norms, mask = train.to_host((model.encoder.embed(ids, segments).norm(dim=-1), mask), runtime)
-        total, n = total + norms[mask].sum().item(), n + int(mask.sum())
+        found, mask = train.to_host((model.encoder.embed(ids, segments).norm(dim=-1), mask), runtime)
+        norms.append(found[mask].cpu())
+    norm = fraction * torch.cat(norms).mean().item()
 
     def add(module, inputs, x):
         direction = torch.randn_like(x)
-        return x + direction / direction.norm(dim=-1, keepdim=True) * (fraction * total / n)
+        return x + norm * direction / direction.norm(dim=-1, keepdim=True)
 
     return model.encoder.dropout.register_forward_hook(add)
 
 
 def fine_tune(trial, model, runtime):
     """Train and evaluate a trial.  Returns what result.json holds."""
-    k, data = trial.knobs, trial.split('train')
+    k, data, name = trial.knobs, trial.split('train'), f'{trial.name} seed {trial.seed}'
     os.makedirs(trial.folder, exist_ok=True)
     batches = Batches(data.features, trial.seed, k.total_batch, trial.form(runtime))
     steps, every = batches.per_epoch * k.epochs, k.eval_interval or batches.per_epoch
-    optimizer = train.make_optimizer(model, k.learning_rate, (k.beta1, k.beta2), k.adam_eps, k.weight_decay, runtime)
+    betas, learner = (k.beta1, k.beta2), Learner(model, trial.head.losses)
+    optimizer = train.make_optimizer(model, k.learning_rate, betas, k.adam_eps, k.weight_decay, runtime)
     scaler = torch.amp.GradScaler(runtime.device.type, enabled=runtime.dtype == torch.float16)
-    learner = train.compiled(Learner(model, trial.head.losses), k.compile, batches.batch(0), k.batch_size, runtime)
+    learner = train.compiled(learner, k.compile, batches.batch(0), k.batch_size, runtime)
     log, health = train.Log(trial.folder, 0, runtime, k.wandb_project, vars(k)), train.Health(runtime)
-    name, best, seconds, since = f'{trial.name} seed {trial.seed}', {}, [0.0] * k.epochs, time.perf_counter()
+    best, seconds, since = {}, [0.0] * k.epochs, time.perf_counter()
     for step, batch in enumerate(train.prefetch(batches.batch, range(steps)), 1):
-        lr = train.get_lr(step - 1, k.learning_rate, k.min_lr, round(k.warmup_fraction * steps), steps, k.schedule)
+        warmup = round(k.warmup_fraction * steps)
+        lr = train.get_lr(step - 1, k.learning_rate, k.min_lr, warmup, steps, k.schedule)
         train.set_lr(optimizer, lr, runtime)
         train.seed_step(trial.seed, step - 1, runtime)
         parts = train.micro_batches(batch, k.batch_size, runtime.device)
         count = float(batch['weights'].sum())
         health.add(*train.update(learner, optimizer, scaler, parts, count, k.grad_clip, runtime), scaler)
-        logging, validating = (step % n == 0 or step == steps for n in (k.log_interval, every))
-        if logging or validating:
+        runtime.sync()
+        logs, validates = (step % interval == 0 or step == steps for interval in (k.log_interval, every))
+        if logs or validates:
             loss, norm = health.look(step, name)                # waits for the device
         seconds[(step - 1) // batches.per_epoch] += time.perf_counter() - since
-        if logging:
-            speed = step * k.total_batch / sum(seconds)
-            log.write('train', step, f'{name} step {step}/{steps}: loss {loss:.4f}, lr {lr:.2e}, norm {norm:.2f}, '
-                      f'{speed:,.1f} examples/s, eta {train.clock((steps - step) * k.total_batch / speed)}',
-                      loss=loss, lr=lr, norm=norm, examples_per_second=speed)
-        if validating:
+        if logs:
+            speed, graphs = step * k.total_batch / sum(seconds), train.compilations(runtime)
+            text = (f'{name} step {step}/{steps}: loss {loss:.4f}, lr {lr:.2e}, norm {norm:.2f}, '
+                    f'{speed:,.1f} examples/s, eta {train.clock((steps - step) * k.total_batch / speed)}')
+            text += ''.join(f', {key} {n}' for key, n in graphs.items())
+            log.write('train', step, text, loss=loss, lr=lr, norm=norm, examples_per_second=speed, **graphs)
+        if validates:
             found = validate(trial, model, runtime, step, log)
             best = found if not k.keep_best or found['value'] > best.get('value', -math.inf) else best
         since = time.perf_counter()
@@ -1422,7 +1418,7 @@ def finish(trial, model, runtime, best, spent):
         'majority': {column: score(trial.name, split.examples, majority_of(
             trial.name, data.examples, len(split.examples))) for column, split in dev.items()},
         'n_train': len(data.examples), 'n_dev': {column: len(dev[column].examples) for column in dev},
-        'skipped': {f'{split} {kind}:': n for split, found in {'train': data, **dev}.items()
+        'skipped': {f'{split}: {kind}': n for split, found in {'train': data, **dev}.items()
                     for kind, n in found.skipped.items()},
         'epochs': trial.knobs.epochs, 'seconds_per_epoch': float(np.median(spent['seconds'])),
         'parameters': count_parameters(model), **trial.identity, 'device': train.device_name(runtime.device),
@@ -1471,13 +1467,11 @@ def submit(trial, model, runtime, wanted):
         examples, skipped = read_file(trial.name, wanted)
         features = trial.head.features(examples, trial.start.tokenizer, trial.length, trial.knobs.stride)
         found = {trial.name: Split(examples, features, skipped)}
+    prefix = '' if wanted == 'test' else os.path.splitext(os.path.basename(wanted))[0] + '.'
     for column, split in found.items():
         predictions, _ = predict_split(model, split, trial, runtime)
-        path = trial.folder
-        if wanted != 'test':
-            name = os.path.splitext(os.path.basename(wanted))[0]
-            path = os.path.join(path, f'{name}.{trial.task.submission}')
-        print(f'wrote {write_submission(trial.name, column, path, split.examples, predictions)}', flush=True)
+        path = write_submission(trial.name, column, trial.folder, split.examples, predictions, prefix)
+        print(f'wrote {path}', flush=True)
         known = [i for i, example in enumerate(split.examples) if example.label is not None]
         if known:
             scores = score(trial.name, [split.examples[i] for i in known], [predictions[i] for i in known])
@@ -1497,8 +1491,8 @@ def run_trial(trial, levels, others, wanted, runtime):
     model = make_classifier(trial.start, trial.head, trial.knobs, max(1, len(trial.task.labels)))
     path = os.path.join(trial.folder, 'model.pt')
     if result and not os.path.exists(path):
-        raise UserError(f'{path}: not kept, but noise, cross and predict need it; remove its folder and run again '
-                        'with --keep_models=true')
+        raise UserError(f'{path}: not kept, but noise, cross and predict need it; remove its folder and '
+                        'run again with --keep_models=true')
     if result:
         model.load_state_dict(train.read_checkpoint(path)['model'])
     model = train.to_device(model, runtime)
@@ -1537,15 +1531,16 @@ def paper_rows(table, models):
     rows = {name: re.findall(r'[\d.]+(?: \([\d.]+\))?', numbers)
             for name, numbers in (row.split(';') for row in table['rows'])}
     fits = [{name for name in rows if set(name.split(',')[0].split()) <= model} for model in models]
-    kept = {f'paper: {name}': row for name, row in rows.items() if not all(fits) or name in set().union(*fits)}
+    kept = {f'paper: {name}': row for name, row in rows.items()
+            if not all(fits) or name in set().union(*fits)}
     return pd.DataFrame.from_dict(
         kept, orient='index', columns=[*table['columns'].split(), *table.get('averages', ())])
 
 
 @functools.cache
 def t_quantile(freedom, inside=0.95):
-    """t with P(|T| <= t) = inside: t = sqrt(freedom) tan(angle), whose density is cos(angle)^(freedom - 1)."""
-    angles = np.linspace(0, math.pi / 2, 1_000_001)
+    """t with P(|T| <= t) = inside: t = sqrt(freedom) tan(angle), the angle's density is cos^(freedom - 1)."""
+    angles = np.linspace(0, math.pi / 2, 200_001)
     density = np.cos(angles) ** (freedom - 1)
     below = np.concatenate([[0], np.cumsum(density[1:] + density[:-1])])        # trapezia
     return math.sqrt(freedom) * math.tan(np.interp(inside, below / below[-1], angles))
@@ -1561,7 +1556,7 @@ def t_interval(values):
 
 
 def over_seeds(wide):
-    """DataFrame of 'mean (sd)', half of the 95 % interval and number of seeds of each column; rows are seeds."""
+    """DataFrame of 'mean (sd)', half of the 95 % interval and number of seeds of each column."""
     found = {}
     for name, values in wide.items():
         mean, sd, half = t_interval(values.dropna()) if values.count() else (None, None, None)
@@ -1571,13 +1566,16 @@ def over_seeds(wide):
 
 def each_row(wide):
     """'mean (sd)' over the seeds of each row, a line a row."""
-    return pd.DataFrame({row: over_seeds(seeds).loc['mean'] for row, seeds in wide.groupby('row', sort=False)}).T
+    found = {row: over_seeds(seeds).loc['mean'] for row, seeds in wide.groupby('row', sort=False)}
+    return pd.DataFrame(found).T
 
 
 def show(value):
     """A cell of a table: points with two decimals, '-' if there is none."""
     if isinstance(value, dict):
         return ', '.join(f'{key} {n:,}' for key, n in value.items())
+    if isinstance(value, int):
+        return f'{value:,}'
     return '-' if pd.isna(value) else f'{value:.2f}' if isinstance(value, float) else str(value)
 
 
@@ -1598,18 +1596,18 @@ def row_names(trials):
     names = []
     for trial in trials:
         others = [other for other in trials if other['task'] == trial['task']]
-        twins = [other for other in others if (other['init'], other['step']) == (trial['init'], trial['step'])]
+        twins = [one for one in others if (one['init'], one['step']) == (trial['init'], trial['step'])]
         words = [f'{key}={show_knob(trial["recipe"].get(key))}' for key in varies.index[varies]]
         words += [f"data={text_hash(str(trial['data']), 0):016x}"[:11]] if any(
             other['data'] != trial['data'] for other in others) else []
         words += [f"weights={trial['weights'][:6]}"] if any(
-            other['weights'] != trial['weights'] for other in twins) else []
+            one['weights'] != trial['weights'] for one in twins) else []
         names.append(' '.join([trial['init'], *words]))
     return names
 
 
 def tidy(trials):
-    """DataFrame with a line for each number of finished trials, in points; step: of pretraining, -1 without."""
+    """DataFrame with a line for each number of finished trials, in points; step -1: no pretraining step."""
     lines = []
     for trial, row in zip(trials, row_names(trials), strict=True):
         step = -1 if trial['step'] is None else trial['step']
@@ -1621,8 +1619,9 @@ def tidy(trials):
 
 
 def layouts(book, trials, models):
-    """(title, columns, {average: columns}, rows of the paper, note) of the paper's tables that share a column with
-    the trials, then of one for the columns in none of them.
+    """The paper's tables that share a column with the trials, then one of the columns in none of them.
+
+    Yields (title, columns, {average: columns}, rows of the paper, note).
     """
     ran = {column: f"{column}.{trial['metric']}" for trial in trials for column in trial['scores']}
     left = dict(ran)
@@ -1631,7 +1630,8 @@ def layouts(book, trials, models):
         own = {key.split('.')[0] for key in columns}
         if own & ran.keys():
             left = {column: key for column, key in left.items() if column not in own}
-            averages = {name: [columns[i] for i in places] for name, places in table.get('averages', {}).items()}
+            averages = {name: [columns[i] for i in places]
+                        for name, places in table.get('averages', {}).items()}
             yield table['title'], columns, averages, paper_rows(table, models), table.get('note', '')
     if left:
         kept = [key for column, key in left.items() if column != 'wnli']        # left out of GLUE's averages
@@ -1656,12 +1656,12 @@ def score_table(table, last, majority):
 
 
 def curve_table(row, seeds, note):
-    """Score by pretraining step, and where 95 % of the last score is reached.  Courtois et al. 2024, figure 3"""
+    """Score by pretraining step, and where 95 % of the last is reached.  Courtois et al. 2024, figure 3"""
     means = seeds.groupby('step').mean().dropna(axis=1, thresh=2)
     if means.empty:
         return ''
     aim = 0.95 * means.ffill().iloc[-1]
-    good = (means >= aim) & (means > 0)
+    good = (means >= aim) & (aim > 0)
     cells = pd.DataFrame({f'{step:,}': over_seeds(one[means.columns]).loc['mean']
                           for step, one in seeds.groupby('step')}).T
     cells.loc['95 % of the last'] = aim
@@ -1691,8 +1691,8 @@ def cost_tables(trials, rows, compare, note):
     times = frame.pivot_table(index='task', columns='row', values='seconds_per_epoch', sort=False)
     for row in times.columns.drop(compare) if compare in times else ():
         times[f'{row} / {compare}'] = times[row] / times[compare]
-    read = frame[['task', 'epochs', 'n_train', 'n_dev', 'skipped']].map(show).drop_duplicates().set_index('task')
-    read.columns = ['epochs', 'train', 'dev', 'skipped']
+    read = frame[['task', 'epochs', 'n_train', 'n_dev', 'skipped']].map(show).drop_duplicates()
+    read = read.set_index('task').rename(columns={'n_train': 'train', 'n_dev': 'dev'})
     return [markdown('Seconds an epoch', times, note), markdown('Examples', read)]
 
 
@@ -1709,16 +1709,19 @@ def wide_scores(frame, tables):
 
 
 def make_report(trials, paper='', compare=''):
-    """Markdown of finished trials, and their scores by (row, step, seed).  A row is judged by its last step."""
-    book, rows, frame = choose('paper', paper, read_papers()) if paper else {}, row_names(trials), tidy(trials)
-    inits, shape = dict(zip(rows, trials, strict=True)), 'attention position norm pooling n_layer n_head n_embd'.split()
+    """Markdown of finished trials, and scores by (row, step, seed).  A row is judged by its last step."""
+    book = choose('paper', paper, read_papers()) if paper else {}
+    rows, frame = row_names(trials), tidy(trials)
+    inits, shape = dict(zip(rows, trials, strict=True)), ['attention', 'position', 'norm', 'pooling']
+    shape += ['n_layer', 'n_head', 'n_embd']
     head = pd.DataFrame({row: {'step': one['step'], **{key: one['model'][key] for key in shape},
                                'device': one['device'], 'date': one['date']} for row, one in inits.items()}).T
     models = [{*one[shape[:4]], SIZES.get((one.n_layer, one.n_embd))} for _, one in head.iterrows()]
     tables = list(layouts(book, trials, models))
     wide, labels = wide_scores(frame, tables)
     ends = frame.groupby('row').step.max()
-    final = wide[wide.index.get_level_values('step') == ends[wide.index.get_level_values('row')]]
+    at, of = (wide.index.get_level_values(key).to_numpy() for key in ('step', 'row'))
+    final = wide[at == ends[of].to_numpy()]
     last, majority = final.loc['scores'].droplevel('step'), final.loc['majority'].groupby('row').mean()
     same = majority.nunique().max() <= 1
     majority = majority.max().to_frame('majority').T if same else majority.rename('majority: {}'.format)
@@ -1746,23 +1749,23 @@ def make_report(trials, paper='', compare=''):
 def plot_curves(scores, path):
     """PNG of averages, or else columns, by pretraining step, where there are several."""
     means = scores.groupby(['row', 'step']).mean().unstack('row').dropna(axis=1, thresh=2)
-    averages = [key for key in means.columns if '.' not in key[0]]
     if means.empty:
         return
+    averages = [key for key in means.columns if '.' not in key[0]]
+    means = means[averages] if averages else means
     try:
-        axes = means[averages or list(means.columns)].plot(style='o-', ylabel='points', xlabel='pretraining step')
-        axes.figure.savefig(path, dpi=120)
+        means.plot(style='o-', ylabel='points', xlabel='pretraining step').figure.savefig(path, dpi=120)
     except ImportError:
         print(f'{path} needs matplotlib, which is not installed')
 
 
 def trial_line(trial):
-    """One line for a trial that ended: its scores and the majority's, time and best step."""
+    """One line for a trial that ended: its scores, and the majority's for its metric; time and best step."""
     scores = ', '.join(f"{column}.{metric} {100 * value:.2f}" + (
         f" (majority {100 * trial['majority'][column][metric]:.2f})" if metric == trial['metric'] else '')
         for column, row in trial['scores'].items() for metric, value in row.items())
-    return (f"{trial['task']} seed {trial['seed']}: {scores}; {trial['seconds_per_epoch']:.0f} s an epoch, best at "
-            f"step {trial['best_step']}")
+    return (f"{trial['task']} seed {trial['seed']}: {scores}; {trial['seconds_per_epoch']:.0f} s an epoch, "
+            f"best at step {trial['best_step']}")
 
 
 # ---- main ----
@@ -1796,7 +1799,8 @@ def task_table():
     groups = {name: group for group, names in GROUPS.items() for name in names}
     lines = [f"  {name:18} {groups.get(name, '-'):11} {task.folder}/ {' '.join(task.files.values())}: "
              f"{', '.join(task.metrics)}" for name, task in TASKS.items()]
-    return '\n'.join(['', 'tasks: group, folder below data_dir and its files (a|b: either, a+b: both), metrics:', *lines])
+    title = 'tasks: group, folder below data_dir and its files (a|b: either, a+b: both), metrics:'
+    return '\n'.join(['', title, *lines])
 
 
 def write_report(config, show_it):
@@ -1804,8 +1808,8 @@ def write_report(config, show_it):
     folder, order = config['out_dir'], list(TASKS)
     folders = map(os.path.dirname, glob.glob(os.path.join(glob.escape(folder), '*', '*', 'result.json')))
     against = label(config['compare'])[0] if config['compare'] else ''
-    trials = sorted(map(read_result, folders), key=lambda trial: (
-        trial['init'] == against, trial['init'], trial['step'] or 0, order.index(trial['task']), trial['seed']))
+    trials = sorted(map(read_result, folders), key=lambda one: (
+        one['init'] == against, one['init'], one['step'] or 0, order.index(one['task']), one['seed']))
     if not trials:
         raise UserError(f'{folder}: no trial has finished there yet')
     text, scores = make_report(trials, config['paper'], against)
@@ -1831,7 +1835,6 @@ def main():
             configure(globals())
         return print(task_table())
     config, origins = configure(globals())
-    train.check_limits(config, LIMITS)
     names, levels = find_tasks(tasks), noise_levels(noise)
     others = [name for name in names if TASKS[name].positive] if cross else []
     if predict not in ('', 'test') and len(names) > 1:
@@ -1840,6 +1843,8 @@ def main():
         choose('paper', paper, read_papers())
     if report:
         return write_report(config, True)
+    if not out_dir:
+        raise UserError("out_dir='': name a folder, as in --out_dir=out/finetune")
     runtime = train.join(device, dtype, group=False)
     recipes = {name: recipe(config, name) for name in names}
     knobs = {name: SimpleNamespace(**{**config, **recipes[name]}, unanswerable=TASKS[name].unanswerable)
@@ -1862,8 +1867,8 @@ def main():
         train.write_manifest(out_dir, config, {'init_from': sources}, runtime)
         done = sum(read_result(trial.folder) is not None for trial in plan)
         print(knob_table(config, origins), *(line for _, line in data.values()), sep='\n')
-        print(f'{len(plan)} trials, {done} of them finished before; {runtime.device}, {str(runtime.dtype)[6:]}, '
-              f'{runtime.world} process(es)', flush=True)
+        print(f'{len(plan)} trials, {done} of them finished before; {runtime.device}, '
+              f'{str(runtime.dtype)[6:]}, {runtime.world} process(es)', flush=True)
 
     worked = runtime.main
     for number, trial in enumerate(mine, 1):
