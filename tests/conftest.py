@@ -87,7 +87,7 @@ def corpus(tmp_path_factory):
     """Folder of the prepared docstrings of four packages of the standard library, in several shards."""
     data_dir = tmp_path_factory.mktemp('data')
     done = stage('prepare_data.py', '--path=email unittest asyncio logging', '--name=tiny',
-                 f'--data_dir={data_dir}', '--vocab_size=400', '--val_fraction=0.1', '--shard_bytes=40000',
+                 f'--data_dir={data_dir}', '--vocab_size=400', '--val_fraction=0.1', '--unit_bytes=40000',
                  '--num_proc=1')
     assert done.returncode == 0, done.stderr
     return str(data_dir / 'tiny')
