@@ -99,9 +99,8 @@ LIMITS = {                      # knob: lowest, highest
 }
 HERE = os.path.dirname(os.path.abspath(__file__))
 SIZES = ('n_layer', 'n_head', 'n_embd', 'n_inner')
-SHAPES = {                      # the papers': SIZES, in this order
-    'small': (4, 8, 512, 2048), 'base': (12, 12, 768, 3072), 'large': (24, 16, 1024, 4096),
-}
+SHAPES = {name: dict(zip(SIZES, sizes, strict=True)) for name, sizes in {       # the papers'
+    'small': (4, 8, 512, 2048), 'base': (12, 12, 768, 3072), 'large': (24, 16, 1024, 4096)}.items()}
 GAU = {'attention': 'gau', 'position': 'rope', 'norm': 'rms', 'bias': False, 'lm_head': 'decoder'}
 GAUS = {f'gau{name}': {**GAU, **knobs} for name, knobs in {         # normalisers of Liu 2022, table 2
     '': {}, '_softmax': {'normaliser': 'softmax'}, '_squared_relu': {'normaliser': 'squared_relu'},
@@ -260,10 +259,10 @@ def printed(kind, *words):
 
 def params(config, runtime):
     """Parameters by group, of masked-LM models with 512 positions"""
-    for shape, sizes in {**SHAPES, 'this run': [config[key] for key in SIZES]}.items():
+    for shape, sizes in {**SHAPES, 'this run': {}}.items():
         for name in config['variants']:
             with torch.device('meta'):
-                model = build(name, {**config, **dict(zip(SIZES, sizes, strict=True))}, 512)
+                model = build(name, {**config, **sizes}, 512)
             groups = dict.fromkeys(('embedding', 'attention', 'position', 'MLP', 'norms', 'head'), 0)
             for key, parameter in model.named_parameters():
                 groups[next(group for group in GROUPS if re.match(GROUPS[group], key))] += parameter.numel()
@@ -283,10 +282,9 @@ def counts(config, runtime):
     """
     for paper, words, value, source in paper_rows('parameters'):
         name, shape, counted, n_words, besides = words.split()
-        sizes = dict(zip(SIZES, SHAPES[shape], strict=True))
+        knobs = {**SHAPES[shape], 'vocab_size': int(n_words), 'position': 'absolute'}
         with torch.device('meta'):
-            model = build(name, {**sizes, 'vocab_size': int(n_words), 'position': 'absolute'}, 512,
-                          'finetune' if counted == 'classifier' else 'train')
+            model = build(name, knobs, 512, 'finetune' if counted == 'classifier' else 'train')
         ours = (count_matrices if counted == 'matrices' else count_parameters)(model) + int(besides)
         rounded = {'M': f'{ours / 1e6:.1f}M', 'k': f'{ours / 1e3:,.0f}k'}.get(value[-1], f'{ours:,}')
         yield {'paper': paper, 'system': name, 'shape': shape, 'counted': counted, 'ours': ours,
@@ -333,14 +331,10 @@ def measure(config, runtime, mode, n, length):
     torch._dynamo.config.recompile_limit = 100          # systems share the code of a forward pass
     rows = make_rows(n, length, config, runtime.device)
 
-    @functools.cache
-    def built(name):
-        torch.manual_seed(1)
-        return train.to_device(build(name, config, length, mode), runtime)
-
     def make(name, compiled):
-        called = torch.compile(built(name), dynamic=False) if compiled else built(name)
-        return make_step(built(name), called, mode, rows, runtime)
+        model = train.to_device(build(name, config, length, mode), runtime)
+        called = torch.compile(model, dynamic=False) if compiled else model
+        return make_step(model, called, mode, rows, runtime)
 
     names = config['variants'] + (config['peers'] if MODES[mode][3] else [])
     return interleave({(name, compiled): functools.partial(make, name, compiled)
@@ -646,8 +640,8 @@ def partition(config, runtime):
 
     error: the largest of the sum over the parts; peaks: where each part weighs most, to 1 %, and nearest.
     """
-    shape = EncoderConfig(1, 512, *SHAPES['base'], attention='shatter', position='none')
-    tables = [Partition(shape, layer).table for layer in range(shape.n_layer)]          # (H, 1023) each
+    base = EncoderConfig(**SHAPES['base'], attention='shatter', position='none')
+    tables = [Partition(base, layer).table for layer in range(base.n_layer)]            # (H, 1023) each
     for layer, table in enumerate(tables):
         near = torch.where(table > 0.99 * table.amax(1, keepdim=True), torch.arange(-511, 512).abs(), 512)
         yield {'layer': layer, 'error': (table.sum(0) - 1).abs().max().item(),
@@ -693,7 +687,7 @@ def mean_cell(values):
 
 
 def markdown(head, *rows):
-    """A section: its title, what made it, its table, and its note."""
+    """A section: what made it, its title, its table, and its note."""
     title, _, note = WHAT[head['section']].__doc__.partition('\n')
     flat = [{key: value for key, value in row.items() if key != 'section' and not isinstance(value, list)}
             for row in rows]
@@ -706,7 +700,7 @@ def markdown(head, *rows):
     widths[-1] = 3                                      # the last column may be long
     lines.insert(1, ['-' * width for width in widths])
     table = [' | '.join(map(str.ljust, line, widths)) for line in lines]
-    return '\n'.join([f'## {title}', '', head['made'], '', *(f'| {line} |' for line in table), '',
+    return '\n'.join([head['made'], '', f'## {title}', '', *(f'| {line} |' for line in table), '',
                       ' '.join(note.split()), ''])
 
 
