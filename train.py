@@ -13,6 +13,7 @@ from configurator import UserError, configure, run, say, table  # first, so that
 import atexit
 import contextlib
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -75,8 +76,8 @@ pair_init = 'identity'          # pairwise: start of S; identity, fan_in or norm
 normaliser = 'softmax_plus'     # gau: softmax, softmax_plus, squared_relu or scaled_squared_relu
 relu_scale = 'ns'               # squared_relu: n2, n, ns or s2
 key_size = 128                  # gau: width of queries and keys
-clip_distance = 128             # rpe: distances are told apart up to one less
 clip_distance = 128             # rpe: relative distances are clipped at +-(clip_distance - 1)
+recompute = False               # Shatter: less memory for more time in the backward pass
 n_layer = 12                    # blocks
 n_head = 12                     # heads; must divide n_embd
 n_embd = 768                    # width
@@ -149,7 +150,7 @@ class StreamRows:
             raise UserError(f'{folder}: {split} holds less than one row of block_size={block_size}')
 
     def __len__(self):
-        return int(self.ends[-1]) if len(self.ends) else 0
+        return int(self.ends[-1])
 
     def count(self, shard):
         """Number of rows in a shard; its last, incomplete one is left out."""
@@ -260,11 +261,9 @@ class Masker:
     """
 
     def __init__(self, meta, block_size, fraction, word_start=None):
-        if not 0 < fraction < 1:
-            raise UserError(f'mask_fraction={fraction}: must lie between 0 and 1; 0.15 is usual')
         self.fraction, self.word_start, self.special = fraction, word_start, meta['special']
-        self.block_size, self.k = block_size, max(1, int(self.share(block_size)))
         self.block_size, self.k = block_size, max(1, int(self.ceiling(block_size)))
+        self.is_special = np.zeros(meta['vocab_size'], bool)
         self.is_special[list(self.special.values())] = True
         self.ordinary = np.flatnonzero(~self.is_special)
 
@@ -423,7 +422,7 @@ class Runtime:
         return self.device.type == 'xla'
 
     def share(self, n):
-        """This rank's slice of n rows; sizes differ by one at most, and not on XLA, where all run one graph."""
+        """This rank's slice of n rows; sizes differ by one at most, not at all on XLA: one graph."""
         if self.is_xla and n % self.world:
             raise UserError(f"device='xla': {n} rows a step on {self.world} processes: choose a multiple")
         return slice(n * self.rank // self.world, n * (self.rank + 1) // self.world)
@@ -479,8 +478,8 @@ def join(device, dtype, timeout=0, group=True):
         limit = timedelta(seconds=timeout or 10 ** 8)
         dist.init_process_group(backend, 'xla://' if backend == 'xla' else None, limit)
         if dist.get_world_size() != world:              # XLA counts for itself
-            raise UserError(f"device='xla': torch_xla sees {dist.get_world_size()} process(es), torchrun started "
-                            f'{world}; --nproc_per_node must be the number of TPU devices of a machine')
+            raise UserError(f"device='xla': torch_xla sees {dist.get_world_size()} process(es), torchrun "
+                            f'started {world}; --nproc_per_node must be the TPU devices of a machine')
         rank, host = dist.get_rank(), dist.new_group(backend='gloo', timeout=limit)
     if backend == 'xla':                                # made after the group, before any backward pass
         found = torch.zeros(1, device=found).device
@@ -493,13 +492,13 @@ def find_device(device, world=1, local=0):
         accelerator = 'mps' if torch.backends.mps.is_available() else 'cpu'
         device = 'cuda' if torch.cuda.is_available() else accelerator
     if world > 1 and ':' in device:
-        raise UserError(f"device={device!r}: torchrun gives each process its own; choose {device.split(':')[0]}")
+        raise UserError(f"device={device!r}: torchrun gives each process its own; say {device.split(':')[0]}")
     try:
         found = torch.device('cuda', local) if device == 'cuda' else torch.device(device)
         if found.type not in ('cpu', 'cuda', 'mps', 'xla'):
             raise RuntimeError('nothing here trains on it')
         if found.type == 'xla':
-            import torch_xla.distributed.xla_backend    # noqa: F401
+            import torch_xla.distributed.xla_backend  # noqa: F401
         else:
             torch.zeros(1, device=found)
     except ImportError as error:
@@ -680,8 +679,9 @@ class Health:
         loss, norm, healthy = self.last.tolist()
         losses, counts = zip(*self.runtime.gather([(loss, healthy)]), strict=True)
         if min(counts) < self.steps:
-            raise UserError(f'{where}: loss or gradient norm of step {step - self.steps + min(counts) + 1:.0f} '
-                            'is not finite; no checkpoint has it; try a lower learning_rate')
+            first = step - self.steps + int(min(counts)) + 1
+            raise UserError(f'{where}: loss or gradient norm of step {first} is not finite; no checkpoint has '
+                            'it; try a lower learning_rate')
         if self.scaler and self.scaler.is_enabled() and self.scaler.get_scale() <= 1:
             raise UserError(f'{where}: float16 found no scale with finite gradients up to step {step}; try a '
                             "lower learning_rate, or dtype='bfloat16'")
@@ -732,7 +732,7 @@ def checkpoints(folder):
 
 
 def write_checkpoint(path, content):
-    """Write `content` so that `path` is whole or not there, or raise UserError; what was there stays intact."""
+    """Write `content` so that `path` is whole or not there, or raise UserError; what was there stays."""
     temporary = path + '.tmp'
     try:
         with open(temporary, 'wb') as file:
@@ -808,8 +808,8 @@ def start_from(init_from, out_dir, runtime):
     there = checkpoints(out_dir)[-1:]
     seen = sorted({os.path.basename(path) for path in runtime.gather(there or ['none'])})
     if len(seen) > 1:
-        raise UserError(f"{out_dir}: the newest checkpoint is {' here and '.join(seen)} there; out_dir must be a "
-                        'folder that all machines share')
+        raise UserError(f"{out_dir}: the newest checkpoint is {' here and '.join(seen)} there; out_dir must be "
+                        'a folder that all machines share')
     path = runtime.agree(find_checkpoint(init_from, out_dir) if runtime.main else None)
     content = read_checkpoint(path) if path else {}
     if init_from not in ('auto', 'resume') and there and step_of(there[0]) > content.get('step', -1):
@@ -837,17 +837,6 @@ def refuse_difference(where, stored, ours, what):
     for key, value in ours.items():
         if stored.get(key) != value:
             raise UserError(f'{where}: {what} differs: {key} is {stored.get(key)!r} there and {value!r} here')
-
-
-def data_identity(meta):
-    """What a checkpoint remembers of its data: digests of the tokenizer and of the shards of each split."""
-    return {'vocab_size': meta['vocab_size'], **meta['identity']}
-
-
-def prune_checkpoints(folder, keep, milestones):
-    """Delete all but the milestones and the newest `keep` of the others."""
-    for path in [path for path in checkpoints(folder) if step_of(path) not in milestones][:-keep]:
-        os.remove(path)
 
 
 # ---- log ----
@@ -905,7 +894,7 @@ def write_whole(path, text):
 
 
 def catch_signals():
-    """A list to which SIGTERM, SIGINT and SIGHUP add their numbers from now on, instead of ending the process.
+    """A list to which SIGTERM, SIGINT and SIGHUP add their numbers from now on instead of ending the process.
 
     A second Ctrl-C ends a process that is alone at once; torchrun's processes get the first one twice.
     """
@@ -991,38 +980,36 @@ def fill_masks(model, tokenizer, text):
     return '\n'.join([text, *predictions(model, tokenizer, ids)])
 
 
-def masked_sentences(documents, tokenizer, word_start, n):
-    """First sentences of `n` documents, each with a whole word masked: [(text, the word, ids)], always the same.
+def masked_sentences(documents, tokenizer, word_start):
+    """Yield (ids before it, a whole word, ids after it) for first sentences of documents, always the same.
 
     documents  DocumentRows, of which 10,000 are tried: 8 to 30 tokens of prose up to a full stop are taken
     """
-    rng, sentences = np.random.default_rng(0), []
+    rng = np.random.default_rng(0)
     for index in shuffled(np.arange(min(len(documents), 10_000)), len(documents), 0, 0):
         ids = documents.get([index])[0, 1:31].tolist()
-        ends = (i for i, token in enumerate(ids) if tokenizer.pieces[token].endswith(('.', '\u3002')))
-        ids = ids[:next(ends, -1) + 1]
+        stops = (i for i, token in enumerate(ids) if tokenizer.pieces[token].endswith(('.', '\u3002')))
+        ids = ids[:next(stops, -1) + 1]
         words = [tokenizer.decode([token]).strip() for token in ids]
         whole = [i for i in range(2, len(ids) - 1) if word_start[ids[i]] and word_start[ids[i + 1]]
                  and words[i].isalpha() and (len(words[i]) > 3 or not words[i].isascii())]
         text = tokenizer.decode(ids)
         prose = sum(letter.isalpha() or letter == ' ' for letter in text) > 0.9 * len(text)
-        if len(ids) < 8 or not whole or not prose or not word_start[ids[0]]:
-            continue
-        i = int(rng.choice(whole))
-        text = f'{tokenizer.decode(ids[:i])} [MASK] {tokenizer.decode(ids[i + 1:]).strip()}'
-        sentences.append((text, words[i], [*ids[:i], tokenizer.special['mask'], *ids[i + 1:]]))
-        if len(sentences) == n:
-            break
-    return sentences
+        if len(ids) >= 8 and whole and prose and word_start[ids[0]]:
+            i = int(rng.choice(whole))
+            yield ids[:i], words[i], ids[i + 1:]
 
 
 def show_sentences(model, documents, tokenizer, word_start, n):
     """Print `n` of masked_sentences with what the model fills in."""
-    sentences = masked_sentences(documents, tokenizer, word_start, n)
-    for text, word, ids in sentences:
-        tell('\n'.join(['', text, f'    masked: {word}', *predictions(model, tokenizer, ids)]))
-    if not sentences:
-        tell('no sentences to fill in: no document of the validation split begins with a short one')
+    shown = 0
+    for before, word, after in itertools.islice(masked_sentences(documents, tokenizer, word_start), n):
+        best = predictions(model, tokenizer, [*before, tokenizer.special['mask'], *after])
+        text = f'{tokenizer.decode(before)} [MASK] {tokenizer.decode(after).strip()}'
+        tell('\n'.join(['', text, f'    masked: {word}', *best]))
+        shown += 1
+    if n and not shown:
+        tell('no sentence to fill in: no document of the validation split begins with a short one')
 
 
 def load_bert(name, read=MaskedLM.from_pretrained):
@@ -1041,18 +1028,19 @@ def use_checkpoint(fill, export, init_from, out_dir, folder, meta):
     path = find_checkpoint('resume' if init_from in ('auto', 'scratch') else init_from, out_dir)
     if path:
         content = read_checkpoint(path)
-        refuse_difference(path, content['data'], {'tokenizer': data_identity(meta)['tokenizer']}, 'the data')
+        refuse_difference(path, content['data'], {'tokenizer': meta['identity']['tokenizer']}, 'the data')
         model = OBJECTIVE[content['config']['objective']][0](EncoderConfig(**content['model_config']))
         model.load_state_dict(content['model'])
     else:
         model = load_bert(init_from)
-        refuse_difference(init_from, asdict(model.config), {'vocab_size': meta['vocab_size']}, 'the tokenizer')
+        ours = {'vocab_size': meta['vocab_size']}
+        refuse_difference(init_from, asdict(model.config), ours, 'the tokenizer')
     tokenizer = load_tokenizer(folder)
     if fill:
         tell(fill_masks(model, tokenizer, fill))
     if export:
         if not isinstance(model, MaskedLM):
-            raise UserError(f"export={export!r}: transformers' BERT is no permuted language model as {path} is")
+            raise UserError(f"export={export!r}: transformers' BERT is no permuted language model, as {path}")
         model.save_pretrained(export)
         shutil.copy(os.path.join(folder, 'tokenizer', tokenizer.file_name), export)
         tell(f'wrote {export}: transformers.BertForMaskedLM.from_pretrained({export!r}) loads it')
@@ -1128,6 +1116,7 @@ def main():
     train_rows, val_rows = (PACKING[packing](folder, meta, split, block_size) for split in ('train', 'val'))
     val_loader = Loader(val_rows, masker, 0, EVAL_ROWS, runtime.share(EVAL_ROWS),
                         limit=eval_samples or len(val_rows))
+    identity, unigram = {'vocab_size': meta['vocab_size'], **meta['identity']}, meta['unigram_entropy']
 
     # model and optimizer: new, a BERT's, or where a checkpoint left them
     path, content = start_from(init_from, out_dir, runtime)
@@ -1138,7 +1127,7 @@ def main():
     scaler = torch.amp.GradScaler(runtime.device.type, enabled=runtime.dtype == torch.float16)
     step, samples, best_loss, validated, news = 0, 0, math.inf, False, ''
     if path:
-        refuse_difference(path, content['data'], data_identity(meta), 'the data')
+        refuse_difference(path, content['data'], identity, 'the data')
         groups = optimizer.state_dict()['param_groups']         # decay, betas and kernels are this run's
         optimizer.load_state_dict({**content['optimizer'], 'param_groups': groups})
         if content['scaler'] and scaler.is_enabled():
@@ -1161,7 +1150,7 @@ def main():
     if warmup < warmup_iters:
         say(f'warmup_iters={warmup_iters} is longer than the run: {warmup} of its {max_iters} steps warm up')
     if runtime.main:
-        write_manifest(out_dir, config, data_identity(meta), runtime)
+        write_manifest(out_dir, config, identity, runtime)
         tell(f'{table(config, origins)}\n{count_parameters(raw):,} parameters on {runtime.world} x '
              f'{runtime.device} in {str(runtime.dtype)[6:]}; {len(train_rows):,} training rows\n{news}')
     log, health, stop = Log(out_dir, step, runtime, wandb_project, config), Health(runtime), catch_signals()
@@ -1175,19 +1164,20 @@ def main():
         scores = evaluate(raw, val_loader, batch_size, runtime, stop)
         if scores is None:
             return best_loss, False
-        log.write('val', step, f"step {step}: validation loss {scores['loss']:.4f} (unigram "
-                  f"{meta['unigram_entropy']:.4f}), masked accuracy {scores['accuracy']:.2%}, perplexity "
-                  f"{scores['perplexity']:.1f}", **scores)
+        log.write('val', step, f"step {step}: validation loss {scores['loss']:.4f} (unigram {unigram:.4f}), "
+                  f"masked accuracy {scores['accuracy']:.2%}, perplexity {scores['perplexity']:.1f}", **scores)
         return min(best_loss, scores['loss']), True
 
     def save():
         if runtime.main:
             content = {'step': step, 'samples': samples, 'model': raw.state_dict(), 'config': config,
                        'optimizer': optimizer.state_dict(), 'scaler': scaler.state_dict(),
-                       'model_config': asdict(raw.config), 'data': data_identity(meta),
+                       'model_config': asdict(raw.config), 'data': identity,
                        'best_loss': best_loss, 'validated': validated}
             write_checkpoint(os.path.join(out_dir, checkpoint_name(step)), to_host(content, runtime))
-            prune_checkpoints(out_dir, keep_checkpoints, config['milestones'])
+            others = [path for path in checkpoints(out_dir) if step_of(path) not in config['milestones']]
+            for path in others[:-keep_checkpoints]:
+                os.remove(path)
 
     # the loop
     if not validated:
@@ -1213,10 +1203,10 @@ def main():
             seconds = (time.perf_counter() - since) / (step - logged)
             speed, mfu = total_batch * block_size / seconds, flops / seconds / peak if peak else None
             graphs = compilations(runtime)
-            log.write('train', step, f'step {step}/{max_iters}: loss {loss:.4f}, lr {lr:.2e}, norm {norm:.2f}, '
-                      f"{speed:,.0f} tokens/s, mfu {f'{mfu:.1%}' if mfu else 'n/a'}, eta "
-                      f"{clock((max_iters - step) * seconds)}{f', graphs {graphs}' if graphs else ''}",
-                      loss=loss, lr=lr, norm=norm, tokens_per_second=speed, mfu=mfu, **graphs)
+            text = (f'step {step}/{max_iters}: loss {loss:.4f}, lr {lr:.2e}, norm {norm:.2f}, {speed:,.0f} '
+                    f"tokens/s, mfu {f'{mfu:.1%}' if mfu else 'n/a'}, eta {clock((max_iters - step) * seconds)}"
+                    f"{''.join(f', {key} {n}' for key, n in graphs.items())}")
+            log.write('train', step, text, loss=loss, lr=lr, norm=norm, tokens_per_second=speed, mfu=mfu, **graphs)
             logged, since = step, time.perf_counter()
         paused = time.perf_counter()
         if ends(eval_interval):
@@ -1232,7 +1222,7 @@ def main():
         say(f'stopped by signal after step {step}; {out_dir}/{checkpoint_name(step)} is written; '
             '--init_from=auto goes on from there')
     elif runtime.main:
-        plot_losses(out_dir, meta['unigram_entropy'])
+        plot_losses(out_dir, unigram)
         if fill_samples:
             documents = DocumentRows(folder, meta, 'val', block_size)
             show_sentences(to_host(raw, runtime), documents, load_tokenizer(folder), word_start, fill_samples)
@@ -1244,7 +1234,8 @@ def in_memory(main, scope):
     try:
         main()
     except torch.OutOfMemoryError:
-        raise UserError(f"out of memory: halve batch_size={scope['batch_size']}; the total batch stays") from None
+        advice = f"halve batch_size={scope['batch_size']}; the total batch stays"
+        raise UserError(f'out of memory: {advice}') from None
     except RuntimeError as error:                       # what gloo and NCCL raise differs
         if not dist.is_initialized() or not re.search('gloo|NCCL|onnection|timed out', str(error)):
             raise
