@@ -17,6 +17,7 @@ References
 """
 import math
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -133,6 +134,25 @@ def merge_heads(x):
     return x.transpose(1, 2).flatten(2)
 
 
+def projections(n, width, bias):
+    """n Linears from `width` to `width`: one each for the queries, keys, values and the output."""
+    return (nn.Linear(width, width, bias=bias) for _ in range(n))
+
+
+def unfold(x, size):
+    """Windows of rows: x (H, P) -> (H, P - size + 1, size), [h, i, j] = x[h, i + j].  Differentiable.
+
+    A view of x, without memory of its own; torch_xla has no such view, and gets a copy.
+    """
+    return unfold_copy(x, size) if x.device.type == 'xla' else x.unfold(1, size, 1)
+
+
+def unfold_copy(x, size):
+    """`unfold` by operations of every device: copies of x in a row, cut every P + 1, begin one later each."""
+    (H, P), n = x.shape, x.size(1) - size + 1
+    return x.repeat(1, n + 1)[:, :n * (P + 1)].reshape(H, n, P + 1)[:, :, :size]
+
+
 def attend(operator, q, k, v, context):
     """softmax(q k^T / sqrt(K)) v with the terms of the position scheme -> (B, Q, D)
 
@@ -191,10 +211,7 @@ class OriginalAttention(nn.Module):
     def __init__(self, config, layer):
         super().__init__()
         self.n_head, self.layer, self.dropout = config.n_head, layer, config.attention_dropout
-        self.query = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
-        self.key = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
-        self.value = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
-        self.out = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
+        self.query, self.key, self.value, self.out = projections(4, config.n_embd, config.bias)
 
     def forward(self, x, source, context):
         q = split_heads(self.query(x), self.n_head)
@@ -218,9 +235,7 @@ class SymmetricAttention(nn.Module):
     def __init__(self, config, layer):
         super().__init__()
         self.n_head, self.layer, self.dropout = config.n_head, layer, config.attention_dropout
-        self.query = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
-        self.value = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
-        self.out = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
+        self.query, self.value, self.out = projections(3, config.n_embd, config.bias)
 
     def forward(self, x, source, context):
         q = split_heads(self.query(x), self.n_head)
@@ -246,9 +261,7 @@ class PairwiseAttention(nn.Module):
     def __init__(self, config, layer):
         super().__init__()
         self.n_head, self.layer, self.dropout = config.n_head, layer, config.attention_dropout
-        self.query = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
-        self.value = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
-        self.out = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
+        self.query, self.value, self.out = projections(3, config.n_embd, config.bias)
         start, shape = PAIR_INIT[config.pair_init], (config.n_head, config.head_size)
         self.pair = nn.Parameter(start(*shape, config.pair_rank))                       # S, or A
         self.pair_key = nn.Parameter(start(*shape, config.pair_rank)) if config.pair_rank else None     # B
@@ -278,11 +291,9 @@ class SharedAttention(nn.Module):
     def __init__(self, config, layer):
         super().__init__()
         self.n_head, self.layer, self.dropout = config.n_head, layer, config.attention_dropout
-        self.shared = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
-        self.query_diag = nn.Parameter(torch.ones(config.n_embd))
-        self.key_diag = nn.Parameter(torch.ones(config.n_embd))
-        self.value_diag = nn.Parameter(torch.ones(config.n_embd))
-        self.out = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
+        self.shared, self.out = projections(2, config.n_embd, config.bias)
+        self.query_diag, self.key_diag, self.value_diag = (
+            nn.Parameter(torch.ones(config.n_embd)) for _ in range(3))
 
     def forward(self, x, source, context):
         s = self.shared(x)
@@ -297,7 +308,7 @@ class SharedAttention(nn.Module):
         return s * self.key_diag.to(s.dtype), s * self.value_diag.to(s.dtype)
 
 
-# ---- Shatter, step by step: single-headed scores, and values that differ by part of the row ----
+# ---- Shatter, step by step: softmax or sigmoid weights, cut into parts by relative position ----
 
 class Partition(nn.Module):
     """Bernstein partition of unity over relative positions.  Tian et al. 2021, section A.1
@@ -325,29 +336,115 @@ class Partition(nn.Module):
         right = torch.stack([math.comb(degree, v) * u ** v * (1 - u) ** (degree - v)
                              for v in range(degree + 1)])                       # (H / 2, block_size)
         right[:, 0] /= 2
-        nothing = torch.zeros_like(right[:, 1:])
-        table = torch.cat((torch.cat((nothing, right), 1), torch.cat((right.flip(1), nothing), 1)))
+        zeros = torch.zeros_like(right[:, 1:])
+        table = torch.cat((torch.cat((zeros, right), 1), torch.cat((right.flip(1), zeros), 1)))
         self.register_buffer('table', table.float(), persistent=False)
 
     def forward(self, context, v):
-        """N (H, T, T) for queries from last to first, [h, i, j] = f_h(i + j - T + 1): a view of the table.
+        """N (H, T, T) with the query axis reversed, [h, i, j] = f_h(j - (T - 1 - i)); None without positions.
 
-        None where no positional term enters; v (B, H, T, K) gives the length and the type
+        A strided view of the table needs no memory, and strides are positive: so queries come last to first.
+        v (B, H, T, K) gives the length and the dtype.
         """
         if context.position is None:
             return None
         middle, length = self.table.size(1) // 2, v.size(2)
-        return self.table[:, middle - length + 1:middle + length].to(v.dtype).unfold(1, length, 1)
+        return unfold(self.table[:, middle - length + 1:middle + length].to(v.dtype), length)
 
 
-def backwards(x, partition):
-    """x (B, Q, D) from the last query to the first, as Partition wants them."""
+def flip_queries(x, partition):
+    """x (B, Q, D) with the query axis reversed, as Partition's N has it; unchanged where N is None."""
     return x if partition is None else x.flip(1)
 
 
-def one_head_scores(q, x):
-    """x W_q x^T / sqrt(D): the keys are the input itself.  q (B, Q, D), x (B, T, D) -> (B, Q, T)"""
-    return q @ x.mT * q.size(-1) ** -0.5
+def weighted_parts(a, partition, v):
+    """(a N) v.  a (B, 1|H, Q, T), N (H, Q, T), v (B, H, T, K) -> (B, H, Q, K)"""
+    return (a * partition) @ v
+
+
+def attend_parts(attention, a, v, partition):
+    """Values of each part, weighted and concatenated -> (B, Q, D); a partition of None means N = 1.
+
+    a (B, 1|H, Q, T), v (B, H, T, K).  With `recompute` autograd keeps a, but not a N (B, H, Q, T).
+    """
+    a = a.to(v.dtype)                                   # autocast computes softmax and sigmoid in float32
+    if partition is None:
+        return merge_heads(a @ v)
+    if attention.recompute and a.requires_grad:
+        y = checkpoint(weighted_parts, a, partition, v, use_reentrant=False, preserve_rng_state=False)
+    else:
+        y = weighted_parts(a, partition, v)
+    return merge_heads(y)
+
+
+class PartMaskAttention(nn.Module):
+    """Heads that see one part of the row each.  Tian et al. 2021, section 3.1, eq. 5
+
+        A_h = softmax(q_h k_h^T / sqrt(K)) * N_h,  y_h = A_h v_h          N of Partition
+
+    Dropout acts on the softmax, before N multiplies it, as in all steps.
+    Parameters: 3 (D^2 + D), and D^2 + D for the output.
+    """
+
+    def __init__(self, config, layer):
+        super().__init__()
+        self.n_head, self.dropout, self.recompute = config.n_head, config.attention_dropout, config.recompute
+        self.query, self.key, self.value, self.out = projections(4, config.n_embd, config.bias)
+        self.partition = Partition(config, layer)
+
+    def forward(self, x, source, context):
+        k = split_heads(self.key(source), self.n_head)
+        v = split_heads(self.value(source), self.n_head)
+        partition = self.partition(context, v)
+        q = split_heads(flip_queries(self.query(x), partition), self.n_head)
+        a = masked_softmax(q @ k.mT * q.size(-1) ** -0.5, context.mask)
+        y = attend_parts(self, F.dropout(a, self.dropout, self.training), v, partition)
+        return self.out(flip_queries(y, partition))
+
+
+class OneHeadAttention(nn.Module):
+    """One score matrix for all parts, in four steps.  Tian et al. 2021, sections 3.2 and 3.3
+
+        one_head_softmax  A = softmax(q x^T / sqrt(D)),  q = x Wq       keys are the layer's input itself
+        one_head_sigmoid  a = sigmoid(q x^T / sqrt(D)),  A = a / |a|    eq. 6; |a| is the L2 norm of a row
+        part_bias         a = sigmoid(q x^T / sqrt(D) + b),  b_ij = sum_h (q_i R_h) N[h, i, j]
+        shatter           the same A, and values of the parts are added:
+                          y = concat_h((A * N_h) v_h) + A_part (R Wv),  A_part[i, h] = sum_j A_ij N[h, i, j]
+
+    The first three have y = concat_h((A * N_h) v_h),  v = x Wv + b_v.  R Wv (H, D) goes without the bias b_v.
+    R (H, D) is part_embedding, N (H, T, T) is Partition's.
+    Parameters: 2 (D^2 + D), and H D for R in the last two; and D^2 + D for the output.
+    """
+
+    def __init__(self, config, layer, weights, part_bias=False, part_values=False):
+        super().__init__()
+        self.n_head, self.dropout, self.recompute = config.n_head, config.attention_dropout, config.recompute
+        self.weights, self.part_values = weights, part_values
+        self.query, self.value, self.out = projections(3, config.n_embd, config.bias)
+        shape = config.n_head, config.n_embd
+        self.part_embedding = nn.Parameter(0.02 * torch.randn(shape)) if part_bias else None      # R
+        self.partition = Partition(config, layer)
+
+    def forward(self, x, source, context):
+        v = split_heads(self.value(source), self.n_head)
+        partition = self.partition(context, v)
+        q = flip_queries(self.query(x), partition)
+        scores = q @ source.mT * q.size(-1) ** -0.5                                     # (B, Q, T)
+        parted = self.part_embedding is not None and partition is not None
+        if parted:
+            scores = scores + torch.einsum('bih,hij->bij', F.linear(q, self.part_embedding), partition)
+        a, r = self.weights(scores, context.mask)                                       # A = a r
+        a = F.dropout(a, self.dropout, self.training)
+        y = attend_parts(self, a[:, None], v, partition)
+        if parted and self.part_values:
+            shares = torch.einsum('bij,hij->bih', a.to(v.dtype), partition)             # A_part / r
+            y = y + shares @ F.linear(self.part_embedding, self.value.weight)
+        return self.out(flip_queries(y * r, partition))
+
+
+def softmax_weights(scores, mask):
+    """(a, r) of `one_head_softmax`: the softmax of the scores (B, Q, T), and 1."""
+    return masked_softmax(scores, None if mask is None else mask.squeeze(1)), 1.0
 
 
 def sigmoid_weights(scores, mask):
@@ -361,170 +458,6 @@ def sigmoid_weights(scores, mask):
         a = a.masked_fill(~mask.squeeze(1), -math.inf)
     a = (a - a.detach().amax(-1, keepdim=True).clamp_min(torch.finfo(a.dtype).min)).exp()
     return a, 1 / torch.linalg.vector_norm(a, dim=-1, keepdim=True).clamp_min(0.5)      # |a| >= 1, or no key
-
-
-def weigh_parts(a, partition, v):
-    """(a N) v.  a (B, 1|H, Q, T), partition N (H, Q, T), v (B, H, T, K) -> (B, H, Q, K)"""
-    return (a * partition) @ v
-
-
-def sum_parts(operator, a, v, partition):
-    """Weighted sum of each part's values -> (B, Q, D); None as partition: N = 1.
-
-    a (B, 1|H, Q, T); operator.recompute keeps a alone for the backward pass, not a N (B, H, Q, T)
-    """
-    a = a.to(v.dtype)                                   # autocast computed it in float32
-    if partition is None:
-        return merge_heads(a @ v)
-    if operator.recompute and a.requires_grad:
-        y = checkpoint(weigh_parts, a, partition, v, use_reentrant=False, preserve_rng_state=False)
-    else:
-        y = weigh_parts(a, partition, v)
-    return merge_heads(y)
-
-
-class PartMaskAttention(nn.Module):
-    """Heads that see one part of the row each.  Tian et al. 2021, section 3.1, eq. 5
-
-        A_h = softmax(q_h k_h^T / sqrt(K)) * N_h,  y_h = A_h v_h          N of Partition
-
-    Weights are dropped before N multiplies them, in all steps.
-    Parameters: 3 (D^2 + D), and D^2 + D for the output.
-    """
-
-    def __init__(self, config, layer):
-        super().__init__()
-        self.n_head, self.dropout, self.recompute = config.n_head, config.attention_dropout, config.recompute
-        self.query = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
-        self.key = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
-        self.value = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
-        self.out = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
-        self.partition = Partition(config, layer)
-
-    def forward(self, x, source, context):
-        k = split_heads(self.key(source), self.n_head)
-        v = split_heads(self.value(source), self.n_head)
-        partition = self.partition(context, v)
-        q = split_heads(backwards(self.query(x), partition), self.n_head)
-        a = masked_softmax(q @ k.mT * q.size(-1) ** -0.5, context.mask)
-        y = sum_parts(self, F.dropout(a, self.dropout, self.training), v, partition)
-        return self.out(backwards(y, partition))
-
-
-class OneHeadSoftmaxAttention(nn.Module):
-    """One score matrix for all parts.  Tian et al. 2021, section 3.2
-
-        A = softmax(x Wq x^T / sqrt(D)),  y_h = (A * N_h) v_h
-
-    Parameters: 2 (D^2 + D), and D^2 + D for the output.
-    """
-
-    def __init__(self, config, layer):
-        super().__init__()
-        self.n_head, self.dropout, self.recompute = config.n_head, config.attention_dropout, config.recompute
-        self.query = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
-        self.value = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
-        self.out = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
-        self.partition = Partition(config, layer)
-
-    def forward(self, x, source, context):
-        v = split_heads(self.value(source), self.n_head)
-        partition = self.partition(context, v)
-        q = backwards(self.query(x), partition)
-        a = masked_softmax(one_head_scores(q, source)[:, None], context.mask)           # (B, 1, Q, T)
-        y = sum_parts(self, F.dropout(a, self.dropout, self.training), v, partition)
-        return self.out(backwards(y, partition))
-
-
-class OneHeadSigmoidAttention(nn.Module):
-    """Weights that need not compete.  Tian et al. 2021, section 3.2, eq. 6
-
-        a = sigmoid(x Wq x^T / sqrt(D)),  A = a / |a|,  y_h = (A * N_h) v_h       |a| of each row, L2
-
-    Parameters: 2 (D^2 + D), and D^2 + D for the output.
-    """
-
-    def __init__(self, config, layer):
-        super().__init__()
-        self.n_head, self.dropout, self.recompute = config.n_head, config.attention_dropout, config.recompute
-        self.query = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
-        self.value = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
-        self.out = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
-        self.partition = Partition(config, layer)
-
-    def forward(self, x, source, context):
-        v = split_heads(self.value(source), self.n_head)
-        partition = self.partition(context, v)
-        q = backwards(self.query(x), partition)
-        a, r = sigmoid_weights(one_head_scores(q, source), context.mask)
-        a = F.dropout(a, self.dropout, self.training)
-        return self.out(backwards(sum_parts(self, a[:, None], v, partition) * r, partition))
-
-
-class PartBiasAttention(nn.Module):
-    """Scores that know the part of a key, whatever token it is.  Tian et al. 2021, section 3.3
-
-        b_ij = sum_h (q_i R_h) N[h, i, j],  a = sigmoid(q x^T / sqrt(D) + b),  y_h = (a / |a| * N_h) v_h
-
-    Parameters: 2 (D^2 + D) + H D, and D^2 + D for the output.
-    """
-
-    def __init__(self, config, layer):
-        super().__init__()
-        self.n_head, self.dropout, self.recompute = config.n_head, config.attention_dropout, config.recompute
-        self.query = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
-        self.value = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
-        self.out = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
-        self.part_embedding = nn.Parameter(0.02 * torch.randn(config.n_head, config.n_embd))      # R
-        self.partition = Partition(config, layer)
-
-    def forward(self, x, source, context):
-        v = split_heads(self.value(source), self.n_head)
-        partition = self.partition(context, v)
-        q = backwards(self.query(x), partition)
-        scores = one_head_scores(q, source) + part_scores(self, q, partition)
-        a, r = sigmoid_weights(scores, context.mask)
-        a = F.dropout(a, self.dropout, self.training)
-        return self.out(backwards(sum_parts(self, a[:, None], v, partition) * r, partition))
-
-
-def part_scores(operator, q, partition):
-    """b_ij = sum_h (q_i R_h) N[h, i, j] -> (B, Q, T); 0 where no positional term enters."""
-    if partition is None:
-        return 0.0
-    return torch.einsum('bih,hij->bij', F.linear(q, operator.part_embedding), partition)
-
-
-class ShatterAttention(nn.Module):
-    """The whole of Shatter: parts add to the values as well.  Tian et al. 2021, section 3.3
-
-        A = a / |a| of `part_bias`,  A_part[i, h] = sum_j A_ij N[h, i, j]
-        y = concat_h((A * N_h) v_h) + A_part (R Wv)                 R Wv (H, D) without the bias of Wv
-
-    Parameters: 2 (D^2 + D) + H D, and D^2 + D for the output.
-    """
-
-    def __init__(self, config, layer):
-        super().__init__()
-        self.n_head, self.dropout, self.recompute = config.n_head, config.attention_dropout, config.recompute
-        self.query = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
-        self.value = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
-        self.out = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
-        self.part_embedding = nn.Parameter(0.02 * torch.randn(config.n_head, config.n_embd))      # R
-        self.partition = Partition(config, layer)
-
-    def forward(self, x, source, context):
-        v = split_heads(self.value(source), self.n_head)
-        partition = self.partition(context, v)
-        q = backwards(self.query(x), partition)
-        scores = one_head_scores(q, source) + part_scores(self, q, partition)
-        a, r = sigmoid_weights(scores, context.mask)
-        a = F.dropout(a, self.dropout, self.training)
-        y = sum_parts(self, a[:, None], v, partition)
-        if partition is not None:
-            shares = torch.einsum('bij,hij->bih', a.to(v.dtype), partition)             # A_part / r
-            y = y + shares @ F.linear(self.part_embedding, self.value.weight)
-        return self.out(backwards(y * r, partition))
 
 
 # ---- GAU: one layer in place of attention and MLP ----
@@ -654,11 +587,7 @@ class XLNetAttention(nn.Module):
     def __init__(self, config, layer):
         super().__init__()
         self.n_head, self.dropout = config.n_head, config.attention_dropout
-        self.query = nn.Linear(config.n_embd, config.n_embd, bias=False)
-        self.key = nn.Linear(config.n_embd, config.n_embd, bias=False)
-        self.value = nn.Linear(config.n_embd, config.n_embd, bias=False)
-        self.distance = nn.Linear(config.n_embd, config.n_embd, bias=False)             # Wr
-        self.out = nn.Linear(config.n_embd, config.n_embd, bias=False)
+        self.query, self.key, self.value, self.distance, self.out = projections(5, config.n_embd, bias=False)
         self.content_bias, self.distance_bias = (                                       # u, v
             nn.Parameter(0.02 * torch.randn(config.n_embd)) for _ in range(2))
         self.sinusoid = Sinusoid(config)
@@ -683,10 +612,10 @@ class XLNetAttention(nn.Module):
 
 SHATTER = {                         # in the order of the paper's ablation
     'part_mask': PartMaskAttention,
-    'one_head_softmax': OneHeadSoftmaxAttention,
-    'one_head_sigmoid': OneHeadSigmoidAttention,
-    'part_bias': PartBiasAttention,
-    'shatter': ShatterAttention,
+    'one_head_softmax': partial(OneHeadAttention, weights=softmax_weights),
+    'one_head_sigmoid': partial(OneHeadAttention, weights=sigmoid_weights),
+    'part_bias': partial(OneHeadAttention, weights=sigmoid_weights, part_bias=True),
+    'shatter': partial(OneHeadAttention, weights=sigmoid_weights, part_bias=True, part_values=True),
 }
 ATTENTION = {
     'original': OriginalAttention,
@@ -870,7 +799,7 @@ class BiasPosition(AbsolutePosition):
     def attend(self, operator, q, k, v, mask, dropout):
         T, middle = k.size(-2), len(self.bucket) // 2
         bias = self.bucket_bias(self.bucket[middle - T + 1:middle + T]).mT.contiguous()     # (H, 2T - 1)
-        bias = bias.unfold(1, T, 1).flip(1)[None]                                       # (1, H, T, T)
+        bias = unfold(bias, T).flip(1)[None]                                       # (1, H, T, T)
         return fused_attention(q, k, v, mask, dropout, bias)
 
 

@@ -579,6 +579,20 @@ def test_partition_is_one_of_unity(n_head, n_layer, block_size):
         assert torch.equal(table[:n_head // 2], table[n_head // 2:].flip(1))
 
 
+@pytest.mark.parametrize('unfold', [source.unfold, source.unfold_copy])
+@pytest.mark.parametrize('rows, length, size', [(1, 1, 1), (2, 5, 1), (2, 5, 5), (3, 11, 6), (4, 9, 3)])
+def test_unfold_is_that_of_pytorch(unfold, rows, length, size):
+    """Values and gradients; the copy is what torch_xla gets."""
+    x = torch.randn(rows, length, dtype=torch.float64, requires_grad=True)
+    wanted = x.unfold(1, size, 1)
+    onto = torch.randn(wanted.shape, dtype=torch.float64)
+    given = unfold(x, size)
+    assert torch.equal(given, wanted) and (given.data_ptr() == x.data_ptr()) == (unfold is source.unfold)
+    gradients = [torch.autograd.grad((y * onto).sum(), x)[0] for y in (given, wanted)]
+    assert difference(*gradients) < 1e-14
+    assert unfold(x.detach().to('meta'), size).shape == wanted.shape
+
+
 # ---- counts ----
 
 SHAPES = {'small': (4, 8, 512, 2048), 'base': (12, 12, 768, 3072), 'large': (24, 16, 1024, 4096)}

@@ -4,39 +4,40 @@
     $ torchrun --standalone --nproc_per_node=8 train.py config/base_pairwise.py
     $ python train.py config/quickstart.py --fill="the [MASK] of a matrix"
 
-A step is a pure function of (weights, data, seed, step): its samples, masks and dropout are drawn from
-(seed, step), never from what ran before. So a resumed run repeats an undisturbed one, on the CPU to the bit.
+A step is a function of (weights, data, seed, step, samples drawn before it): its rows, masks and dropout come
+from these alone. So a resumed run repeats an undisturbed one, on the CPU to the bit.
 """
+from configurator import UserError, configure, run, say, table  # first, so that Ctrl-C is quiet from here on
+
+# isort: split
 import atexit
 import contextlib
-import errno
+import fcntl
 import hashlib
-import importlib
-import itertools
 import json
 import math
 import os
 import pickle
 import platform
-import queue
 import re
 import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
+import zipfile
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 
 import numpy as np
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_map
+from tqdm import tqdm
 
-from configurator import UserError, configure, run, say, table, write_line
 from model import (
     EncoderConfig,
     MaskedLM,
@@ -47,7 +48,7 @@ from model import (
     token_losses,
     training_flops,
 )
-from prepare_data import check_files, load_meta, load_tokenizer
+from prepare_data import check_sizes, load_meta, load_tokenizer, need
 
 # the run
 out_dir = 'out/run'             # checkpoints, metrics.jsonl, run.json and loss.png go here
@@ -76,7 +77,7 @@ normaliser = 'softmax_plus'     # gau: softmax, softmax_plus, squared_relu or sc
 relu_scale = 'ns'               # squared_relu: n2, n, ns or s2
 key_size = 128                  # gau: width of queries and keys
 clip_distance = 128             # rpe: distances are told apart up to one less
-recompute = False               # Shatter: less memory for more time in the backward pass
+clip_distance = 128             # rpe: relative distances are clipped at +-(clip_distance - 1)
 n_layer = 12                    # blocks
 n_head = 12                     # heads; must divide n_embd
 n_embd = 768                    # width
@@ -95,11 +96,10 @@ beta1 = 0.9                     # of Adam
 beta2 = 0.999                   # of Adam
 adam_eps = 1e-12                # of Adam
 weight_decay = 0.01             # on matrices; never on biases, norms and diagonals
-zero = False                    # ZeRO-1: each process keeps a share of Adam's moments; for large models
 grad_clip = 1.0                 # largest gradient norm; 0: no clipping
 # evaluation, log and checkpoints
 eval_interval = 1000            # steps between evaluations; 0: only at the end
-eval_samples = 10_000           # validation rows at most; 0: all
+eval_samples = 10_000           # validation rows, a fixed random choice; 0: all
 log_interval = 100              # steps between log lines
 checkpoint_interval = 1000      # steps between checkpoints; 0: only at the end
 keep_checkpoints = 2            # newest ones that stay
@@ -107,10 +107,10 @@ milestones = ()                 # steps whose checkpoints stay for ever, as in 1
 fill_samples = 3                # held-out sentences to fill in at the end
 wandb_project = ''              # log to Weights & Biases too
 # system
-device = 'auto'                 # auto, cpu, cuda, cuda:1 (without torchrun), mps, xla or tpu
+device = 'auto'                 # auto, cpu, cuda, cuda:1 (without torchrun), mps or xla
 dtype = 'auto'                  # auto (bfloat16 on GPUs that compute in it), float32, bfloat16 or float16
 compile = 'auto'                # auto (on for CUDA), true or false
-timeout = 300                   # seconds without a sign of life from a process that end all; 0: for ever
+timeout = 600                   # seconds that processes wait for one another before all end; 0: for ever
 
 SCHEDULE = {                    # progress after the warmup, 0 to 1 -> share of the way up from min_lr
     'linear': lambda progress: 1 - progress,
@@ -122,14 +122,14 @@ PEAK_FLOPS = {                  # device -> dense 16-bit FLOP/s, from the vendor
     'NVIDIA H200': 989e12, 'NVIDIA H100 80GB HBM3': 989e12, 'NVIDIA A100': 312e12, 'NVIDIA L40S': 362e12,
     'NVIDIA L4': 121e12, 'NVIDIA A10': 125e12, 'NVIDIA GeForce RTX 4090': 165e12,
 }
-AT_LEAST = {
-    'total_batch': 1, 'batch_size': 1, 'max_iters': 1, 'log_interval': 1, 'keep_checkpoints': 1, 'seed': 0,
-    'warmup_iters': 0, 'eval_interval': 0, 'eval_samples': 0, 'checkpoint_interval': 0, 'fill_samples': 0,
-    'min_lr': 0, 'weight_decay': 0, 'grad_clip': 0, 'beta1': 0, 'beta2': 0, 'timeout': 0,
+LIMITS = {                      # knob: lowest, highest (None: none)
+    'total_batch': (1, None), 'batch_size': (1, None), 'max_iters': (1, None), 'log_interval': (1, None),
+    'keep_checkpoints': (1, None), 'seed': (0, 2 ** 63 - 1), 'warmup_iters': (0, None),
+    'eval_interval': (0, None), 'eval_samples': (0, None), 'checkpoint_interval': (0, None),
+    'fill_samples': (0, None), 'timeout': (0, None), 'learning_rate': (1e-12, None), 'min_lr': (0, None),
+    'weight_decay': (0, None), 'grad_clip': (0, None), 'beta1': (0, 0.9999), 'beta2': (0, 0.999999),
+    'adam_eps': (1e-30, None), 'block_size': (8, None), 'mask_fraction': (0.001, 0.999),
 }
-BELOW = {'beta1': 1, 'beta2': 1, 'seed': 2 ** 63}
-AT_MOST = {'warmup_iters': 'max_iters', 'min_lr': 'learning_rate'}
-COMMENT_LENGTH = 71             # bytes of 'sha256:' and 64 hexadecimal digits
 EVAL_ROWS = 256                 # rows whose validation masks are drawn together: it is part of the masks
 HELD = []                       # the open lock file of this process's run
 MAY_CHANGE = {'dropout', 'attention_dropout', 'n_label', 'pair_init', 'pooling', 'recompute'}   # model fields
@@ -142,11 +142,9 @@ class StreamRows:
     padded = False
 
     def __init__(self, folder, meta, split, block_size):
-        if block_size < 8:
-            raise UserError(f'block_size={block_size}: must be at least 8; 128 and 512 are usual')
         self.folder, self.special, self.dtype = folder, meta['special'], np.dtype(meta['dtype'])
         self.vocab_size, self.block_size, self.room = meta['vocab_size'], block_size, block_size - 2
-        self.shards = meta['splits'][split]['shards']
+        self.shards, self.segmented = meta['splits'][split], 'segmenter' in meta
         self.ends = np.cumsum([self.count(shard) for shard in self.shards])      # rows up to shard ends
         if not len(self):
             raise UserError(f'{folder}: {split} holds less than one row of block_size={block_size}')
@@ -156,7 +154,7 @@ class StreamRows:
 
     def count(self, shard):
         """Number of rows in a shard; its last, incomplete one is left out."""
-        return shard['n_tokens'] // self.room
+        return shard['tokens'] // self.room
 
     def span(self, shard, index):
         """(first token, number of tokens) of row `index` of a shard."""
@@ -166,32 +164,32 @@ class StreamRows:
         """ids (len(indices), block_size) int64"""
         ids = np.full((len(indices), self.block_size), self.special['pad'], np.int64)
         ids[:, 0] = self.special['cls']
-        for row, (name, tokens) in zip(ids, self.parts(indices, 'tokens', self.dtype), strict=True):
+        for row, (path, tokens) in zip(ids, self.read(indices, 'bin', self.dtype), strict=True):
             if tokens.max(initial=0) >= self.vocab_size:
-                raise UserError(f'{self.folder}/{name}: ids beyond {self.vocab_size}')
+                raise UserError(f'{path}: ids beyond {self.vocab_size}')
             row[1:len(tokens) + 1] = tokens
             row[len(tokens) + 1] = self.special['sep']
         return ids
 
     def word_starts(self, indices):
         """(len(indices), block_size) bool from the segmenter of the corpus, or None if it had none."""
-        if not all('words' in shard for shard in self.shards):
+        if not self.segmented:
             return None
         starts = np.ones((len(indices), self.block_size), bool)
-        for row, (_, words) in zip(starts, self.parts(indices, 'words', np.dtype(np.uint8)), strict=True):
+        for row, (_, words) in zip(starts, self.read(indices, 'words', np.dtype(np.uint8)), strict=True):
             row[1:len(words) + 1] = words
         return starts
 
-    def parts(self, indices, key, dtype):
-        """(file name, entries) of each row in the shards' `key` files."""
+    def read(self, indices, ending, dtype):
+        """(path, entries) of each row in the shards' .bin or .words files."""
         for index in indices:
             i = int(np.searchsorted(self.ends, index, side='right'))
             start, length = self.span(self.shards[i], int(index) - (int(self.ends[i - 1]) if i else 0))
-            name = self.shards[i][key]
-            entries = read_array(self.folder, name, dtype, start, length)
+            path = os.path.join(self.folder, f"{self.shards[i]['stem']}.{ending}")
+            entries = np.fromfile(path, dtype, length, offset=start * dtype.itemsize)
             if len(entries) != length:
-                raise UserError(f'{self.folder}/{name}: truncated')
-            yield name, entries
+                raise UserError(f'{path}: truncated')
+            yield path, entries
 
 
 class DocumentRows(StreamRows):
@@ -200,22 +198,24 @@ class DocumentRows(StreamRows):
     COARSE = 1024               # documents between two entries of `before`, the table that finds a row
 
     def __init__(self, *arguments):
-        self.before = {}                                                # shard -> rows before its blocks
+        self.starts, self.before = {}, {}               # of shards: first tokens, mapped; rows before blocks
         super().__init__(*arguments)
 
     def count(self, shard):
-        rows = self.documents(shard, 0, shard['n_documents'])[1]
+        path = os.path.join(self.folder, f"{shard['stem']}.idx")
+        self.starts[shard['stem']] = np.memmap(path, np.int64, 'r')
+        rows = self.documents(shard, 0, shard['documents'])[1]
         sums = np.cumsum(np.add.reduceat(rows, np.arange(0, len(rows), self.COARSE)))
-        self.before[shard['tokens']] = np.concatenate([[0], sums])
-        return int(sums[-1])
+        self.before[shard['stem']] = np.concatenate([[0], sums])
+        return int(self.before[shard['stem']][-1])
 
     def documents(self, shard, first, n):
         """First tokens of documents `first` to `first` + n of a shard, and the rows of each but the last."""
-        starts = read_array(self.folder, shard['documents'], np.dtype(np.int64), first, n + 1)
+        starts = self.starts[shard['stem']][first:first + n + 1]
         return starts, -(-(np.diff(starts) - 1) // self.room)           # less the [SEP] that ends each
 
     def span(self, shard, index):
-        before = self.before[shard['tokens']]
+        before = self.before[shard['stem']]
         block = int(np.searchsorted(before, index, side='right')) - 1
         starts, rows = self.documents(shard, block * self.COARSE, self.COARSE)
         ends = before[block] + np.cumsum(rows)
@@ -227,11 +227,7 @@ class DocumentRows(StreamRows):
 PACKING = {'stream': StreamRows, 'documents': DocumentRows}
 
 
-def read_array(folder, name, dtype, start, count):
-    return np.fromfile(os.path.join(folder, name), dtype, count, offset=start * dtype.itemsize)
-
-
-# ---- batches: pure functions of (data, seed, step) ----
+# ---- batches: functions of (data, seed, step, samples drawn before it) ----
 
 def shuffled(positions, n, seed, epoch):
     """Images of `positions` (integers below n) under a permutation of range(n) drawn from (seed, epoch).
@@ -269,11 +265,11 @@ class Masker:
             raise UserError(f'mask_fraction={fraction}: must lie between 0 and 1; 0.15 is usual')
         self.fraction, self.word_start, self.special = fraction, word_start, meta['special']
         self.block_size, self.k = block_size, max(1, int(self.share(block_size)))
-        self.is_special = np.zeros(meta['vocab_size'], bool)
+        self.block_size, self.k = block_size, max(1, int(self.ceiling(block_size)))
         self.is_special[list(self.special.values())] = True
         self.ordinary = np.flatnonzero(~self.is_special)
 
-    def share(self, n):
+    def ceiling(self, n):
         return np.ceil(self.fraction * n - 1e-9).astype(int)                # 0.15 * 20 is 3, rounding aside
 
     def draw(self, seed, step, n_rows):
@@ -285,13 +281,14 @@ class Masker:
     def choose(self, ids, scores, starts):
         """Positions to predict, (B, k), and which of them count, (B, k) bool.  starts (B, T) bool or None"""
         special = self.is_special[ids]
-        wanted = np.minimum(self.share((ids != self.special['pad']).sum(1)), (~special).sum(1))     # (B,)
+        wanted = np.minimum(self.ceiling((ids != self.special['pad']).sum(1)), (~special).sum(1))   # (B,)
         if self.word_start is None:
             positions = np.argsort(np.where(special, 2, scores), axis=1, kind='stable')[:, :self.k]
         else:
             starts = self.word_start[ids].astype(bool) if starts is None else starts
-            rows = [whole_words(*row, self.k) for row in zip(starts, special, scores, wanted, strict=True)]
-            positions, wanted = (np.array(column) for column in zip(*rows, strict=True))
+            positions = np.zeros((len(ids), self.k), int)
+            for i in range(len(ids)):
+                positions[i], wanted[i] = whole_words(starts[i], special[i], scores[i], wanted[i], self.k)
         return positions, np.arange(self.k) < wanted[:, None]
 
     def apply(self, ids, scores, actions, replacements, starts=None):
@@ -347,21 +344,24 @@ class Loader:
     """Batches by step.  `share` is this rank's slice of the global batch; masks are drawn for all of it.
 
     total_batch  rows of the global batch
-    limit        0: every row once per epoch, in an order drawn from (seed, epoch); n: rows 0 to n, once
+    limit        0: every row once per epoch, in an order drawn from (seed, epoch); n: the first n of that order
+    offset       samples drawn before step s are offset + s total_batch; not 0 after total_batch was changed
     """
 
-    def __init__(self, rows, masker, seed, total_batch, share, limit=0):
-        self.rows, self.masker, self.seed = rows, masker, seed
+    def __init__(self, rows, masker, seed, total_batch, share, limit=0, offset=0):
+        self.rows, self.masker, self.seed, self.offset = rows, masker, seed, offset
         self.total_batch, self.share, self.limit = total_batch, share, min(limit, len(rows))
 
     def indices(self, step):
         """Row numbers in the corpus of this rank's part of a step."""
-        positions = np.arange(step * self.total_batch, (step + 1) * self.total_batch)[self.share]
+        positions = self.offset + np.arange(step * self.total_batch, (step + 1) * self.total_batch)[self.share]
         if self.limit:
-            return positions[positions < self.limit]
+            positions = positions[positions < self.limit]
         epochs, positions = np.divmod(positions, len(self.rows))
-        return np.concatenate([shuffled(positions[epochs == epoch], len(self.rows), self.seed, int(epoch))
-                               for epoch in np.unique(epochs)])
+        for epoch in np.unique(epochs):
+            here = epochs == epoch
+            positions[here] = shuffled(positions[here], len(self.rows), self.seed, int(epoch))
+        return positions
 
     def batch(self, step):
         """{'ids', 'positions', 'targets', 'weights'[, 'order'][, 'attention_mask']} of this rank, arrays."""
@@ -375,315 +375,157 @@ class Loader:
         return batch
 
 
-def prefetch(make, steps, depth=2):
-    """Yield make(step) for each step, made by a background thread; at most `depth` wait in memory."""
-    ready, closed = queue.Queue(depth), threading.Event()
-
-    def hand_over(item):
-        while not closed.is_set():
-            with contextlib.suppress(queue.Full):
-                return ready.put(item, timeout=0.1)
-
-    def work():
-        try:
-            for step in steps:
-                hand_over((make(step), None))
-                if closed.is_set():
-                    return
-        except Exception as error:                      # raised again where the batch is wanted
-            hand_over((None, error))
-
-    threading.Thread(target=work, daemon=True).start()
-    try:
-        for _ in steps:
-            batch, error = ready.get()
-            if error:
-                raise error
-            yield batch
-    finally:
-        closed.set()
+def prefetch(make, steps):
+    """Yield make(step) for each step; a background thread is two steps ahead."""
+    waiting = deque()
+    with ThreadPoolExecutor(1) as pool:
+        for step in steps:
+            waiting.append(pool.submit(make, step))
+            if len(waiting) > 2:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
 
 
 def micro_batches(batch, size, device):
     """Split a rank's batch into parts of at most `size` rows, as tensors on `device`."""
-    n = len(batch['ids'])
+    n, parts = len(batch['ids']), []
     n_parts = -(-n // size)
-    parts = []
     for i in range(n_parts):
         rows = slice(n * i // n_parts, n * (i + 1) // n_parts)
         part = {key: torch.from_numpy(value[rows]) for key, value in batch.items()}
-        pinned = device.type == 'cuda'
+        pinned = device.type == 'cuda'                  # from pinned memory a copy does not hold up the host
         if pinned:
             part = {key: value.pin_memory() for key, value in part.items()}
         parts.append({key: value.to(device, non_blocking=pinned) for key, value in part.items()})
     return parts
 
 
-# ---- the platform: all that a TPU wants ----
-# torch_xla ('xla') only notes operations down; sync() compiles them as one graph, once, and queues it. A
-# number of Python is part of a graph, a tensor its input; a host read waits for the queue. torch_tpu ('tpu')
-# is eager: it wants its import, device and backend 'tpu_dist', says ray-project/ray#64796. That was not run.
-
-PACKAGE = {                     # device -> (package, how to get it)
-    'xla': ('torch_xla', "pip install torch==2.9.1 'torch_xla[tpu]==2.9.0'"),
-    'tpu': ('torch_tpu', "see Google's TorchTPU"),
-}
-
-
-def import_package(kind):
-    package, command = PACKAGE[kind]
-    try:
-        importlib.import_module(package)
-    except ImportError as error:
-        raise UserError(f'device={kind!r} needs {package}: {command} ({error})') from None
-
-
-def join_xla(ranks):
-    """(Ranks, device) on XLA: the group before the device, the device before any backward pass."""
-    import torch_xla.distributed.xla_backend
-    if 'RANK' in os.environ:
-        dist.init_process_group('xla', init_method='xla://')
-        seen = torch_xla.runtime.world_size()
-        if seen != ranks.world:
-            raise UserError(f"device='xla': torch_xla sees {seen} process(es), torchrun started "
-                            f'{ranks.world}; --nproc_per_node must be the number of TPU devices of a machine')
-        ranks = Ranks(torch_xla.runtime.global_ordinal(), seen, ranks.local, dist.new_group(backend='gloo'))
-    for name, kernel in (('unfold_copy', windows), ('unfold_backward', windows_backward)):
-        torch.library.impl(f'aten::{name}', 'XLA', kernel)
-    return ranks, torch.zeros(1, device='xla').device
-
-
-def windows(x, dimension, size, step):
-    """x (H, P).unfold(1, size, 1) -> (H, n, size); torch_xla has none and would fetch x to the host.
-
-    Rows of P + 1 out of many copies of x begin one place later each.
-    """
-    (H, P), n = x.shape, x.size(1) - size + 1
-    return x.repeat(1, n + 1)[:, :n * (P + 1)].reshape(H, n, P + 1)[:, :, :size].clone()
-
-
-def windows_backward(gradient, shape, dimension, size, step):
-    (H, P), n = shape, gradient.size(1)
-    rows = F.pad(gradient, (0, P + 1 - size)).reshape(H, n * (P + 1))
-    return F.pad(rows, (0, P - n)).reshape(H, n + 1, P).sum(1)
-
-
-def queued(device):
-    """Does work wait for sync(), and a host read for all of it?"""
-    return device.type == 'xla'
-
-
-def reads_at(step, device, last, *intervals):
-    """Does the host look at step `step`, from 1?  On XLA: is it in `last`, or does an interval end?"""
-    return not queued(device) or step in last or any(every and step % every == 0 for every in intervals)
-
-
-def place(model, device):
-    """Move a model.  On XLA its parameters are new: those that have two names are tied again.
-
-    `recompute` is off there: the compiler does it where memory is short, torch.utils.checkpoint knows no XLA.
-    """
-    names, n = {}, count_parameters(model)
-    for module in model.modules() if queued(device) else ():
-        if hasattr(module, 'recompute'):
-            module.recompute = False
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        names.setdefault(parameter, []).append(name)
-    model.to(device)
-    for first, *others in names.values():
-        for module, _, name in (other.rpartition('.') for other in others):
-            setattr(model.get_submodule(module), name, model.get_parameter(first))
-    assert count_parameters(model) == n
-    return model
-
-
-def wrap(model, ranks, device, unused=False):
-    """DistributedDataParallel for several ranks.  unused: may parameters go without a gradient?"""
-    return model if ranks.world == 1 else DistributedDataParallel(
-        model, gradient_as_bucket_view=queued(device), find_unused_parameters=unused)
-
-
-def autocast(device, dtype):
-    return contextlib.nullcontext() if dtype == torch.float32 else torch.autocast(device.type, dtype)
-
-
-def as_input(number, device):
-    """A number that changes from step to step: on XLA a tensor, so that nothing is compiled again.
-
-    A vector of one entry: scalars of equal values, rate and decay perhaps, are one input of another graph.
-    """
-    return torch.tensor([number], device=device) if queued(device) else number
-
-
-def seed_device(device):
-    """Torch's seed for XLA's generator, which torch.manual_seed does not reach."""
-    if queued(device):
-        import torch_xla
-        torch_xla.manual_seed(torch.initial_seed())
-
-
-def sync(device, wait=False):
-    """Let the device begin what was noted down; with `wait`, until it has done all."""
-    if queued(device):
-        import torch_xla
-        torch_xla.sync(wait)
-    elif wait:
-        {'cuda': torch.cuda.synchronize, 'mps': torch.mps.synchronize}.get(device.type, int)()
-
-
-def to_host(tree, device):
-    """Tensors and models, in dicts, lists and tuples too, on the CPU if they are XLA's."""
-    held = (torch.Tensor, torch.nn.Module)
-    return tree_map(lambda x: x.cpu() if isinstance(x, held) else x, tree) if queued(device) else tree
-
-
-def compilations(device):
-    """{'compiled': graphs so far} on XLA, else {}; a steady run adds none."""
-    if not queued(device):
-        return {}
-    import torch_xla.debug.metrics
-    return {'compiled': torch_xla.debug.metrics.counter_value('UncachedCompile') or 0}
-
-
-# ---- devices and ranks ----
+# ---- Runtime: devices and processes ----
+# XLA ('xla', TPUs) traces lazily: sync() compiles what was traced as one graph, once, and runs it. A Python
+# scalar is a constant of the graph, so a new value recompiles; a tensor is an input. A host read waits for all.
 
 @dataclass
-class Ranks:
-    """Place of this process among those that torchrun started; a process alone is rank 0 of 1."""
+class Runtime:
+    """Where this process runs: its device and precision, and its place among those that torchrun started."""
+    device: torch.device
+    dtype: torch.dtype = torch.float32
     rank: int = 0
     world: int = 1
-    local: int = 0
-    host: object = None         # group for what is on the CPU, if the main one moves only a device's tensors
+    local: int = 0              # rank on its machine
+    host: object = None         # gloo group for numbers and objects of the host; None: this process is alone
 
     @property
     def main(self):
         return self.rank == 0
 
+    @property
+    def is_xla(self):
+        return self.device.type == 'xla'
+
     def share(self, n):
-        """This rank's slice of n rows; sizes differ by one at most, and not on XLA, for all run one graph."""
-        if self.host and n % self.world:
+        """This rank's slice of n rows; sizes differ by one at most, and not on XLA, where all run one graph."""
+        if self.is_xla and n % self.world:
             raise UserError(f"device='xla': {n} rows a step on {self.world} processes: choose a multiple")
         return slice(n * self.rank // self.world, n * (self.rank + 1) // self.world)
 
-    def sum(self, tensor):
-        """Sum over the ranks, in place."""
-        if self.world > 1:
-            dist.all_reduce(tensor, group=self.host if tensor.device.type == 'cpu' else None)
-        return tensor
+    def sum(self, *numbers):
+        """Sums over the ranks of numbers of the host, as floats."""
+        if self.host is None:
+            return [float(number) for number in numbers]
+        tensor = torch.tensor(numbers, dtype=torch.float64)
+        dist.all_reduce(tensor, group=self.host)
+        return tensor.tolist()
 
     def gather(self, items):
         """The lists of all ranks, joined, on every rank."""
-        boxes = [items] * self.world
-        if self.world > 1:
-            dist.all_gather_object(boxes, items, self.host)
-        return [item for box in boxes for item in box] if self.world > 1 else items
+        if self.host is None:
+            return items
+        boxes = [None] * self.world
+        dist.all_gather_object(boxes, items, self.host)
+        return [item for box in boxes for item in box]
 
     def agree(self, value):
         """Rank 0's value, on every rank."""
         box = [value]
-        if self.world > 1:
+        if self.host is not None:
             dist.broadcast_object_list(box, group=self.host)
         return box[0]
 
+    def autocast(self):
+        half = self.dtype != torch.float32
+        return torch.autocast(self.device.type, self.dtype) if half else contextlib.nullcontext()
 
-def join_ranks(device):
-    """(Ranks, torch.device) of this process, which joins torchrun's process group where there is one."""
-    ranks = Ranks(*(int(os.environ.get(name, default)) for name, default in
-                    (('RANK', 0), ('WORLD_SIZE', 1), ('LOCAL_RANK', 0))))
+    def sync(self, wait=False):
+        """On XLA, compile and run what was traced.  wait: return once the device has done all its work"""
+        if self.is_xla:
+            import torch_xla
+            torch_xla.sync(wait)
+        elif wait and self.device.type != 'cpu':
+            torch.accelerator.synchronize()
+
+    def wrap(self, model, unused=False):
+        """DistributedDataParallel for several ranks.  unused: may parameters go without a gradient?"""
+        return model if self.host is None else DistributedDataParallel(
+            model, gradient_as_bucket_view=self.is_xla, find_unused_parameters=unused)
+
+
+def join(device, dtype, timeout=0, group=True):
+    """Runtime of this process, which joins torchrun's process group where there is one.  Raises UserError.
+
+    timeout  seconds to wait for other processes before giving up; 0: for ever
+    group    False: take rank and world from torchrun, but join no group; the processes share no step
+    """
+    rank, world, local = (int(os.environ.get(name, default)) for name, default in
+                          (('RANK', 0), ('WORLD_SIZE', 1), ('LOCAL_RANK', 0)))
+    found, host, limit = find_device(device, local, world), None, timedelta(seconds=timeout or 10 ** 8)
+    try:
+        if group and world > 1:
+            backend = {'cpu': 'gloo', 'mps': 'gloo', 'cuda': 'nccl', 'xla': 'xla'}[found.type]
+            dist.init_process_group(backend, 'xla://' if backend == 'xla' else None, limit)
+            rank = xla_rank(world) if backend == 'xla' else rank
+            host = dist.new_group(backend='gloo', timeout=limit)        # it does not inherit the timeout
+        found = torch.zeros(1, device=found).device
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f'device={device!r}: {reason}; choose auto, cpu, cuda, mps or xla') from None
+    return Runtime(found, choose_dtype(dtype, found), rank, world, local, host)
+
+
+def find_device(device, local, world):
+    """torch.device of a process; local is its number on this machine.  Raises UserError."""
     if device == 'auto':
         accelerator = 'mps' if torch.backends.mps.is_available() else 'cpu'
         device = 'cuda' if torch.cuda.is_available() else accelerator
     try:
-        if device in PACKAGE:
-            import_package(device)
-        if device == 'xla':
-            return join_xla(ranks)
         found = torch.device(device)
-        if found.type not in ('cpu', 'cuda', 'mps', 'tpu'):
-            raise UserError(f'device={device!r}: choose auto, cpu, cuda, mps, xla or tpu')
-        if ranks.world > 1 and found.index is not None:
-            raise UserError(f'device={device!r}: torchrun gives each process its own; choose {found.type}')
-        if found.type == 'cuda' and found.index is None:
-            found = torch.device('cuda', ranks.local)
-        torch.zeros(1, device=found)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise UserError(f'device={device!r}: {reason}; choose auto, cpu, cuda, mps, xla or tpu') from None
-    if found.type == 'cuda':
+    except RuntimeError:
+        found = None
+    if found is None or found.type not in ('cpu', 'cuda', 'mps', 'xla'):
+        raise UserError(f'device={device!r}: choose auto, cpu, cuda, mps or xla')
+    if world > 1 and found.index is not None:
+        raise UserError(f'device={device!r}: torchrun gives each process its own; choose {found.type}')
+    if found.type == 'xla':
+        try:
+            import torch_xla.distributed.xla_backend                    # noqa: F401
+        except ImportError as error:
+            command = "pip install torch==2.9.1 'torch_xla[tpu]==2.9.0'"
+            raise UserError(f'device={device!r} needs torch_xla: {command} ({error})') from None
+    if found.type == 'cuda' and torch.cuda.is_available():
+        found = found if found.index is not None else torch.device('cuda', local)
         torch.cuda.set_device(found)
         torch.set_float32_matmul_precision('high')      # TF32 where float32 is left
-    if 'RANK' in os.environ:
-        dist.init_process_group({'cuda': 'nccl', 'tpu': 'tpu_dist'}.get(found.type, 'gloo'),
-                                timeout=timedelta(hours=6),         # to prepare and check a corpus; see watch
-                                device_id=found if found.type == 'cuda' else None)
-    return ranks, found
+    return found
 
 
-def watch(ranks, seconds):
-    """End this process once another one gives no sign of life for `seconds`, with its name; 0: never.
-
-    A collective waits long for a process that is stopped, and does not say for whom. So a thread of each
-    counts up in torchrun's store, whatever the main thread does; rank 0 looks at all, the others at rank 0.
-    """
-    if ranks.world == 1 or not seconds:
-        return
-    store = dist.PrefixStore(f"alive/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", dist.TCPStore(
-        os.environ['MASTER_ADDR'], int(os.environ['MASTER_PORT']), is_master=False))
-    me, seen, tick = f'process {os.getpid()} on {platform.node()}', {}, min(5, seconds / 4)
-
-    def end(rank):
-        name = seen[rank][0].partition(' ')[2] if rank in seen else 'a process'
-        write_line(f'error: rank {rank}, {name}, gave no sign of life for {seconds} s; the same command goes '
-                   'on from the last checkpoint')
-        os._exit(1)                                     # the main thread may hang in a collective
-
-    def beat(count):
-        store.set(f'{ranks.rank}', f'{count} {me}')
-        for other in range(ranks.world) if ranks.main else [0]:
-            line = store.get(f'{other}').decode() if store.check([f'{other}']) else '0 a process'
-            if line != seen.get(other, (None,))[0]:
-                seen[other] = line, time.monotonic()
-            elif time.monotonic() - seen[other][1] > seconds and not line.startswith('left'):
-                end(other)
-
-    def work():
-        for count in itertools.count(1):
-            silence = threading.Timer(seconds, end, [0])            # without torchrun, rank 0 has the store
-            silence.daemon = True
-            silence.start()
-            try:
-                beat(count)
-            except RuntimeError:
-                return                                  # the store has gone, and rank 0 or torchrun with it
-            finally:
-                silence.cancel()
-            if left.wait(tick):
-                with contextlib.suppress(RuntimeError):
-                    store.set(f'{ranks.rank}', f'left {me}')
-                return
-
-    left, thread = threading.Event(), threading.Thread(target=work, daemon=True)
-    thread.start()
-    atexit.register(lambda: (left.set(), thread.join(tick)))
-
-
-def leave(ranks, status=0):
-    """End a run: a process of torchrun's once all have come here, and without Python's taking itself apart.
-
-    Threads of PyTorch that still run while Python does that may hang for ever, says pytorch/pytorch#190489.
-    """
-    together = dist.is_initialized()
-    if together:
-        dist.barrier(ranks.host)                        # nobody leaves while another still talks
-        dist.destroy_process_group()
-    let_go()
-    if together:
-        atexit._run_exitfuncs()                         # of watch, torch_xla and wandb
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
-    if status:
-        sys.exit(status)
+def xla_rank(world):
+    """This process's rank as torch_xla counts.  Raises UserError where it sees another number of processes."""
+    import torch_xla
+    seen = torch_xla.runtime.world_size()
+    if seen != world:
+        raise UserError(f"device='xla': torch_xla sees {seen} process(es), torchrun started {world}; "
+                        '--nproc_per_node must be the number of TPU devices of a machine')
+    return torch_xla.runtime.global_ordinal()
 
 
 def choose_dtype(dtype, device):
@@ -691,28 +533,80 @@ def choose_dtype(dtype, device):
     if dtype == 'auto':
         native = device.type == 'cuda' and torch.cuda.get_device_capability(device) >= (8, 0)
         dtype = 'bfloat16' if native else 'float32'
-    if dtype == 'float16' and device.type in PACKAGE:
-        raise UserError(f"dtype='float16': device={device.type!r} computes in bfloat16 and float32")
+    if dtype == 'float16' and device.type == 'xla':
+        raise UserError("dtype='float16': device='xla' computes in bfloat16 and float32")
     return choose('dtype', dtype, {name: getattr(torch, name) for name in ('float32', 'bfloat16', 'float16')})
 
 
-def peak_flops(device, dtype):
+def leave(runtime, status=0):
+    """End a run; the processes of a group end together, skipping interpreter shutdown.
+
+    PyTorch's threads may hang while the interpreter shuts down: pytorch/pytorch#190489.
+    """
+    if runtime.host is not None:
+        dist.barrier(runtime.host)                      # nobody leaves while another still talks
+        dist.destroy_process_group()
+        atexit._run_exitfuncs()                         # of wandb and torch_xla
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    if status:
+        sys.exit(status)
+
+
+def to_device(model, runtime):
+    """Move a model.  `recompute` is off on XLA: its compiler does that, torch.utils.checkpoint knows no XLA."""
+    for module in model.modules() if runtime.is_xla else ():
+        if hasattr(module, 'recompute'):
+            module.recompute = False
+    return model.to(runtime.device)
+
+
+def to_host(tree, runtime):
+    """Tensors and models, in dicts, lists and tuples too, on the CPU if they are XLA's."""
+    held = (torch.Tensor, torch.nn.Module)
+    return tree_map(lambda x: x.cpu() if isinstance(x, held) else x, tree) if runtime.is_xla else tree
+
+
+def as_input(number, runtime):
+    """A number that changes from step to step; on XLA a tensor, so that nothing is compiled again.
+
+    A vector of one entry: XLA makes scalars of equal value one input, and so another graph.
+    """
+    return torch.tensor([number], device=runtime.device) if runtime.is_xla else number
+
+
+def compilations(runtime):
+    """{'compiled': graphs so far} on XLA, else {}; a steady run adds none."""
+    if not runtime.is_xla:
+        return {}
+    import torch_xla.debug.metrics
+    return {'compiled': torch_xla.debug.metrics.counter_value('UncachedCompile') or 0}
+
+
+def device_name(device):
+    return torch.cuda.get_device_name(device) if device.type == 'cuda' else f'{device} {platform.machine()}'
+
+
+def peak_flops(runtime):
     """Data-sheet FLOP/s of a CUDA device in 16 bits, or None."""
-    name = torch.cuda.get_device_name(device) if device.type == 'cuda' and dtype != torch.float32 else ''
+    half = runtime.device.type == 'cuda' and runtime.dtype != torch.float32
+    name = torch.cuda.get_device_name(runtime.device) if half else ''
     return next((peak for known, peak in PEAK_FLOPS.items() if re.fullmatch(known + '(-.*)?', name)), None)
 
 
-def compiled_or_eager(model, wanted, batch, batch_size, device, dtype):
+def compiled(model, wanted, batch, batch_size, runtime):
     """torch.compile(model), tried in both directions on a micro-batch; the model itself where that fails."""
-    if not choose('compile', wanted.lower(), {'auto': device.type == 'cuda', 'true': True, 'false': False}):
+    on_cuda = runtime.device.type == 'cuda'
+    if not choose('compile', wanted.lower(), {'auto': on_cuda, 'true': True, 'false': False}):
         return model
-    part = micro_batches(batch, batch_size, device)[0]
+    part = micro_batches(batch, batch_size, runtime.device)[0]
     try:
-        compiled = torch.compile(model)
-        with autocast(device, dtype):
-            losses = compiled(**{key: value for key, value in part.items() if key != 'weights'})
+        fast = torch.compile(model)
+        with runtime.autocast():
+            losses = fast(**{key: value for key, value in part.items() if key != 'weights'})
         losses.sum().backward()
-        return compiled
+        return fast
     except torch.OutOfMemoryError:
         raise
     except Exception as error:                          # of many kinds: no compiler, unknown device, ...
@@ -722,40 +616,23 @@ def compiled_or_eager(model, wanted, batch, batch_size, device, dtype):
         model.zero_grad(set_to_none=True)
 
 
-# ---- one optimizer step ----
+# ---- one step ----
 
-def make_optimizer(model, learning_rate, betas, eps, weight_decay, device, zero=False):
-    """AdamW, fused where it can be, with decay on all of two or more dimensions, S of `pairwise` included.
-
-    zero  each process of the group updates a share of the parameters and sends them to the others: ZeRO's
-          first stage, Rajbhandari et al. 2020, arXiv 1910.02054
-    """
+def make_optimizer(model, lr, betas, eps, weight_decay, runtime):
+    """AdamW, fused where it can be, with decay on all of two or more dimensions, S of `pairwise` included."""
     groups = [{'params': [p for p in model.parameters() if p.dim() >= 2], 'weight_decay': weight_decay},
               {'params': [p for p in model.parameters() if p.dim() < 2], 'weight_decay': 0.0}]
-    knobs = {'lr': as_input(learning_rate, device), 'betas': betas, 'eps': eps, 'capturable': queued(device),
-             'fused': device.type in ('cuda', 'cpu'), 'foreach': False if queued(device) else None}
-    if zero:
-        from torch.distributed.optim import ZeroRedundancyOptimizer  # a second of every start, at the top
-        return ZeroRedundancyOptimizer(groups, torch.optim.AdamW, **knobs)
-    return torch.optim.AdamW(groups, **knobs)
+    kernel = {'capturable': True, 'foreach': False} if runtime.is_xla else {
+        'fused': runtime.device.type in ('cuda', 'cpu')}
+    return torch.optim.AdamW(groups, as_input(lr, runtime), betas, eps, **kernel)
 
 
 def load_optimizer(optimizer, state):
     """Take the tensors of a checkpoint's optimizer; decay, betas and kernels stay those of this run."""
-    numbers, groups = itertools.count(), []
-    for group in optimizer.param_groups:
-        groups.append({**group, 'params': [next(numbers) for _ in group['params']]})
-    optimizer.load_state_dict({**state, 'param_groups': groups})
+    optimizer.load_state_dict({**state, 'param_groups': optimizer.state_dict()['param_groups']})
 
 
-def optimizer_state(optimizer, ranks):
-    """Its state_dict on rank 0, None elsewhere: the same of one process, of many, and of ZeRO's."""
-    if hasattr(optimizer, 'consolidate_state_dict'):
-        optimizer.consolidate_state_dict()              # ZeRO's, a collective
-    return optimizer.state_dict() if ranks.main else None
-
-
-def rate_at(step, peak, low, warmup, total, schedule):
+def get_lr(step, peak, low, warmup, total, schedule):
     """Learning rate of update `step`, from 0: linear warmup to the peak, then SCHEDULE towards `low`."""
     if step < warmup:
         return peak * (step + 1) / warmup
@@ -763,93 +640,115 @@ def rate_at(step, peak, low, warmup, total, schedule):
     assert 0 <= progress <= 1, f'step {step} lies outside a schedule of {total} steps'
     return low + (peak - low) * SCHEDULE[schedule](progress)
 
+def set_lr(optimizer, lr, runtime):
+    for group in optimizer.param_groups:
+        group['lr'] = as_input(lr, runtime)
 
-def seed_step(seed, step, rank):
+
+def seed_step(seed, step, runtime):
     """Seed torch for a step: dropout is a function of (seed, step, rank); no state is carried on."""
-    torch.manual_seed(int(np.random.SeedSequence([seed, step, rank]).generate_state(1, np.uint64)[0]))
+    number = int(np.random.SeedSequence([seed, step, runtime.rank]).generate_state(1, np.uint64)[0])
+    torch.manual_seed(number)
+    if runtime.is_xla:                                  # its generator is another one
+        import torch_xla
+        torch_xla.manual_seed(number)
 
 
-def forward_backward(model, parts, count, scaler, ranks, device, dtype):
-    """Add the gradients of this rank's micro-batches; returns their part of the step's loss, a sum / count.
+def update(model, optimizer, scaler, parts, count, grad_clip, runtime):
+    """One optimizer step on this rank's micro-batches.  Returns (its part of the loss, gradient norm), tensors.
 
-    count  () tensor, masked tokens of the whole step over all ranks and micro-steps
+    model      what runtime.wrap returned; it gives losses (b, k)
+    parts      as micro_batches makes them; their 'weights' (b, k) are taken out
+    count      predicted tokens of the step over all ranks and micro-batches: its loss is their mean
+    grad_clip  largest gradient norm, 0 for no clipping
+    The host reads nothing here. After it, health.add, then runtime.sync(), with which XLA runs the step.
     """
-    total = torch.zeros((), device=device)
+    total, count = torch.zeros(1, device=runtime.device), as_input(max(1.0, count), runtime)
     for i, part in enumerate(parts):
         weights = part.pop('weights')
-        silent = ranks.world > 1 and i < len(parts) - 1             # gradients travel once a step
+        silent = runtime.host is not None and i < len(parts) - 1    # DDP adds up gradients once a step
         with model.no_sync() if silent else contextlib.nullcontext():
-            with autocast(device, dtype):
-                losses = model(**part)                              # (b, k)
+            with runtime.autocast():
+                losses = model(**part)
             loss = (losses * weights).sum() / count
-            scaler.scale(loss * ranks.world).backward()             # DDP divides by the number of ranks
+            scaler.scale(loss * runtime.world).backward()           # DDP divides by the number of ranks
         total += loss.detach()
-    return total
-
-
-def optimizer_step(model, raw, optimizer, scaler, parts, count, rate, clip, ranks, device, dtype, where,
-                   reading=True):
-    """Forward, backward, update; returns (loss, gradient norm).  Raises UserError where one is not finite.
-
-    model    what forward_backward calls; raw: the same without wrappers
-    rate     learning rate; clip: largest gradient norm, 0 for no clipping
-    where    names the step and its samples
-    reading  see reads_at; without, nothing is refused, and nothing is left that the next graph would compute
-    """
-    for group in optimizer.param_groups:
-        group['lr'] = as_input(rate, device)
-    seed_device(device)
-    loss = forward_backward(model, parts, count.clamp(min=1), scaler, ranks, device, dtype)
     scaler.unscale_(optimizer)
-    norm = torch.nn.utils.clip_grad_norm_(raw.parameters(), clip or math.inf)
-    found = torch.stack([ranks.sum(loss), norm])
-    searching = scaler.is_enabled() and scaler.get_scale() > 1      # fp16 lowers its scale first
-    if queued(device):                      # what is not finite makes the rate NaN, so all weights and what
-        for group in optimizer.param_groups:                        # comes later: a look there misses nothing
-            group['lr'] = torch.where(found.isfinite().all(), group['lr'], math.nan)
-    else:
-        found = finite(found, searching, where, 'no update was made')   # a step's first host read
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), grad_clip or math.inf)
     scaler.step(optimizer)
     scaler.update()
     optimizer.zero_grad(set_to_none=True)
-    sync(device)
-    if queued(device):                      # every checkpoint comes after a look
-        then = 'it may have begun since the last look; no checkpoint has it'
-        found = finite(found, False, where, then) if reading else (None, None)
-    return found
+    return total[0], norm
 
 
-def finite(found, searching, where, then):
-    """(loss, gradient norm) of a tensor.  Raises UserError unless they are finite; searching: the first."""
-    loss, norm = found.tolist()
-    if not math.isfinite(loss) or not (math.isfinite(norm) or searching):
-        raise UserError(f'{where}: loss {loss}, gradient norm {norm}; {then}; try a lower learning_rate')
-    return loss, norm
+class Health:
+    """Watches losses and gradient norms on the device; the host sees them when it looks.
+
+    A healthy step has a finite loss and gradient norm; float16 may skip steps while it searches for its scale.
+    What is not finite spoils all weights after it, so the looks before validations and saves find it in time.
+    """
+
+    def __init__(self, runtime):
+        self.runtime, self.scaler, self.steps = runtime, None, 0
+        self.healthy = torch.ones((), device=runtime.device)            # 0 from the first bad step on
+        self.count = torch.zeros((), device=runtime.device)             # healthy steps before that
+        self.last = torch.zeros(3, device=runtime.device)
+
+    def add(self, loss, norm, scaler):
+        """Follow one step.  The host reads nothing here."""
+        finite = loss.isfinite() if scaler.is_enabled() else loss.isfinite() & norm.isfinite()
+        self.healthy = self.healthy * finite
+        self.count = self.count + self.healthy
+        self.last = torch.stack([loss, norm, self.count])
+        self.steps, self.scaler = self.steps + 1, scaler
+
+    def look(self, step, where):
+        """(loss summed over the ranks, gradient norm) of the last step, `step`, as numbers.
+
+        Raises the same UserError on all ranks once a step of one was not healthy.  where: names the run
+        """
+        loss, norm, count = self.last.tolist()
+        found = self.runtime.gather([(loss, count)])
+        healthy = min(count for _, count in found)
+        if healthy < self.steps:
+            raise UserError(f'{where}: loss or gradient norm of step {step - self.steps + healthy + 1:.0f} is not '
+                            'finite; no checkpoint has it; try a lower learning_rate')
+        if self.scaler and self.scaler.is_enabled() and self.scaler.get_scale() <= 1:
+            raise UserError(f'{where}: up to step {step} float16 found no scale with finite gradients; no '
+                            "checkpoint has them; try a lower learning_rate or dtype='bfloat16'")
+        return sum(loss for loss, _ in found), norm
 
 
 @torch.no_grad()
-def evaluate(model, loader, batch_size, ranks, device, dtype):
-    """Loss (nats), accuracy and perplexity a masked token, over a loader with a limit and all ranks."""
+def evaluate(model, loader, batch_size, runtime, stop=()):
+    """Loss (nats), accuracy and perplexity a masked token, over a loader with a limit and all ranks.
+
+    stop  numbers of signals, looked at after each of the loader's batches; once a rank has one: None
+    """
     model.eval()
-    at = device if queued(device) else 'cpu'                        # one read at the end, or one a part
-    sums = torch.zeros(3, dtype=torch.float64, device=at)           # loss, hits, tokens
-    for step in range(-(-loader.limit // loader.total_batch)):
-        for part in micro_batches(loader.batch(step), batch_size, device):
+    number = torch.float32 if runtime.device.type == 'mps' else torch.float64
+    sums, stopped = torch.zeros(3, dtype=number, device=runtime.device), False      # loss, hits, tokens
+    for batch in prefetch(loader.batch, range(-(-loader.limit // loader.total_batch))):
+        for part in micro_batches(batch, batch_size, runtime.device):
             weights, targets = part.pop('weights'), part.pop('targets')
-            with autocast(device, dtype):
+            with runtime.autocast():
                 logits = model(**part)                              # (b, k, V)
             losses = token_losses(logits, targets) * weights
             hits = (logits.argmax(-1) == targets) * weights
-            sums += torch.stack([losses.sum(), hits.sum(), weights.sum()]).to(at)
-            sync(device)
+            sums += torch.stack([losses.sum(), hits.sum(), weights.sum()])
+            runtime.sync()
+        stopped, = runtime.sum(len(stop))
+        if stopped:
+            break
     model.train()
-    sums = to_host(sums, device) if ranks.world == 1 or ranks.host else sums.to(device)
-    loss, hits, tokens = ranks.sum(sums).tolist()
+    if stopped:
+        return None
+    loss, hits, tokens = runtime.sum(*sums.tolist())
     loss, accuracy = loss / max(1, tokens), hits / max(1, tokens)
     return {'loss': loss, 'accuracy': accuracy, 'perplexity': math.exp(min(loss, 700))}
 
 
-# ---- checkpoints: tensors and plain Python in one file that carries its own digest ----
+# ---- checkpoints: tensors and plain Python, in torch.save's zip archive ----
 
 def checkpoint_name(step):
     return f'ckpt_{step:07d}.pt'
@@ -865,64 +764,55 @@ def checkpoints(folder):
 def step_of(path):
     return int(os.path.basename(path)[len('ckpt_'):-len('.pt')])
 
-
-def digest(file, length):
-    """sha256 of the first `length` bytes of an open file, as the comment that ends a checkpoint."""
-    file.seek(0)
-    sha = hashlib.sha256()
-    while length > 0 and (block := file.read(min(length, 1 << 20))):
-        sha.update(block)
-        length -= len(block)
-    return b'sha256:' + sha.hexdigest().encode()
-
-
 def write_checkpoint(path, content):
-    """Write `content` so that `path` is whole or not there: temporary file, digest, flush, rename.
+    """Write `content` so that `path` is whole or not there: temporary file, flush, rename.
 
-    torch.save writes a zip archive. The digest of all bytes before it becomes the archive's comment, so that
-    plain torch.load reads the file. Raises UserError when it cannot be written; what was there stays intact.
+    Raises UserError when it cannot be written; what was there stays intact.
     """
     temporary = path + '.tmp'
     try:
-        with open(temporary, 'w+b') as file:
+        with open(temporary, 'wb') as file:
             torch.save(content, file)
-            length = file.seek(0, os.SEEK_END)
-            file.seek(length - 2)                       # the archive's last field: the length of its comment
-            file.write(COMMENT_LENGTH.to_bytes(2, 'little'))
-            file.write(digest(file, length))            # which leaves the file at its end
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-        if os.name == 'posix':                          # so that the new name outlasts a power failure
-            folder = os.open(os.path.dirname(path) or '.', os.O_RDONLY)
-            os.fsync(folder)
-            os.close(folder)
     except (OSError, RuntimeError) as error:
         with contextlib.suppress(OSError):
             os.remove(temporary)
         system = error if isinstance(error, OSError) else error.__context__     # torch.save ends with its own
         if not isinstance(system, OSError):
             raise
-        full = system.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-        reason = 'the disk is full, or files may not grow so large' if full else system.strerror
-        raise UserError(f'{path}: cannot be written: {reason}; earlier checkpoints are intact') from None
+        raise UserError(f'{path}: cannot be written: {system.strerror}; is the disk full? Earlier checkpoints '
+                        'are intact') from None
 
 
 def read_checkpoint(path):
     """Content of a checkpoint.  Raises UserError when it is missing, damaged or no checkpoint."""
     try:
-        with open(path, 'rb') as file:
-            length = file.seek(0, os.SEEK_END) - COMMENT_LENGTH
-            if length < 0 or digest(file, length) != file.read():
-                raise UserError(f'{path}: damaged, or not a checkpoint: its digest does not match')
+        with open(path, 'rb') as file, zipfile.ZipFile(file) as archive:
+            if archive.testzip():                       # a part whose CRC-32 does not match
+                raise zipfile.BadZipFile
         content = torch.load(path, map_location='cpu', weights_only=True)
-        if 'lm_head' not in content.get('model_config', {}):
-            raise UserError(f'{path}: of an earlier version, with other names and order of parameters')
-        return content
-    except OSError as error:
-        raise UserError(f'{path}: cannot be read: {error.strerror}') from None
-    except (pickle.UnpicklingError, RuntimeError):      # a good digest, but not what write_checkpoint wrote
+        earlier = 'lm_head' not in content['model_config']
+    except pickle.UnpicklingError:                      # whole, but not what write_checkpoint wrote
         raise UserError(f'{path}: holds more than tensors and plain Python, so it is not loaded') from None
+    except Exception as error:                          # of many kinds: a flipped bit may be anywhere
+        if isinstance(error, (FileNotFoundError, IsADirectoryError, PermissionError)):
+            raise UserError(f'{path}: cannot be read: {error.strerror}') from None
+        raise UserError(f'{path}: damaged, or not a checkpoint') from None
+    if earlier:
+        raise UserError(f'{path}: of an earlier version, with other names and order of parameters')
+    return content
+
+
+def checkpoint_identity(path):
+    """Short digest of a checkpoint, from the checksums in the archive's table of contents."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            sums = [(part.file_size, part.CRC) for part in archive.infolist()]
+    except (OSError, zipfile.BadZipFile):
+        raise UserError(f'{path}: missing, damaged, or not a checkpoint') from None
+    return hashlib.sha256(repr(sums).encode()).hexdigest()[:16]
 
 
 def newest_checkpoint(folder):
@@ -940,57 +830,16 @@ def newest_checkpoint(folder):
 
 
 def hold(folder):
-    """Make `folder` this process's until let_go() or its end, of whatever kind.
-
-    The lock is the operating system's, which takes it back from a killed process: none is ever stale.
-    Raises UserError with the owner when another process has it.
-    """
-    let_go()                                            # a process has one run at a time
+    """Refuse a second run in `folder`: the operating system's lock, which no process outlives."""
+    HELD.clear()                                        # a process has one run at a time
     os.makedirs(folder, exist_ok=True)
-    file = open(os.path.join(folder, 'lock'), 'a+')     # noqa: SIM115, it stays open
+    HELD.append(open(os.path.join(folder, 'lock'), 'a'))
     try:
-        import fcntl
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(HELD[0], fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        file.seek(0)
-        owner = file.read() or 'another run'
-        raise UserError(f'{folder}: in use by {owner}; end that first, or choose another --out_dir') from None
-    except (ImportError, OSError):                      # Windows, and file systems without locks
+        raise UserError(f'{folder}: in use by another run; end that first, or choose another --out_dir') from None
+    except OSError:                                     # of file systems without locks
         say(f'{folder} cannot be locked here: start no second run in it')
-    file.truncate(0)
-    file.write(f"process {os.getpid()} on {platform.node()} since {time.strftime('%Y-%m-%d %H:%M:%S')}")
-    file.flush()
-    HELD.append(file)
-
-
-def let_go():
-    while HELD:
-        HELD.pop().close()
-
-
-def agree_on_folder(path, folder, ranks):
-    """See that all processes have the checkpoint `path` alike, and the folder that rank 0 locked.
-
-    path  rank 0's newest checkpoint, or None: then no other may have any
-    Raises UserError with the machine that has not, if a checkpoint is at stake; else rank 0 says so.
-    """
-    def end_of(name, length):
-        with contextlib.suppress(OSError), open(name, 'rb') as file:
-            file.seek(-min(length, os.path.getsize(name)), os.SEEK_END)
-            return file.read(length)
-
-    seen = end_of(path, COMMENT_LENGTH) if path else checkpoints(folder)
-    token = end_of(os.path.join(folder, 'lock'), 100)
-    places = ranks.gather([(platform.node(), ranks.rank, seen, token)])
-    for host, rank, there, _ in places:
-        if there != places[0][2]:
-            what = f'has not got {path}' if path else f'holds checkpoints that {places[0][0]} does not have'
-            raise UserError(f'{folder}: not the same folder everywhere: rank {rank} on {host} {what}; put '
-                            'out_dir on storage that all machines share, or copy it to each of them')
-    apart = sorted({host for host, _, _, lock in places if lock != places[0][3]})
-    if apart and ranks.main:
-        say(f"{folder} is not shared with {', '.join(apart)}: checkpoints are on {places[0][0]} alone, so a "
-            'restart goes on only after they are copied to each machine')
 
 
 def find_checkpoint(init_from, out_dir):
@@ -1004,13 +853,18 @@ def find_checkpoint(init_from, out_dir):
         return path
     return init_from if init_from.endswith('.pt') else newest_checkpoint(init_from)
 
-
-def refuse_to_overwrite(path, init_from, out_dir):
-    """Raise UserError when a run from `path` (None: from step 0) would write over later checkpoints."""
-    there = checkpoints(out_dir)
-    if there and step_of(there[-1]) > (read_checkpoint(path)['step'] if path else -1):
+def start_from(init_from, out_dir, runtime):
+    """(path, content) of the checkpoint that this run goes on from, (None, {}) without.  Raises UserError."""
+    seen = runtime.gather([''.join(map(os.path.basename, checkpoints(out_dir)[-1:])) or 'none'])
+    if len(set(seen)) > 1:
+        raise UserError(f'{out_dir}: the newest checkpoint is {seen[0]} for rank 0 and another for others '
+                        f'({", ".join(sorted(set(seen[1:])))}); out_dir must be a folder that all machines share')
+    path = runtime.agree(find_checkpoint(init_from, out_dir) if runtime.main else None)
+    content, there = read_checkpoint(path) if path else {}, checkpoints(out_dir)
+    if init_from not in ('auto', 'resume') and there and step_of(there[-1]) > content.get('step', -1):
         raise UserError(f'init_from={init_from!r}: {out_dir} holds {os.path.basename(there[-1])}; go on from '
                         'it with --init_from=resume, or choose another --out_dir')
+    return path, content
 
 
 def refuse_difference(where, stored, ours, what):
@@ -1022,11 +876,7 @@ def refuse_difference(where, stored, ours, what):
 
 def data_identity(meta):
     """What a checkpoint remembers of its data: digests of the tokenizer and of the shards of each split."""
-    parts = {'tokenizer': [], 'train': [], 'val': []}
-    for name, entry in sorted(meta['files'].items()):
-        parts.get(name.partition('_')[0], parts['tokenizer']).append(f"{name} {entry['sha256']}")
-    return {'vocab_size': meta['vocab_size'], **{
-        part: hashlib.sha256(''.join(lines).encode()).hexdigest()[:16] for part, lines in parts.items()}}
+    return {'vocab_size': meta['vocab_size'], **meta['identity']}
 
 
 def prune_checkpoints(folder, keep, milestones):
@@ -1038,29 +888,34 @@ def prune_checkpoints(folder, keep, milestones):
 
 # ---- log ----
 
+def tell(text):
+    """Print on stdout. When nobody reads it any more, as after `| head`, the run ends as after SIGTERM."""
+    try:
+        tqdm.write(text)                                # above the progress bar, if there is one
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        signal.raise_signal(signal.SIGTERM)
+
+
 class Log:
     """Lines on stdout and in metrics.jsonl, and Weights & Biases when asked, from the first rank alone."""
 
-    def __init__(self, folder, step, ranks, project, config):
-        self.main, self.path, self.wandb = ranks.main, os.path.join(folder, 'metrics.jsonl'), None
+    def __init__(self, folder, step, runtime, project, config):
+        self.main, self.path, self.wandb = runtime.main, os.path.join(folder, 'metrics.jsonl'), None
         if not self.main:
             return
-        seen = [line for line in read_metrics(folder) if step and line['step'] <= step]
-        write_whole(self.path, ''.join(json.dumps(line) + '\n' for line in seen))
+        kept = [line for line in read_metrics(folder) if step and line['step'] <= step]
+        write_whole(self.path, ''.join(json.dumps(line) + '\n' for line in kept))
         if project:
-            try:
-                import wandb
-            except ImportError:
-                raise UserError('wandb_project needs the wandb package: pip install wandb') from None
-            self.wandb = wandb.init(project=project, name=os.path.basename(folder), config=config,
-                                    reinit='finish_previous')       # finetune.py: a run for each trial
+            self.wandb = need('wandb', 'wandb_project').init(
+                project=project, name=os.path.basename(folder), config=config,
+                reinit='finish_previous')               # finetune.py: a run for each trial
 
     def write(self, kind, step, text, **values):
         if not self.main:
             return
-        if sys.stderr.isatty():
-            print('\r\033[K', end='', file=sys.stderr, flush=True)                  # the progress bar
-        print(text, flush=True)
+        tell(text)
         finite = {key: value for key, value in values.items() if value is None or math.isfinite(value)}
         with open(self.path, 'a') as file:
             file.write(json.dumps({'kind': kind, 'step': step, **finite}) + '\n')
@@ -1069,37 +924,39 @@ class Log:
 
 
 def read_metrics(folder):
-    """Lines of a run's metrics.jsonl as dicts; one that a kill cut off is dropped."""
+    """Lines of a run's metrics.jsonl as dicts; what a kill cut off or something else damaged is dropped."""
     lines, path = [], os.path.join(folder, 'metrics.jsonl')
-    if os.path.exists(path):
-        with open(path) as file:
-            for line in file:
-                with contextlib.suppress(json.JSONDecodeError):
-                    lines.append(json.loads(line))
+    with contextlib.suppress(FileNotFoundError), open(path, encoding='utf-8', errors='replace') as file:
+        for line in file:
+            with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError):
+                line = json.loads(line)
+                lines += [line] if line['kind'] and line['step'] >= 0 else []
     return lines
 
 
 def write_whole(path, text):
     """Replace a text file in one step; of processes that do so at once, one wins."""
-    temporary = f'{path}.{os.getpid()}.tmp'
-    with open(temporary, 'w') as file:
+    temporary = f'{path}.{platform.node()}.{os.getpid()}.tmp'
+    with open(temporary, 'w', encoding='utf-8') as file:
         file.write(text)
     os.replace(temporary, path)
 
 
 def catch_signals():
-    """A list that SIGTERM and SIGINT append their numbers to from now on, instead of ending the process."""
+    """A list to which SIGTERM, SIGINT and SIGHUP append their numbers from now on, instead of ending the process.
+
+    A second Ctrl-C ends a process that is alone at once; to others torchrun repeats what the terminal sent.
+    """
     caught = []
-    for name in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(name, lambda number, frame: caught.append(number))
+
+    def catch(number, frame):
+        caught.append(number)
+        if number == signal.SIGINT and 'RANK' not in os.environ:
+            signal.signal(number, signal.SIG_DFL)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:       # nohup ignores it
+            signal.signal(number, catch)
     return caught
-
-
-def progress_bar(step, total, ranks):
-    """Redraw a bar on the last line of a terminal."""
-    if ranks.main and sys.stderr.isatty():
-        filled = 40 * step // total
-        print(f"\r[{'#' * filled}{'.' * (40 - filled)}] {step}/{total}", end='', file=sys.stderr, flush=True)
 
 
 def clock(seconds):
@@ -1108,14 +965,14 @@ def clock(seconds):
     return f'{hours}:{minutes:02d}:{seconds:02d}' if hours else f'{minutes}:{seconds:02d}'
 
 
-def describe(config, origins, model, loader, ranks, device, dtype):
+def describe(config, origins, model, loader, runtime):
     """The head of a log: the resolved knobs and what follows from them."""
-    share = -(-loader.total_batch // ranks.world)
+    share = -(-loader.total_batch // runtime.world)
     return '\n'.join([
         table(config, origins),
-        f'{count_parameters(model):,} parameters on {device} in {str(dtype)[6:]}; '
+        f'{count_parameters(model):,} parameters on {runtime.device} in {str(runtime.dtype)[6:]}; '
         f'{len(loader.rows):,} training rows of {loader.rows.block_size} tokens',
-        f"total_batch {loader.total_batch} = {ranks.world} process(es) x {-(-share // config['batch_size'])} "
+        f"total_batch {loader.total_batch} = {runtime.world} process(es) x {-(-share // config['batch_size'])} "
         f"micro-step(s) of at most {config['batch_size']} sequences"])
 
 
@@ -1125,11 +982,7 @@ def changed_knobs(old, new):
     return f"; changed: {', '.join(pairs)}" if pairs else ''
 
 
-def device_name(device):
-    return torch.cuda.get_device_name(device) if device.type == 'cuda' else f'{device} {platform.machine()}'
-
-
-def write_manifest(folder, config, identity, device, ranks):
+def write_manifest(folder, config, data, runtime):
     """Append to run.json what makes this launch: command, revision, versions, device, data and knobs."""
     def git(*arguments):
         with contextlib.suppress(OSError):              # git may not be installed
@@ -1138,16 +991,15 @@ def write_manifest(folder, config, identity, device, ranks):
             return result.stdout.strip() if result.returncode == 0 else None
 
     path, launches = os.path.join(folder, 'run.json'), []
-    if os.path.exists(path):
-        with contextlib.suppress(json.JSONDecodeError), open(path) as file:
-            launches = json.load(file)
+    with contextlib.suppress(FileNotFoundError, ValueError, RecursionError), open(path) as file:
+        launches = json.load(file)
     status = git('status', '--porcelain')
-    launches.append({
+    launches = [*(launches if isinstance(launches, list) else []), {
         'argv': sys.argv, 'date': time.strftime('%Y-%m-%dT%H:%M:%S%z'),
         'git_revision': git('rev-parse', 'HEAD'), 'git_dirty': None if status is None else bool(status),
-        'world_size': ranks.world, 'device': device_name(device),
+        'world_size': runtime.world, 'device': device_name(runtime.device),
         'python': platform.python_version(), 'torch': torch.__version__, 'numpy': np.__version__,
-        'data': identity, 'config': config})
+        'data': data, 'config': config}]
     write_whole(path, json.dumps(launches, indent=1))
 
 
@@ -1156,133 +1008,80 @@ def plot_losses(folder, unigram):
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        print('no loss.png without matplotlib: pip install matplotlib')
-        return
+        return tell('no loss.png without matplotlib: pip install matplotlib')
     metrics, figure = read_metrics(folder), Figure(figsize=(7, 4))
     axes = figure.subplots()
     for kind, style in (('train', '-'), ('val', 'o-')):
-        axes.plot([line['step'] for line in metrics if line['kind'] == kind],
-                  [line['loss'] for line in metrics if line['kind'] == kind], style, label=kind)
+        lines = [line for line in metrics if line['kind'] == kind and 'loss' in line]
+        axes.plot([line['step'] for line in lines], [line['loss'] for line in lines], style, label=kind)
     axes.axhline(unigram, color='gray', linestyle='--', label='unigram entropy')
     axes.set(xlabel='step', ylabel='masked-LM loss, nats a token', title=os.path.basename(folder))
     axes.legend()
     figure.savefig(os.path.join(folder, 'loss.png'), dpi=120, bbox_inches='tight')
 
 
-# ---- filling in masks ----
+# ---- fill and export ----
 
 @torch.no_grad()
-def predictions(model, tokenizer, special, ids):
+def predictions(model, tokenizer, ids):
     """A line for each [MASK] in `ids` (no [CLS], no [SEP]): the best five tokens and their probabilities."""
+    special = tokenizer.special
     row = torch.tensor([[special['cls'], *ids, special['sep']]], device=next(model.parameters()).device)
     masks = (row[0] == special['mask']).nonzero()[:, 0]
     best = model.eval()(row, positions=masks[None])[0].float().softmax(-1).topk(5)
     lines = []
     for chances, tokens in zip(best.values.tolist(), best.indices.tolist(), strict=True):
-        pieces = (tokenizer.piece(token) for token in tokens)
+        pieces = (tokenizer.pieces[token] for token in tokens)
         words = (piece.strip('\u2581 ') or piece for piece in pieces)     # without the mark of a word's start
         lines.append('    ' + '   '.join(f'{word} {p:.3f}' for word, p in zip(words, chances, strict=True)))
     return lines
 
 
-def fill_masks(model, tokenizer, special, text):
+def fill_masks(model, tokenizer, text):
     """`text` and the predictions for its [MASK]s.  Raises UserError when it has none or is too long."""
+    text = text.encode('utf-8', 'surrogateescape').decode('utf-8', 'replace')   # a command line in any locale
     first, *others = text.split('[MASK]')
     if not others:
         raise UserError(f'fill={text!r}: put a [MASK] where a word is to be filled in')
-    ids = tokenizer.encode(first.rstrip())
-    for part in others:
-        ids += [special['mask'], *tokenizer.encode(part)]
+    ids, *parts = tokenizer.encode([first.rstrip(), *others])
+    ids = [*ids, *(token for part in parts for token in (tokenizer.special['mask'], *part))]
     if len(ids) + 2 > model.config.block_size:
         raise UserError(f'fill: {len(ids)} tokens, but the model reads at most {model.config.block_size - 2}')
-    return '\n'.join([text, *predictions(model, tokenizer, special, ids)])
+    return '\n'.join([text, *predictions(model, tokenizer, ids)])
 
 
-def masked_sentences(documents, tokenizer, word_start, special, n):
+def masked_sentences(documents, tokenizer, n):
     """First sentences of `n` rows, each with a whole word masked: [(text, the word, ids)], always the same.
 
-    documents  DocumentRows; those are taken that start with 8 to 30 tokens of prose up to a full stop
+    documents  DocumentRows; of 10,000 those are taken that start with 8 to 30 tokens of prose up to a full stop
     """
-    rng, sentences = np.random.default_rng(0), []
-    for index in rng.permutation(len(documents)):
+    rng, sentences, total = np.random.default_rng(0), [], len(documents)
+    stops, starts = ('.', '\u3002'), tokenizer.word_starts()
+    for index in shuffled(np.arange(min(total, 10_000)), total, 0, 0) if n else ():
         ids = documents.get([index])[0, 1:].tolist()
-        length = next((i + 1 for i, token in enumerate(ids[:30]) if tokenizer.piece(token).endswith('.')), 0)
+        length = next((i + 1 for i, token in enumerate(ids[:30]) if tokenizer.pieces[token].endswith(stops)), 0)
         ids, text = ids[:length], tokenizer.decode(ids[:length])
-        whole = [i for i in range(2, length - 1) if word_start[ids[i]] and word_start[ids[i + 1]]
-                 and len(word := tokenizer.decode([ids[i]]).strip()) > 3 and word.isalpha()]
+        whole = [i for i in range(2, length - 1) if starts[ids[i]] and starts[ids[i + 1]] and is_word(
+            tokenizer.decode([ids[i]]).strip())]
         prose = sum(letter.isalpha() or letter == ' ' for letter in text) > 0.93 * len(text)
-        if length < 8 or not whole or not prose or not word_start[ids[0]]:
+        if length < 8 or not whole or not prose or not starts[ids[0]]:
             continue
         i = int(rng.choice(whole))
         text = f'{tokenizer.decode(ids[:i])} [MASK] {tokenizer.decode(ids[i + 1:]).strip()}'
         word = tokenizer.decode([ids[i]]).strip()
-        sentences.append((text, word, [*ids[:i], special['mask'], *ids[i + 1:]]))
+        sentences.append((text, word, [*ids[:i], tokenizer.special['mask'], *ids[i + 1:]]))
         if len(sentences) == n:
             break
-    return sentences[:n]
+    return sentences
 
 
-def show_sentences(model, documents, tokenizer, word_start, special, n):
+def show_sentences(model, documents, tokenizer, n):
     """Print `n` of masked_sentences with what the model fills in."""
-    for text, word, ids in masked_sentences(documents, tokenizer, word_start, special, n):
-        print('', text, f'    masked: {word}', *predictions(model, tokenizer, special, ids), sep='\n')
-
-
-# ---- main ----
-
-def check_knobs(config, at_least, below, at_most):
-    """Raise UserError for a knob out of range, as far as nothing else checks it where it is used."""
-    for key, least in at_least.items():
-        if config[key] < least:
-            raise UserError(f'{key}={config[key]}: must be at least {least}')
-    for key in ('learning_rate', 'adam_eps'):
-        if config[key] <= 0:
-            raise UserError(f'{key}={config[key]}: must be positive')
-    for key, limit in below.items():
-        if config[key] >= limit:
-            raise UserError(f'{key}={config[key]}: must be below {limit}')
-    for key, other in at_most.items():
-        if config[key] > config[other]:
-            raise UserError(f'{key}={config[key]}: must be at most {other}={config[other]}')
-    if not config['out_dir']:
-        raise UserError("out_dir='': name a folder, as in --out_dir=out/run")
-    choose('schedule', config['schedule'], SCHEDULE)
-
-
-def prepared(dataset, data_dir, prepare, ranks):
-    """(folder, meta) of a prepared corpus, prepared first when `prepare` names a config file for that."""
-    folder = os.path.join(data_dir, dataset)
-    if prepare and ranks.main and not os.path.exists(os.path.join(folder, 'meta.json')):
-        here = os.path.dirname(os.path.abspath(__file__))
-        print(f'{folder} is not there yet: preparing it with {prepare}', flush=True)
-        command = [sys.executable, os.path.join(here, 'prepare_data.py'), os.path.join(here, prepare)]
-        command += [f'--name={dataset}', f'--data_dir={data_dir}']
-        status = subprocess.run([*command, '--shard=0/1']).returncode       # all, though torchrun numbers us
-        if status:
-            raise UserError(f'{prepare}: preparing {folder} failed with status {status}')
-    ranks.agree(None)                                   # the others wait for the first
-    meta = load_meta(folder)
-    if ranks.local == 0:
-        check_files(folder, meta)
-    ranks.gather([folder])                              # all wait for the first of each machine
-    return folder, meta
-
-
-def make_model(encoder_config, objective, init_from, path, content):
-    """Model with a checkpoint's weights, a BERT's, or new ones.  Raises UserError where shapes differ."""
-    shape = {key: value for key, value in asdict(encoder_config).items() if key not in MAY_CHANGE}
-    if path:
-        refuse_difference(path, asdict(EncoderConfig(**content['model_config'])), shape, 'the model')
-        refuse_difference(path, content['config'], {'objective': objective}, 'the model')
-    model = OBJECTIVE[objective][0](encoder_config)
-    if path:
-        model.load_state_dict(content['model'])
-    elif init_from not in ('auto', 'scratch'):
-        bert = load_bert(init_from)
-        refuse_difference(init_from, {**asdict(bert.config), 'objective': 'mlm'},
-                          {**shape, 'objective': objective}, 'the model')
-        model.load_state_dict(bert.state_dict())
-    return model
+    sentences = masked_sentences(documents, tokenizer, n)
+    for text, word, ids in sentences:
+        tell('\n'.join(['', text, f'    masked: {word}', *predictions(model, tokenizer, ids)]))
+    if n and not sentences:
+        tell('no sentence to fill in: no validation row looked at starts with a short one that ends in a full stop')
 
 
 def load_bert(name, read=MaskedLM.from_pretrained):
@@ -1309,147 +1108,197 @@ def use_checkpoint(fill, export, init_from, out_dir, folder, meta):
         ours = {'vocab_size': meta['vocab_size']}
         refuse_difference(init_from, asdict(model.config), ours, 'the tokenizer')
     if fill:
-        print(fill_masks(model, load_tokenizer(folder, meta), meta['special'], fill))
+        tell(fill_masks(model, load_tokenizer(folder), fill))
     if export:
         if not isinstance(model, MaskedLM):
-            raise UserError(f'export={export!r}: transformers\' BERT is a masked language model, '
-                            f'{path} is not')
+            raise UserError(f"export={export!r}: transformers' BERT is a masked language model, {path} is not")
         model.save_pretrained(export)
-        shutil.copy(os.path.join(folder, load_tokenizer(folder, meta).file_name), export)
-        print(f'wrote {export}: transformers.BertForMaskedLM.from_pretrained({export!r}) loads it')
+        shutil.copy(os.path.join(folder, 'tokenizer', load_tokenizer(folder).file_name), export)
+        tell(f'wrote {export}: transformers.BertForMaskedLM.from_pretrained({export!r}) loads it')
+
+
+# ---- main ----
+
+def check_limits(config, limits):
+    """Raise UserError for a knob out of range, as far as nothing else checks it where it is used."""
+    for key, (low, high) in limits.items():
+        if config[key] < low or (high is not None and config[key] > high):
+            raise UserError(f'{key}={config[key]}: must be at least {low}' + (f' and at most {high}' if high else ''))
+
+
+def check_knobs(config):
+    check_limits(config, {**LIMITS, 'total_batch': (int(os.environ.get('WORLD_SIZE', 1)), None)})
+    if config['min_lr'] > config['learning_rate']:
+        raise UserError(f"min_lr={config['min_lr']}: must be at most learning_rate={config['learning_rate']}")
+    if not config['out_dir']:
+        raise UserError("out_dir='': name a folder, as in --out_dir=out/run")
+    for key, rows in (('schedule', SCHEDULE), ('objective', OBJECTIVE), ('packing', PACKING)):
+        choose(key, config[key], rows)
+
+
+def warmup_steps(warmup, total):
+    """Steps of warmup; a tenth of a run that is shorter than `warmup`."""
+    if warmup <= total:
+        return warmup
+    say(f'warmup_iters={warmup} is longer than the run: {total // 10} of its {total} steps warm up')
+    return total // 10
+
+
+def prepared(dataset, data_dir, prepare, runtime):
+    """(folder, meta) of a prepared corpus, prepared first when `prepare` names a config file for that."""
+    folder = os.path.join(data_dir, dataset)
+    if prepare and not os.path.exists(os.path.join(folder, 'meta.json')):
+        words = [prepare, f'--name={dataset}', f'--data_dir={data_dir}']
+        if runtime.world > 1:
+            raise UserError(f"{folder}: not prepared; first run python prepare_data.py {' '.join(words)}")
+        tell(f'{folder} is not there yet: preparing it with {prepare}')
+        script = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'prepare_data.py')
+        status = subprocess.run([sys.executable, script, *words, '--part=0/1']).returncode
+        if status:
+            raise UserError(f'{prepare}: preparing {folder} failed with status {status}')
+    meta = load_meta(folder)
+    if runtime.local == 0:
+        check_sizes(folder, meta)
+    return folder, meta
+
+
+def make_model(encoder_config, objective, init_from, path, content):
+    """Model with a checkpoint's weights, a BERT's, or new ones.  Raises UserError where shapes differ."""
+    shape = {key: value for key, value in asdict(encoder_config).items() if key not in MAY_CHANGE}
+    if path:
+        refuse_difference(path, asdict(EncoderConfig(**content['model_config'])), shape, 'the model')
+        refuse_difference(path, content['config'], {'objective': objective}, 'the model')
+    model = OBJECTIVE[objective][0](encoder_config)
+    if path:
+        model.load_state_dict(content['model'])
+    elif init_from not in ('auto', 'scratch'):
+        bert = load_bert(init_from)
+        refuse_difference(init_from, {**asdict(bert.config), 'objective': 'mlm'},
+                          {**shape, 'objective': objective}, 'the model')
+        model.load_state_dict(bert.state_dict())
+    return model
 
 
 def main():
     config, origins = configure(globals())
-    ranks, torch_device = join_ranks(device)
-    check_knobs(config, {**AT_LEAST, 'total_batch': ranks.world}, BELOW, AT_MOST)
-    torch_dtype = choose_dtype(dtype, torch_device)
-    if zero and queued(torch_device):
-        raise UserError(f'zero=True: not with device={device!r}')
-    folder, meta = prepared(dataset, data_dir, prepare, ranks)
+    check_knobs(config)
+    runtime = join(device, dtype, timeout)
+    folder, meta = prepared(dataset, data_dir, prepare, runtime)
     if fill or export:
         return use_checkpoint(fill, export, init_from, out_dir, folder, meta)
-    watch(ranks, timeout)
-    if ranks.main:
+    if runtime.main:
         hold(out_dir)
 
     # data
-    word_start = np.fromfile(os.path.join(folder, 'word_start.bin'), np.uint8)
-    model_class, masker_class = choose('objective', objective, OBJECTIVE)
+    word_start = np.fromfile(os.path.join(folder, 'tokenizer', 'word_start.bin'), np.uint8)
+    model_class, masker_class = OBJECTIVE[objective]
     masker = masker_class(meta, block_size, mask_fraction, word_start if whole_word else None)
-    rows = choose('packing', packing, PACKING)
-    train_rows, val_rows = (rows(folder, meta, split, block_size) for split in ('train', 'val'))
-    loader = Loader(train_rows, masker, seed, total_batch, ranks.share(total_batch))
-    val_loader = Loader(val_rows, masker, 0, EVAL_ROWS, ranks.share(EVAL_ROWS), eval_samples or len(val_rows))
+    train_rows, val_rows = (PACKING[packing](folder, meta, split, block_size) for split in ('train', 'val'))
+    val_loader = Loader(val_rows, masker, 0, EVAL_ROWS, runtime.share(EVAL_ROWS), eval_samples or len(val_rows))
     identity, unigram = data_identity(meta), meta['unigram_entropy']
 
-    # model, optimizer, and where a checkpoint left them
-    path = ranks.agree(find_checkpoint(init_from, out_dir) if ranks.main else None)
-    agree_on_folder(path, out_dir, ranks)
-    if init_from not in ('auto', 'resume'):
-        refuse_to_overwrite(path, init_from, out_dir)
-    content = read_checkpoint(path) if path else {}
+    # model and optimizer, new, a BERT's or where a checkpoint left them
+    path, content = start_from(init_from, out_dir, runtime)
     torch.manual_seed(seed)
     raw = make_model(model_config(config, meta['vocab_size']), objective, init_from, path, content)
-    place(raw, torch_device)
-    optimizer = make_optimizer(raw, learning_rate, (beta1, beta2), adam_eps, weight_decay, torch_device,
-                               zero and ranks.world > 1)
-    scaler = torch.amp.GradScaler(torch_device.type, enabled=torch_dtype == torch.float16)
-    step, best_loss = 0, math.inf
+    raw = to_device(raw, runtime)
+    optimizer = make_optimizer(raw, learning_rate, (beta1, beta2), adam_eps, weight_decay, runtime)
+    scaler = torch.amp.GradScaler(runtime.device.type, enabled=runtime.dtype == torch.float16)
+    step, samples, best_loss, validated, changes = 0, 0, math.inf, False, ''
     if path:
         refuse_difference(path, content['data'], identity, 'the data')
         load_optimizer(optimizer, content['optimizer'])
         if content['scaler'] and scaler.is_enabled():
             scaler.load_state_dict(content['scaler'])
-        step, best_loss = content['step'], content['best_loss']
+        step, samples, best_loss, validated = (
+            content[key] for key in ('step', 'samples', 'best_loss', 'validated'))
         config['milestones'] = tuple(sorted({*milestones, *content['config']['milestones']}))
-
-    # compile and wrap
-    model = compiled_or_eager(raw, compile, loader.batch(step), batch_size, torch_device, torch_dtype)
-    wrapped = wrap(model, ranks, torch_device)
-    one, two = (training_flops(raw.config, block_size, masker.k, model_class, rows) for rows in (1, 2))
-    micro_steps = ranks.world * -(-total_batch // (ranks.world * batch_size))
-    flops = total_batch * (two - one) + micro_steps * (2 * one - two)       # vectors of `rpe` need no rows
-    peak = peak_flops(torch_device, torch_dtype)
+        changes = f"continuing {path} at step {step}{changed_knobs(content['config'], config)}"
+    content.clear()                                     # weights and optimizer have their copies
+    loader = Loader(train_rows, masker, seed, total_batch, runtime.share(total_batch),
+                    offset=samples - step * total_batch)
+    model = runtime.wrap(compiled(raw, compile, loader.batch(step), batch_size, runtime))
+    flops, peak = training_flops(raw.config, block_size, masker.k, model_class, total_batch), peak_flops(runtime)
 
     # log and signals
-    if ranks.main:
-        write_manifest(out_dir, config, identity, torch_device, ranks)
-        print(describe(config, origins, raw, loader, ranks, torch_device, torch_dtype))
-        if path:
-            print(f"continuing {path} at step {step}{changed_knobs(content['config'], config)}", flush=True)
-    validated = content.pop('validated', False)
-    content.clear()                                     # weights and optimizer have their copies
-    log = Log(out_dir, step, ranks, wandb_project, config)
-    stop = catch_signals()
+    if runtime.main:
+        write_manifest(out_dir, config, identity, runtime)
+        tell('\n'.join(filter(None, [describe(config, origins, raw, loader, runtime), changes])))
+    log = Log(out_dir, step, runtime, wandb_project, config)
+    warmup, health, stop = warmup_steps(warmup_iters, max_iters), Health(runtime), catch_signals()
+    bar = tqdm(initial=step, total=max_iters, disable=not (runtime.main and sys.stderr.isatty()))
+
+    def ends(interval):
+        return step == max_iters or (interval and step % interval == 0)
 
     def validate():
-        scores = evaluate(raw, val_loader, batch_size, ranks, torch_device, torch_dtype)
+        """(best loss, whether the validation came to its end before a signal)"""
+        scores = evaluate(raw, val_loader, batch_size, runtime, stop)
+        if scores is None:
+            return best_loss, False
         text = (f"step {step}: validation loss {scores['loss']:.4f} (unigram {unigram:.4f}), masked accuracy "
                 f"{scores['accuracy']:.2%}, perplexity {scores['perplexity']:.1f}")
         log.write('val', step, text, **scores)
-        return min(best_loss, scores['loss'])
+        return min(best_loss, scores['loss']), True
+
+    def save():
+        if runtime.main:
+            content = {'step': step, 'samples': samples, 'model': raw.state_dict(), 'config': config,
+                       'optimizer': optimizer.state_dict(), 'scaler': scaler.state_dict(), 'data': identity,
+                       'model_config': asdict(raw.config), 'best_loss': best_loss, 'validated': validated}
+            write_checkpoint(os.path.join(out_dir, checkpoint_name(step)), to_host(content, runtime))
+            prune_checkpoints(out_dir, keep_checkpoints, config['milestones'])
 
     # the loop
     if not validated:
-        best_loss = validate()
-    logged, since, waited = step, time.perf_counter(), 0.0      # last log line; seconds on the loader since
-    batches = prefetch(loader.batch, range(step, max_iters))
-    while step < max_iters:
-        before = time.perf_counter()
-        batch = next(batches)
-        waited += time.perf_counter() - before
-        parts = micro_batches(batch, batch_size, torch_device)
-        rate = rate_at(step, learning_rate, min_lr, warmup_iters, max_iters, schedule)
-        seed_step(seed, step, ranks.rank)
-        count, stopping = ranks.sum(torch.tensor([float(batch['weights'].sum()), len(stop)]).to(torch_device))
-        where = f'step {step}, samples {step * total_batch} to {(step + 1) * total_batch - 1}'
-        step += 1
-        reading = reads_at(step, torch_device, (max_iters, *milestones), log_interval, eval_interval,
-                           checkpoint_interval)
-        loss, norm = optimizer_step(wrapped, raw, optimizer, scaler, parts, count, rate, grad_clip, ranks,
-                                    torch_device, torch_dtype, where, reading)
-        stopping = stopping.item() if reading else 0
-        if step % log_interval == 0 or step == max_iters:
-            seconds = time.perf_counter() - since
-            per_step, share = seconds / (step - logged), waited / seconds
-            speed = total_batch * block_size / per_step
-            mfu = flops / per_step / ranks.world / peak if peak else None
-            graphs = compilations(torch_device)
-            text = (f'step {step}/{max_iters}: loss {loss:.4f}, lr {rate:.2e}, norm {norm:.2f}, '
-                    f"{speed:,.0f} tokens/s, mfu {f'{mfu:.1%}' if mfu else 'n/a'}, loader {share:.1%}, "
-                    f'eta {clock((max_iters - step) * per_step)}'
-                    f"{''.join(f', {key} {n}' for key, n in graphs.items())}")
-            log.write('train', step, text, loss=loss, lr=rate, norm=norm, tokens_per_second=speed, mfu=mfu,
-                      loader_seconds=waited / (step - logged), loader_share=share, **graphs)
-            logged, since, waited = step, time.perf_counter(), 0.0
-        progress_bar(step, max_iters, ranks)
-        paused = time.perf_counter()
-        validated = not (step == max_iters or (eval_interval and step % eval_interval == 0))
-        if not validated and not stopping:              # a resumed run makes up for it
-            best_loss, validated = validate(), True
-        due = checkpoint_interval and step % checkpoint_interval == 0
-        due = due or stopping or step in milestones or step == max_iters
-        state = optimizer_state(optimizer, ranks) if due else None
-        if due and ranks.main:
-            write_checkpoint(os.path.join(out_dir, checkpoint_name(step)), {
-                'step': step, 'model': to_host(raw.state_dict(), torch_device),
-                'optimizer': to_host(state, torch_device),
-                'scaler': scaler.state_dict(), 'rng': {'seed': seed, 'step': step},         # see seed_step
-                'config': config, 'model_config': asdict(raw.config), 'data': identity,
-                'best_loss': best_loss, 'validated': validated})
-            prune_checkpoints(out_dir, keep_checkpoints, config['milestones'])
-        since += time.perf_counter() - paused
+        best_loss, validated = validate()
+    logged, since = step, time.perf_counter()           # the last log line
+    for batch in prefetch(loader.batch, range(step, max_iters)):
+        count, stopping = runtime.sum(batch['weights'].sum(), len(stop))
         if stopping:
-            say(f'stopped by signal after step {step}; {out_dir}/{checkpoint_name(step)} is written; '
-                '--init_from=auto goes on from there')
             break
+        parts = micro_batches(batch, batch_size, runtime.device)
+        lr = get_lr(step, learning_rate, min_lr, warmup, max_iters, schedule)
+        set_lr(optimizer, lr, runtime)
+        seed_step(seed, step, runtime)
+        loss, norm = update(model, optimizer, scaler, parts, count, grad_clip, runtime)
+        health.add(loss, norm, scaler)
+        runtime.sync()
+        step, samples = step + 1, samples + total_batch
+        bar.update()
+        saving = ends(checkpoint_interval) or step in milestones
+        if saving or ends(log_interval) or ends(eval_interval):     # the host reads the device here alone
+            loss, norm = health.look(step, out_dir)
+        if ends(log_interval):
+            seconds = (time.perf_counter() - since) / (step - logged)
+            speed, mfu = total_batch * block_size / seconds, flops / seconds / runtime.world / peak if peak else None
+            graphs = compilations(runtime)
+            log.write('train', step, f'step {step}/{max_iters}: loss {loss:.4f}, lr {lr:.2e}, norm {norm:.2f}, '
+                      f"{speed:,.0f} tokens/s, mfu {f'{mfu:.1%}' if mfu else 'n/a'}, "
+                      f"eta {clock((max_iters - step) * seconds)}{''.join(f', {key} {n}' for key, n in graphs.items())}",
+                      loss=loss, lr=lr, norm=norm, tokens_per_second=speed, mfu=mfu, **graphs)
+            logged, since = step, time.perf_counter()
+        paused = time.perf_counter()
+        validated = not ends(eval_interval)
+        if not validated:
+            best_loss, validated = validate()
+        if saving:
+            save()
+        since += time.perf_counter() - paused
 
-    if ranks.main and step == max_iters:
+    bar.close()
+    stopping, = runtime.sum(len(stop))
+    if stopping:
+        health.look(step, out_dir)
+        save()
+        say(f'stopped by signal after step {step}; {out_dir}/{checkpoint_name(step)} is written; '
+            '--init_from=auto goes on from there')
+    elif runtime.main:
         plot_losses(out_dir, unigram)
-        show_sentences(to_host(raw, torch_device), DocumentRows(folder, meta, 'val', block_size),
-                       load_tokenizer(folder, meta), word_start, meta['special'], fill_samples)
-    leave(ranks, 128 + (stop[0] if stop else signal.SIGTERM) if step < max_iters else 0)
+        if fill_samples:
+            documents = DocumentRows(folder, meta, 'val', block_size)
+            show_sentences(to_host(raw, runtime), documents, load_tokenizer(folder), fill_samples)
+    leave(runtime, 128 + (stop[0] if stop else signal.SIGTERM) if stopping else 0)
 
 
 def in_memory(main, scope):
