@@ -1,14 +1,16 @@
-"""Fine-tuning on GLUE, SQuAD, SuperGLUE, CLUE and three offline tasks, over seeds and checkpoints.
+"""Fine-tuning on GLUE, SQuAD, SuperGLUE, CLUE and two offline tasks, over seeds and checkpoints.
 
     $ python finetune.py config/finetune_quickstart.py
     $ python finetune.py config/glue_courtois.py --init_from=out/base_pairwise --compare=out/base_original
+    $ torchrun --standalone --nproc_per_node=8 finetune.py config/glue_courtois.py
 
-A trial is one task fine-tuned with one seed from one set of weights. It has a folder of its own in out_dir,
-with its log, result, predictions, weights and, while it runs, checkpoints: a repeated command goes on where
-the last one stopped. As in train.py, a step is a pure function of (weights, data, seed, step).
+A trial is one task fine-tuned with one seed from one set of weights, by one process; those of torchrun share
+the trials. It leaves a folder in out_dir with its log, result, predictions and weights. A repeated
+command skips finished trials and starts one that was cut off again. A step is a pure function of (weights,
+data, seed, step).
 """
 import collections
-import copy
+import contextlib
 import csv
 import difflib
 import functools
@@ -20,9 +22,9 @@ import math
 import operator
 import os
 import re
+import signal
 import string
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -31,12 +33,15 @@ from types import SimpleNamespace
 from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
+import prepare_data
+import train
 from configurator import UserError, configure, parse, run, say
+from configurator import show as show_knob
 from configurator import table as knob_table
 from model import (
     POOLING,
@@ -48,67 +53,7 @@ from model import (
     count_parameters,
     pretrained_encoder,
 )
-from prepare_data import (
-    CORPORA,
-    WordPieceTokenizer,
-    hub_error,
-    load_meta,
-    load_tokenizer,
-    need,
-    ordered_map,
-    package_root,
-    parse_docstrings,
-    python_files,
-    read_bytes,
-    read_lines,
-    text_hash,
-    write_bytes,
-)
-from train import (
-    SCHEDULE,
-    Log,
-    Ranks,
-    autocast,
-    catch_signals,
-    check_knobs,
-    checkpoint_name,
-    checkpoints,
-    choose_dtype,
-    clock,
-    compilations,
-    compiled_or_eager,
-    data_identity,
-    device_name,
-    hold,
-    in_memory,
-    join_ranks,
-    leave,
-    load_bert,
-    load_optimizer,
-    make_optimizer,
-    micro_batches,
-    newest_checkpoint,
-    optimizer_step,
-    place,
-    prefetch,
-    progress_bar,
-    prune_checkpoints,
-    queued,
-    rate_at,
-    read_checkpoint,
-    reads_at,
-    refuse_difference,
-    seed_device,
-    seed_step,
-    shuffled,
-    step_of,
-    to_host,
-    watch,
-    wrap,
-    write_checkpoint,
-    write_manifest,
-    write_whole,
-)
+from prepare_data import text_hash
 
 # the run
 out_dir = 'out/finetune'        # results.json, results.md and a folder for each trial go here
@@ -121,7 +66,7 @@ paper = ''                      # of results/papers.json: its columns order the 
 predict = ''                    # test: predict each task's unlabelled test file; or such a file of one task
 noise = ''                      # first:last:step, as in 0:0.4:0.05: evaluate with noise on the embeddings too
 cross = False                   # evaluate each trial on the other tasks that have a `positive` label too
-parallel = 'trials'             # trials: each process takes whole ones; ddp: all processes share each trial
+report = False                  # train nothing: write the report of the finished trials in out_dir again
 keep_models = True              # keep each trial's weights: predict, noise and cross need them later
 # data
 data_dir = ''                   # folder of files as published, glue/CoLA/train.tsv ...; empty: from the hub
@@ -139,8 +84,8 @@ dropout = 0.1                   # after embeddings and sublayers and before the 
 attention_dropout = 0.1         # of attention weights
 # optimization
 epochs = 3                      # passes over the training examples
-total_batch = 16                # examples per optimizer step over all devices that share a trial
-batch_size = 16                 # examples per device and micro-step at most; halve it if out of memory
+total_batch = 16                # examples per optimizer step
+batch_size = 16                 # examples per micro-step at most; halve it if out of memory
 learning_rate = 2e-5            # peak
 min_lr = 0.0                    # where linear and cosine end
 warmup_fraction = 0.1           # of all steps
@@ -151,33 +96,27 @@ adam_eps = 1e-8                 # of Adam
 weight_decay = 0.01             # on matrices; never on biases, norms and diagonals
 grad_clip = 1.0                 # largest gradient norm; 0: no clipping
 overrides = ''                  # TASK.KNOB=VALUE with spaces between: cola.learning_rate=5e-6 rte.epochs=10
-# evaluation, log and checkpoints
+# evaluation and log
 metric = ''                     # of METRICS: it enters averages and picks the best; empty: the task's first
 keep_best = False               # report the weights that scored best on dev, not the last ones
 eval_interval = 0               # steps between evaluations; 0: after every epoch
 max_answer = 30                 # span: tokens of an answer at most
 null_threshold = 0.0            # span: no answer where its score leads by more, if questions may have none
 log_interval = 100              # steps between log lines
-checkpoint_interval = 1000      # steps between checkpoints of a running trial; 0: only on a signal
 wandb_project = ''              # log to Weights & Biases too
 # system
-device = 'auto'                 # auto, cpu, cuda, cuda:1 (without torchrun), mps, xla or tpu
+device = 'auto'                 # auto, cpu, cuda, cuda:1 (without torchrun), mps or xla
 dtype = 'auto'                  # auto (bfloat16 on GPUs that compute in it), float32, bfloat16 or float16
 compile = 'auto'                # auto (on for CUDA), true or false
-timeout = 300                   # ddp: seconds without a sign of life from a process that end all; 0: for ever
 
-AT_LEAST = {
-    'trials': 1, 'seed': 0, 'epochs': 1, 'total_batch': 1, 'batch_size': 1, 'log_interval': 1, 'stride': 1,
-    'block_size': 0, 'train_samples': 0, 'eval_samples': 0, 'eval_interval': 0, 'checkpoint_interval': 0,
-    'max_answer': 1, 'warmup_fraction': 0, 'min_lr': 0, 'weight_decay': 0, 'grad_clip': 0, 'beta1': 0,
-    'beta2': 0, 'timeout': 0,
+LIMITS = {                      # knob: lowest, highest (None: none); of the others train.LIMITS
+    'trials': (1, None), 'seed': (0, 2 ** 62), 'block_size': (0, None), 'stride': (1, None),
+    'train_samples': (0, None), 'epochs': (1, None), 'warmup_fraction': (0, 0.999), 'max_answer': (1, None),
 }
-BELOW = {'beta1': 1, 'beta2': 1, 'seed': 2 ** 62, 'warmup_fraction': 1}
-AT_MOST = {'min_lr': 'learning_rate'}
-FREE = {                        # knobs that may differ between trials of one out_dir
+FREE = {                        # knobs that do not decide a trial's result
     'out_dir', 'init_from', 'compare', 'tasks', 'trials', 'seed', 'paper', 'predict', 'noise', 'cross',
-    'parallel', 'keep_models', 'batch_size', 'overrides', 'log_interval', 'checkpoint_interval',
-    'wandb_project', 'device', 'compile',
+    'report', 'keep_models', 'data_dir', 'batch_size', 'overrides', 'log_interval', 'wandb_project', 'device',
+    'compile',
 }
 EVAL_ROWS = 64                  # rows of a model that are evaluated together: noise depends on it
 QUESTION = 64                   # tokens of a question at most.  Devlin et al. 2018's code
@@ -185,7 +124,6 @@ QUESTION = 64                   # tokens of a question at most.  Devlin et al. 2
 
 # ---- labelled files: a row of TASKS, and how its records become Examples ----
 
-LONGEST = 10_000_000                    # bytes of a line
 BLANK = re.compile(r'#idiom\d+#')       # of CHID
 BLANK_AROUND = 56                       # characters kept on each side of it; CLUE's baseline keeps 28
 DISPUTED = "no gold label ('-')"        # expected in the NLI sets: the annotators did not agree
@@ -207,7 +145,11 @@ class Example(NamedTuple):
 
 
 class Bad(Exception):
-    """Why a record cannot become an example."""
+    """Why a record cannot become an example: its kind, under which it is counted, and the details."""
+
+    def __init__(self, kind, details=''):
+        super().__init__(f'{kind}: {details}' if details else kind)
+        self.kind = kind
 
 
 @dataclass(frozen=True)
@@ -230,45 +172,46 @@ class Task:
     write: Callable | None = None   # (ids, answers) -> text
     submission: str = ''        # file name; of MNLI matched|mismatched
     positive: str = ''          # label that means yes in the cross-task matrix; empty: not in it
-    source: Callable | None = None  # (name, split) -> Examples, in place of all of the above
+    source: Callable | None = None  # (name, split, data_dir) -> Examples, in place of reading files
 
 
-# ---- readers: file -> (where, record) pairs; a record is a dict, or a str that says what is wrong ----
+# ---- readers: file -> (where, record) pairs; a record is a dict, or a Bad ----
+
+def read_lines(path):
+    """(file:line, text) of each line that is not blank; pick_text refuses what is not UTF-8."""
+    with open(path, encoding='utf-8-sig', errors='surrogateescape', newline='\n') as file:
+        for number, line in enumerate(file, 1):
+            if line := line.rstrip('\r\n'):
+                yield f'{path}:{number}', line
+
 
 def read_table(path, header=()):
     """Tab-separated without quoting, as GLUE is; .csv with it.  `header` is of files without that line."""
     columns = None
-    for number, line, bad in read_lines(path, LONGEST):
-        line = line.rstrip('\r\n')
-        if not line and not bad:
-            continue
+    for where, line in read_lines(path):
         cells = next(csv.reader([line])) if path.endswith('.csv') else line.split('\t')
         if columns is None:
             columns = header if header and len(cells) == len(header) else cells
             if columns is cells:
                 continue
-        fits = dict(zip(columns, cells, strict=False)) if len(cells) == len(columns) else 'missing columns'
-        yield f'{path}:{number}', bad or fits
+        expected = f"{len(cells)} cells, expected {len(columns)}: {', '.join(columns)}"
+        fits = len(cells) == len(columns)
+        yield where, dict(zip(columns, cells, strict=True)) if fits else Bad('missing columns', expected)
 
 
 def read_records(path):
     """JSON lines."""
-    for number, line, bad in read_lines(path, LONGEST):
-        if line.strip() or bad:
-            try:
-                record = bad or json.loads(line)
-            except (ValueError, RecursionError):
-                record = bad = 'broken JSON'
-            yield f'{path}:{number}', record if bad or isinstance(record, dict) else 'not an object'
+    for where, line in read_lines(path):
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            record = Bad('broken JSON', str(error))
+        yield where, record if isinstance(record, dict | Bad) else Bad('not an object')
 
 
 def load_json(path):
-    try:
-        return json.loads(read_bytes(path).decode('utf-8-sig'))
-    except json.JSONDecodeError as error:
-        raise UserError(f'{path}:{error.lineno}: broken JSON: {error.msg}') from None
-    except (UnicodeDecodeError, RecursionError) as error:
-        raise UserError(f'{path}: broken JSON: {error}') from None
+    with open(path, encoding='utf-8-sig') as file:
+        return json.load(file)
 
 
 def read_squad(path):
@@ -280,7 +223,7 @@ def read_squad(path):
 
 def read_multirc(path):
     for where, record in read_records(path):
-        if isinstance(record, str):
+        if isinstance(record, Bad):
             yield where, record
             continue
         for question in record['passage']['questions']:
@@ -312,21 +255,21 @@ def read_path(task, path):
     try:
         table = path.endswith(('.tsv', '.csv'))
         yield from read_table(path, task.header.split()) if table else task.read(path)
-    except UserError:
-        raise
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
+    except json.JSONDecodeError as error:
+        raise UserError(f'{path}:{error.lineno}: broken JSON: {error.msg}') from None
+    except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise UserError(f'{path}: not in the published format of {task.folder}: '
                         f'{type(error).__name__}: {error}') from None
 
 
 def read_hub(task, split):
     """(where, record) pairs of a dataset of the Hugging Face hub; a class label becomes its name, -1 None."""
-    datasets = need('datasets', 'reading from the Hugging Face hub')
+    datasets = prepare_data.need('datasets', 'reading from the Hugging Face hub')
     source, _, configuration = task.hub.partition(':')
     try:
         data = datasets.load_dataset(source, configuration or None, split=(task.splits or HUB_SPLITS)[split])
     except Exception as error:                                  # the hub's libraries raise dozens of classes
-        raise UserError(hub_error(source, error)) from None
+        raise UserError(prepare_data.hub_error(source, error)) from None
     names = getattr(data.features.get('label'), 'names', None)
     for number, record in enumerate(data, 1):
         label = record.get('label')
@@ -346,7 +289,12 @@ def pick_text(record, names):
     value = [pick_text(record, name) for name in names] if isinstance(names, tuple) else pick(record, names)
     value = ' '.join(value) if isinstance(value, list) else value
     if not isinstance(value, str):
-        raise Bad('missing columns')
+        expected = names.replace('|', ' or ')
+        raise Bad('missing columns', f"expected text in {expected}; the row has {', '.join(record)}")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise Bad('invalid UTF-8', repr(value[:40])) from None
     return value
 
 
@@ -360,23 +308,22 @@ def pick_id(record, number):
 
 def pick_label(task, record):
     """Class index or, of a task without classes, a score; None if the record is unlabelled."""
-    value = pick(record, task.label)
+    value, names = pick(record, task.label), task.written or task.labels
     if value is None:
         return None
     if value == '-':
         raise Bad(DISPUTED)
-    for names in (task.labels, task.written):
-        if str(value) in names:
-            return names.index(str(value))
-    if isinstance(value, int) and 0 <= value < len(task.labels):        # of a hub column without names
-        return value
-    try:
-        score = math.nan if task.labels else float(value)
+    for known in (task.labels, names):
+        if str(value) in known:
+            return known.index(str(value))
+    try:                                                # a score, or an index from a hub column without names
+        score = value if task.labels else float(value)
+        if score in range(len(task.labels)) or not task.labels and math.isfinite(score):
+            return score
     except (TypeError, ValueError):
-        score = math.nan
-    if not math.isfinite(score):
-        raise Bad('unknown label')
-    return score
+        pass
+    expected = ', '.join(names[:6]) + (f' ... {names[-1]}' if len(names) > 6 else '')
+    raise Bad('unknown label', f"{value!r}, expected {expected or 'a number'}")
 
 
 def make_texts(task, record, number, counts):
@@ -391,7 +338,7 @@ def make_wsc(task, record, number, counts):
              (target['span2_index'], target['span2_text'], '[', ']')]
     for first, span, left, right in sorted(marks, reverse=True):        # from behind: the other index holds
         if first < 0 or not text.startswith(span, first):
-            raise Bad('span not in the text')
+            raise Bad('span not in the text', f'{span!r} at {first}')
         text = text[:first] + left + span + right + text[first + len(span):]
     yield Example(pick_id(record, number), (text,), pick_label(task, record))
 
@@ -425,7 +372,7 @@ def make_c3(task, record, number, counts):
     passage, question = pick_text(record, 'context'), pick_text(record, 'question')
     answer, choices = record.get('answer'), record['choice']
     if answer and answer not in choices:
-        raise Bad('unknown label')
+        raise Bad('unknown label', f"{answer!r}: expected {', '.join(choices)}")
     yield Example(pick_id(record, number), tuple((passage, f'{question} {choice}') for choice in choices),
                   choices.index(answer) if answer else None)
 
@@ -436,7 +383,7 @@ def make_chid(task, record, number, counts):
     blanks = [(passage, blank) for passage in record['content'] for blank in BLANK.finditer(passage)]
     for (passage, blank), answer in itertools.zip_longest(blanks, answers or ()):
         if answers and not 0 <= answer < len(candidates):
-            raise Bad('unknown label')
+            raise Bad('unknown label', f'{answer} of {blank[0]}: expected 0 to {len(candidates) - 1}')
         before = BLANK.sub('****', passage[:blank.start()])[-BLANK_AROUND:]
         text = before + '____' + BLANK.sub('****', passage[blank.end():])[:BLANK_AROUND]
         yield Example(blank[0], tuple((candidate, text) for candidate in candidates), answer)
@@ -454,7 +401,7 @@ def load_examples(name, split, data_dir):
     """
     task = TASKS[name]
     if task.source:
-        return list(task.source(name, split)), {}
+        return list(task.source(name, split, data_dir)), {}
     if split not in task.files:
         raise UserError(f"{name}: no split '{split}': choose one of {', '.join(task.files)}")
     if not data_dir:
@@ -475,16 +422,17 @@ def collect(task, records, split, source):
     examples, counts, rows, bad, firsts = [], collections.Counter(), 0, 0, {}
     for rows, (where, record) in enumerate(records, 1):
         try:
-            if isinstance(record, str):
-                raise Bad(record)
+            if isinstance(record, Bad):
+                raise record
             made = list(task.make(task, record, rows - 1, counts))
             check_labels(task, made, split)
             examples += made
         except (Bad, LookupError, TypeError, ValueError, AttributeError) as error:
-            kind = str(error) if isinstance(error, Bad) else 'not as published'
-            firsts.setdefault(kind == DISPUTED, f'{where}: {kind}')
-            bad += kind != DISPUTED
-            counts[kind] += 1
+            if not isinstance(error, Bad):
+                error = Bad('not as published', f'{type(error).__name__}: {error}')
+            firsts.setdefault(error.kind == DISPUTED, f'{where}: {error}')
+            bad += error.kind != DISPUTED
+            counts[error.kind] += 1
     most = 0 if split.startswith('test') else max(1, rows // 100)
     if not examples or bad > most:
         first = firsts.get(False) or firsts.get(True) or f'{source}: no rows'
@@ -497,35 +445,25 @@ def check_labels(task, examples, split):
         return
     for example in examples:
         if example.label is None:
-            raise Bad('no label')
+            raise Bad('no label', f"expected one in {task.label.replace('|', ' or ')}" if task.texts else '')
         if split == 'train' and task.head == 'span' and example.label and example.label[0][1] < 0:
             raise Bad('question without a usable answer')
 
 
 def find_split(task, split, data_dir):
-    """The files of a split below data_dir."""
-    group, _, name = task.folder.rpartition('/')
-    found = [deeper for root in (*subfolders(data_dir, group), data_dir) for deeper in subfolders(root, name)]
-    found += [data_dir] if is_called(os.path.basename(os.path.abspath(data_dir)), name) else []
-    for folder in [inner for outer in found for inner in (outer, *subfolders(outer, name))]:
+    """The files of a split below data_dir, in a folder with the name of the row's."""
+    name, root = os.path.basename(task.folder).lower(), glob.escape(os.path.abspath(data_dir))
+    folders = [found for depth in range(4) for found in sorted(glob.glob(os.path.join(root, *'*' * depth)))]
+    for folder in [os.path.join(data_dir, task.folder), *folders]:
         for names in task.files[split].split('|'):
             paths = [os.path.join(folder, item) for item in names.split('+')]
-            if all(map(os.path.isfile, paths)):
+            called = os.path.basename(folder).lower().removesuffix('_public')
+            if called == name and all(map(os.path.isfile, paths)):
                 return paths
     wanted = ' or '.join(task.files[split].replace('+', ' and ').split('|'))
     where, hub = os.path.join(data_dir, task.folder), task.hub.replace(':', ', ')
     raise UserError(f'{where}: no {wanted}: --data_dir should hold {task.folder}/; if it is empty '
                     f'{hub} comes from the Hugging Face hub')
-
-
-def subfolders(folder, name):
-    found = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
-    paths = [os.path.join(folder, item) for item in found if is_called(item, name)]
-    return list(filter(os.path.isdir, paths))
-
-
-def is_called(item, name):
-    return item.lower().removesuffix('_public') == name.lower()
 
 
 # ---- submissions: predictions are class indices, scores, answer texts or choice indices ----
@@ -538,13 +476,13 @@ ANSWERS = {     # head: prediction -> what a submission says
 }
 
 
-def write_submission(name, column, folder, examples, predictions):
-    """Writes what the benchmark's site takes.  `column` is the task's name, or mnli_mm.  Returns the path."""
+def write_submission(name, column, folder, examples, predictions, prefix=''):
+    """Write what the benchmark's site takes.  `column` is the task's name, or mnli_mm.  Returns the path."""
     task = TASKS[name]
     os.makedirs(folder, exist_ok=True)
-    path = os.path.join(folder, task.submission.split('|')[-1 if column.endswith('_mm') else 0])
+    path = os.path.join(folder, prefix + task.submission.split('|')[-1 if column.endswith('_mm') else 0])
     answers = [ANSWERS[task.head](task, prediction) for prediction in predictions]
-    write_bytes(path, task.write([example.id for example in examples], answers).encode())
+    prepare_data.write_bytes(path, task.write([example.id for example in examples], answers).encode())
     return path
 
 
@@ -571,40 +509,34 @@ def write_multirc(ids, answers):
         for paragraph, questions in nested.items())
 
 
-# ---- three labelled tasks made of the docstrings of installed packages, offline ----
+# ---- two labelled tasks made of the docstrings of installed packages, offline ----
 
-PACKAGES = CORPORA['docstrings'][1]
+PACKAGES = prepare_data.CORPORA['docstrings'][1]
 DOCSTRING_SIZES = {'train': 6000, 'dev': 1000}      # examples at most
 DOCSTRING_DEV = 1 / 7                               # of the docstrings, by hash
-CONTEXT = 400                                       # characters; about 120 tokens of a vocabulary of 4096
 PROSE = re.compile(r'(?!\w+:)[A-Z](?!.*(---|===|>>>|::|Args:|Returns:)).{18,298}\.')       # up to a full stop
-SECTION = re.compile(r'^(?:Other )?Parameters\n[-=]{3,}\n(.*?)(?=\n\S[^\n]*\n[-=]{3,}$|\Z)', re.M | re.S)
-PARAMETER = re.compile(r'(\*{0,2}\w[\w*, ]{0,40}?) ?: ?([\w({\[`:].{0,58}[\w)}\]`])')         # name : type
 
 
-@functools.cache
-def read_packages(packages, num_proc):
-    """(hash, package, where, text) of every docstring, sorted: an order that depends on the texts alone."""
-    files = [(package, (package_root(package), item)) for package in packages.split()
-             for item in python_files(package_root(package))]
-    found = ordered_map(parse_docstrings, [item for _, item in files], num_proc)
-    return sorted((text_hash(text, 1), package, where, text) for (package, _), rows in
-                  zip(files, found, strict=True) for where, text, bad in rows if not bad)
-
-
-def docstring_examples(name, split, packages=PACKAGES, num_proc=0):
-    """List of Examples of a row of DOCSTRINGS; the packages are parsed once a process, in 20 s on two cores.
+def docstring_examples(name, split, data_dir, n, label):
+    """Examples of the first n paragraphs of docstrings, which prepare_data.py leaves in docstrings.jsonl.
 
     A docstring is of one split.  A text that two of them share, but for digits and punctuation, is left out:
     none is in both splits, and none has two labels.
     """
-    cut, label = DOCSTRINGS[name]
-    rows = read_packages(packages, num_proc or os.cpu_count())
-    pieces = [(key, package, where, *piece) for key, package, where, text in rows for piece in cut(text)]
-    times = collections.Counter(letters(text) for *_, texts, _ in pieces for text in texts)
+    paths = [os.path.join(data_dir or 'data', folder, 'docstrings.jsonl') for folder in ('docstrings', '')]
+    path = next(filter(os.path.isfile, paths), None)
+    if not path:
+        raise UserError(f'{paths[0]}: not there; python prepare_data.py config/data_docstrings.py makes it; '
+                        '--data_dir names another prepared folder that has one')
+    rows = [record for _, record in read_records(path)]
+    pieces = sorted((text_hash(row['text'], 1), row['package'], row['where'], prose(row['text'], n))
+                    for row in rows)
+    times = collections.Counter(letters(text) for *_, texts in pieces for text in texts)
     pieces = [piece for key, *piece in pieces if (key < DOCSTRING_DEV * 2**64) == (split == 'dev')
-              and all(times[letters(text)] == 1 for text in piece[2])]
-    examples = label(pieces, packages.split(), DOCSTRING_SIZES[split])
+              and piece[2] and all(times[letters(text)] == 1 for text in piece[2])]
+    examples = label(pieces, TASKS[name].labels, DOCSTRING_SIZES[split])
+    if not examples:
+        raise UserError(f'{path}: no docstring makes an example of {name}, {split}')
     return sorted(examples, key=lambda example: text_hash(' '.join(example.texts), 1))
 
 
@@ -612,61 +544,23 @@ def letters(text):
     return re.sub(r'[\W\d_]+', ' ', text.lower())
 
 
-def cut_summary(text):
-    """Docstring -> [((first paragraph,), None)], if it is prose."""
-    summary = ' '.join(re.split(r'\n\s*\n', text, maxsplit=1)[0].split())
-    return [((summary,), None)] if PROSE.fullmatch(summary) else []
-
-
-def cut_paragraphs(text):
-    """Docstring -> [((first, second paragraph), None)], if both are prose."""
-    pair = tuple(' '.join(part.split()) for part in re.split(r'\n\s*\n', text, maxsplit=2)[:2])
-    return [(pair, None)] if len(pair) == 2 and all(map(PROSE.fullmatch, pair)) else []
-
-
-def cut_parameters(text):
-    """Docstring -> [((context,), [(name, type, first character of the type in the context), ...]), ...].
-
-    The parameter section in numpy's style, on one line, cut between parameters where CONTEXT ends.
-    """
-    section, pieces = SECTION.search(text), []
-    for part in re.split(r'\n(?=\S)', section[1].strip()) if section else ():
-        head, item = (' '.join(lines.split()) for lines in (part.partition('\n')[0], part))
-        if not pieces or len(pieces[-1][0]) + 1 + len(item) > CONTEXT:
-            pieces.append((item, []))
-        else:
-            pieces[-1] = (f'{pieces[-1][0]} {item}', pieces[-1][1])
-        if found := PARAMETER.fullmatch(head):
-            pieces[-1][1].append((found[1], found[2], len(pieces[-1][0]) - len(item) + found.start(2)))
-    return [((context,), types) for context, types in pieces
-            if len(context) <= CONTEXT and len({name for name, *_ in types}) == len(types) > 1]
+def prose(text, n):
+    """The first n paragraphs of a docstring, () if they are not all prose."""
+    found = tuple(' '.join(part.split()) for part in re.split(r'\n\s*\n', text, maxsplit=n)[:n])
+    return found if len(found) == n and all(map(PROSE.fullmatch, found)) else ()
 
 
 def label_package(pieces, packages, size):
     """Which package is it from?  As many of each as there are, up to an equal share."""
     kept = [item for package in packages
             for item in [piece for piece in pieces if piece[0] == package][:size // len(packages)]]
-    return [Example(where, texts, packages.index(package)) for package, where, texts, _ in kept]
+    return [Example(where, texts, packages.index(package)) for package, where, texts in kept]
 
 
-def label_order(pieces, packages, size):
+def label_order(pieces, labels, size):
     """Do the paragraphs stand in this order?  In every other example they are exchanged."""
     return [Example(where, texts[::1 - 2 * (i % 2)], 1 - i % 2)
-            for i, (_, where, texts, _) in enumerate(pieces[:size // 2 * 2])]
-
-
-def label_type(pieces, packages, size):
-    """What is the type of this parameter?"""
-    return [Example(f'{where}:{name}', (name, context), ((answer, start),))
-            for _, where, (context,), types in pieces for name, answer, start in types][:size]
-
-
-DOCSTRINGS = {
-    # task               pieces of a docstring   examples of all pieces of a split
-    'docstring_package': (cut_summary,           label_package),
-    'docstring_order':   (cut_paragraphs,        label_order),
-    'docstring_type':    (cut_parameters,        label_type),
-}
+            for i, (_, where, texts) in enumerate(pieces[:size // 2 * 2])]
 
 
 # ---- metrics: (targets, predictions) -> a fraction; 0 for nothing to score or no variance ----
@@ -823,6 +717,8 @@ SQUAD = partial(Task, head='span', metrics=('f1_words', 'exact'), folder='squad'
 SUPERGLUE = partial(Task, head='classify', labels=('False', 'True'), files=JSONL, make=make_texts)
 CLUE = partial(Task, head='classify', metrics=('accuracy',), files=JSON, read=read_records, make=make_texts,
                write=write_records)
+DOCSTRINGS = partial(Task, head='classify', folder='docstrings', files=dict.fromkeys(
+    ('train', 'dev'), 'docstrings.jsonl'))
 
 TASKS = {
     'cola': GLUE(metrics=('matthews', 'accuracy'), labels=('unacceptable', 'acceptable'), written=BINARY,
@@ -880,14 +776,17 @@ TASKS = {
                  write=write_map, submission='chid11_predict.json'),
     'c3': CLUE(head='choose', folder='clue/c3', files=C3 | {'test': f"{JSON['test']}|{C3['test']}"},
                hub='clue/clue:c3', read=read_c3, make=make_c3, submission='c311_predict.json'),
-    'docstring_package': Task('classify', ('accuracy',), tuple(PACKAGES.split()), source=docstring_examples),
-    'docstring_order': Task('classify', ('accuracy', 'f1'), ('exchanged', 'kept'), source=docstring_examples),
-    'docstring_type': Task('span', ('exact', 'f1_words'), source=docstring_examples),
+    'docstring_package': DOCSTRINGS(
+        metrics=('accuracy',), labels=tuple(PACKAGES.split()),
+        source=partial(docstring_examples, n=1, label=label_package)),
+    'docstring_order': DOCSTRINGS(
+        metrics=('accuracy', 'f1'), labels=('exchanged', 'kept'),
+        source=partial(docstring_examples, n=2, label=label_order)),
 }
 GROUPS = {
     'glue': ('cola', 'sst2', 'mrpc', 'stsb', 'qqp', 'mnli', 'qnli', 'rte'),     # the papers leave out wnli
     'squad': ('squad1', 'squad2'),
-    'docstrings': tuple(DOCSTRINGS),
+    'docstrings': ('docstring_package', 'docstring_order'),
     'superglue': ('boolq', 'multirc'),
     'clue': ('afqmc', 'csl', 'iflytek', 'tnews', 'wsc', 'cmnli', 'cmrc', 'chid', 'c3'),     # Liu's nine
 }
@@ -926,23 +825,16 @@ def join_texts(special, block_size, a, b=None):
 def encode_all(tokenizer, texts):
     """Ids of many texts; each distinct text is encoded once."""
     distinct = list(dict.fromkeys(texts))
-    return dict(zip(distinct, tokenizer.encode_batch(distinct), strict=True))
+    return dict(zip(distinct, tokenizer.encode(distinct), strict=True))
 
 
-def text_features(examples, tokenizer, block_size, stride):
-    """A row for each example of one text or two."""
-    ids = encode_all(tokenizer, [text for example in examples for text in example.texts])
-    rows = [join_texts(tokenizer.special, block_size, *(ids[text] for text in example.texts))
-            for example in examples]
-    return [Feature(i, [row], examples[i].label or 0) for i, row in enumerate(rows)]
-
-
-def choice_features(examples, tokenizer, block_size, stride):
-    """A row for each choice of each example; the target is the right one and how many there are."""
-    ids = encode_all(tokenizer, [text for example in examples for pair in example.texts for text in pair])
-    return [Feature(i, [join_texts(tokenizer.special, block_size, *(ids[text] for text in pair))
-                        for pair in example.texts], (example.label or 0, len(example.texts)))
-            for i, example in enumerate(examples)]
+def text_features(examples, tokenizer, block_size, stride, choices=False):
+    """A row for each example, or for each of its choices; then the target has their number, too."""
+    parts = [example.texts if choices else (example.texts,) for example in examples]
+    ids = encode_all(tokenizer, [text for rows in parts for row in rows for text in row])
+    join, labels = partial(join_texts, tokenizer.special, block_size), [one.label or 0 for one in examples]
+    return [Feature(i, [join(*(ids[text] for text in row)) for row in rows],
+                    (labels[i], len(rows)) if choices else labels[i]) for i, rows in enumerate(parts)]
 
 
 def span_features(examples, tokenizer, block_size, stride):
@@ -1015,7 +907,7 @@ class Regress(Classify):
 
 class Choose(Classify):
     """One of several texts: cross-entropy over the choices.  Devlin et al. 2018, section 4.4"""
-    model, features, choices = MultipleChoice, staticmethod(choice_features), True
+    model, features, choices = MultipleChoice, partial(text_features, choices=True), True
 
     @staticmethod
     def losses(logits, targets, attention_mask):
@@ -1129,19 +1021,18 @@ def collate(features, special, choices=False, length=0):
 class Batches:
     """Training batches by step: every feature once an epoch, in an order drawn from (seed, epoch).
 
-    Each has total_batch rows, this process takes `share`; the last of an epoch repeats some, weight 0.
+    Each has total_batch rows; the last of an epoch repeats some, weight 0.  form: other arguments of collate
     """
 
-    def __init__(self, features, seed, total_batch, share, form):
-        self.features, self.seed, self.total_batch, self.share = features, seed, total_batch, share
-        self.form = form                                # other arguments of collate
+    def __init__(self, features, seed, total_batch, form):
+        self.features, self.seed, self.total_batch, self.form = features, seed, total_batch, form
         self.per_epoch = -(-len(features) // total_batch)
 
     def batch(self, step):
         """As collate, with 'weights' (b,) float32"""
         epoch, place = divmod(step, self.per_epoch)
-        places = np.arange(place * self.total_batch, (place + 1) * self.total_batch)[self.share]
-        chosen = shuffled(places % len(self.features), len(self.features), self.seed, epoch)
+        places = np.arange(place * self.total_batch, (place + 1) * self.total_batch)
+        chosen = train.shuffled(places % len(self.features), len(self.features), self.seed, epoch)
         batch = collate([self.features[i] for i in chosen], *self.form)
         return {**batch, 'weights': (places < len(self.features)).astype(np.float32)}
 
@@ -1157,87 +1048,104 @@ class Start(NamedTuple):
     data: dict                  # digests of the data it was trained on
 
 
-def find_starts(init_from):
+def find_checkpoints(init_from):
     """The checkpoint files that init_from means, by step; the name of a Hugging Face BERT as it stands."""
     if glob.has_magic(init_from):
-        found = [start for path in glob.glob(init_from) for start in find_starts(path)]
+        found = [path for part in glob.glob(init_from) for path in find_checkpoints(part)]
         if not found:
             raise UserError(f'init_from={init_from!r}: no such file')
         return sorted(found, key=lambda path: (label(path)[0], label(path)[1] or 0))
-    if os.path.isdir(init_from) and not os.path.exists(os.path.join(init_from, 'config.json')):
-        path = newest_checkpoint(init_from)
-        if path is None:
-            raise UserError(f'init_from={init_from!r}: no checkpoint in this folder; train.py writes them')
-        return [path]
-    return [init_from]
+    local = os.path.isdir(init_from) or init_from.startswith(('out/', '.', '/')) or init_from.endswith('.pt')
+    bert = os.path.exists(os.path.join(init_from, 'config.json'))
+    if bert or os.path.isfile(init_from) or not local:
+        return [init_from]
+    path = train.newest_checkpoint(init_from)
+    if path is None:
+        name = os.path.basename(os.path.abspath(init_from))
+        here = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'config', f'{name}.py')
+        command = f'config/{name}.py' if os.path.exists(here) else f'--out_dir={init_from}'
+        raise UserError(f'init_from={init_from!r}: no checkpoint there; python train.py {command} makes it')
+    return [path]
+
+
+def label(source):
+    """(pretraining run, its step or None) of a source, for names of folders and rows of tables."""
+    run, name = os.path.abspath(source).split(os.sep)[-2:]
+    if not source.endswith('.pt'):
+        return name, None
+    step = re.fullmatch(r'ckpt_(\d+)\.pt', name)
+    return (run, int(step[1])) if step else (f'{run}_{name[:-3]}', None)
+
+
+def find_sources(init_from, compare):
+    """Sources of both knobs, those to compare with last.  Raises UserError where two have one name."""
+    sources = find_checkpoints(init_from)
+    others = [source for source in (find_checkpoints(compare) if compare else []) if source not in sources]
+    if compare and (not others or {label(one)[0] for one in sources} & {label(other)[0] for other in others}):
+        raise UserError(f'compare={compare!r}: has the name of what it is compared with; rename a folder, or '
+                        'give both to init_from, as a glob, for a curve')
+    for one, other in itertools.combinations(sources + others, 2):
+        if label(one) == label(other):
+            raise UserError(f'{one} and {other}: both are called {label(one)[0]}; rename a folder')
+    return sources + others
 
 
 @functools.lru_cache(1)
 def read_start(source, folder, lower_case):
     """Start from a checkpoint or a Hugging Face BERT.  folder  of its tokenizer, '' for its own"""
     if not source.endswith('.pt'):
-        config, weights = load_bert(source, pretrained_encoder)
-        data = {}
+        (config, weights), data = train.load_bert(source, pretrained_encoder), {}
     else:
-        content = read_checkpoint(source)
+        content = train.read_checkpoint(source)
         knobs, data = content['config'], content['data']
         folder = folder or knobs.get('tokenizer') or os.path.join(knobs['data_dir'], knobs.get('dataset', ''))
         if not os.path.isdir(folder):
             raise UserError(f'{source}: its tokenizer is not in {folder}: name the prepared folder, as in '
                             '--tokenizer=data/wikipedia')
-        ours = data_identity(load_meta(folder))['tokenizer']
-        refuse_difference(source, data or {'tokenizer': ours}, {'tokenizer': ours}, 'the data')
+        ours = prepare_data.load_meta(folder)['identity']['tokenizer']
+        train.refuse_difference(source, {'tokenizer': ours, **data}, {'tokenizer': ours}, 'the data')
         config, weights = EncoderConfig(**content['model_config']), content['model']
-    tokenizer = load_tokenizer(folder, load_meta(folder)) if folder else bert_tokenizer(source, lower_case)
+    tokenizer = prepare_data.load_tokenizer(folder) if folder else bert_tokenizer(source, lower_case)
     if tokenizer.vocab_size != config.vocab_size:
         raise UserError(f'{source}: {config.vocab_size} token embeddings, but the tokenizer has '
                         f'{tokenizer.vocab_size} pieces; name its own with --tokenizer=')
     return Start(config, weights, tokenizer, folder, data)
 
 
-@functools.cache
-def digest_of(source):
-    """What tells the weights of two sources apart: a sha256, or the name of a BERT of the hub."""
-    if not source.endswith('.pt'):
-        files = glob.glob(os.path.join(glob.escape(source), '*.safetensors')) or [source]
-        return hashlib.sha256(read_bytes(files[0])).hexdigest() if os.path.isfile(files[0]) else source
-    with open(source, 'rb') as file:
-        file.seek(-64, os.SEEK_END)                     # where write_checkpoint put it
-        return file.read().decode()
-
-
 def bert_tokenizer(name, lower_case):
     """The WordPiece of a Hugging Face BERT: vocab.txt of its folder, or from the hub."""
-    file_name = os.path.join(name, 'vocab.txt') if os.path.isdir(name) else name
-    with tempfile.TemporaryDirectory() as folder:
-        information = WordPieceTokenizer.save(folder, file_name, {'lower_case': lower_case}, None)
-        return WordPieceTokenizer(folder, information)
+    if not os.path.isdir(name):
+        hub = prepare_data.need('huggingface_hub', 'a vocabulary of the Hugging Face hub')
+        try:
+            name = os.path.dirname(hub.hf_hub_download(name, 'vocab.txt'))
+        except Exception as error:                              # the hub's libraries raise dozens of classes
+            raise UserError(prepare_data.hub_error(name, error)) from None
+    return prepare_data.WordPieceTokenizer(name, {'lower_case': lower_case})
 
 
-def make_classifier(start, head, settings, n_label):
+def weights_of(source):
+    """What tells the weights of two sources apart; of a BERT of the hub its name."""
+    if source.endswith('.pt'):
+        return train.checkpoint_identity(source)
+    files = glob.glob(os.path.join(glob.escape(source), '*.safetensors'))
+    return hashlib.sha256(prepare_data.read_bytes(files[0])).hexdigest()[:16] if files else source
+
+
+def make_classifier(start, head, knobs, n_label):
     """A head's model with the pretrained encoder, and pooler where both have one; the rest is new."""
     if start.config.n_segment < 2:
         raise UserError(f'n_segment={start.config.n_segment}: two texts need 2 segment embeddings')
-    shape = replace(start.config, dropout=settings.dropout, attention_dropout=settings.attention_dropout,
-                    pooling=settings.pooling, n_label=n_label)
-    model = head.model(shape)
-    new = model.state_dict()
-    known = {key: value for key, value in start.weights.items()
-             if key in new and key.startswith(('encoder.', 'pooler.'))}
-    assert all(key in known for key in new if key.startswith('encoder.'))
-    model.load_state_dict({**new, **known})
-    if settings.block_size != shape.block_size:
-        model.encoder.extend(settings.block_size)
+    model = head.model(replace(start.config, dropout=knobs.dropout, attention_dropout=knobs.attention_dropout,
+                               pooling=knobs.pooling, n_label=n_label))
+    known = {key: value for key, value in start.weights.items() if key.startswith(('encoder.', 'pooler.'))}
+    missing = model.load_state_dict(known, strict=False).missing_keys
+    assert not any(key.startswith('encoder.') for key in missing), missing
+    if knobs.block_size not in (0, start.config.block_size):
+        model.encoder.extend(knobs.block_size)
     return model
 
 
 # ---- data of a task ----
-
-def splits_of(name, kind):
-    """Splits for evaluation ('dev') or submission ('test') of a task, as {column of the results: split}."""
-    files = TASKS[name].files or {'dev': ''}
-    return {name + split.removeprefix(kind): split for split in files if split.startswith(kind)}
-
 
 class Split(NamedTuple):
     examples: list
@@ -1245,103 +1153,79 @@ class Split(NamedTuple):
     skipped: dict               # {what was wrong with a row: how many}
 
 
-def some(examples, most):
-    """At most `most` of the examples, drawn without a seed of the run; 0: all."""
-    if not most or most >= len(examples):
-        return examples
-    return [examples[i] for i in sorted(shuffled(np.arange(most), len(examples), 0, 0))]
+def splits_of(name, kind):
+    """Splits for evaluation ('dev') or submission ('test') of a task, as {column of the results: split}."""
+    files = TASKS[name].files or {'dev': ''}
+    return {name + split.removeprefix(kind): split for split in files if split.startswith(kind)}
 
 
-@functools.lru_cache(8)
-def load_split(name, split, tokenizer, block_size, stride, data_dir, extra_train, most):
-    """Split of a task in a tokenizer's ids, kept for the trials that follow."""
+def load_all(name, split, data_dir, extra_train):
+    """As load_examples; the training examples of an extraction task are joined by those of `extra_train`."""
     examples, skipped = load_examples(name, split, data_dir)
     if split == 'train' and extra_train and TASKS[name].head == 'span':
         more, bad = read_file(name, extra_train, split)
         examples, skipped = examples + more, dict(collections.Counter(skipped) + collections.Counter(bad))
-    examples = some(examples, most)
+    return examples, skipped
+
+
+def subsample(examples, most):
+    """At most `most` of the examples, drawn without a seed of the run; 0: all."""
+    n = len(examples)
+    return [examples[i] for i in sorted(train.shuffled(np.arange(min(most or n, n)), n, 0, 0))]
+
+
+@functools.lru_cache(8)
+def load_split(name, split, tokenizer, block_size, stride, files, most):
+    """Split of a task in a tokenizer's ids, kept for later trials.  files: (data_dir, extra_train)"""
+    examples, skipped = load_all(name, split, *files)
+    examples = subsample(examples, most)
     return Split(examples, HEADS[TASKS[name].head].features(examples, tokenizer, block_size, stride), skipped)
 
 
-def majority_of(name, train, n):
+def survey(name, config):
+    """Read all of a task that a command needs, before its first trial starts.  Raises UserError.
+
+    Returns ({split: hash of its examples} without the test splits, a line with their numbers).
+    """
+    predict, examples = config['predict'], {}
+    if predict == 'test' and not splits_of(name, 'test'):
+        raise UserError(f'{name}: no test file is published; name one, as in --predict=FILE')
+    for split in TASKS[name].files or ('train', 'dev'):
+        if predict == 'test' or not split.startswith('test'):
+            examples[split] = load_all(name, split, config['data_dir'], config['extra_train'])[0]
+    hashes = {split: hashlib.sha256(repr(found).encode()).hexdigest()[:16]
+              for split, found in examples.items() if not split.startswith('test')}
+    if predict not in ('', 'test'):
+        examples[predict] = read_file(name, predict)[0]
+    counts = ', '.join(f'{split} {len(found):,}' for split, found in examples.items())
+    return hashes, f'{name}: {counts} examples'
+
+
+def majority_of(name, examples, n):
     """n predictions that know nothing: the most frequent training label, or the mean of numbers."""
     if TASKS[name].head == 'regress':
-        return np.full(n, np.mean([example.label for example in train]))
+        return np.full(n, np.mean([example.label for example in examples]))
     span = TASKS[name].head == 'span'
-    labels = [example.label[0][0] if span and example.label else example.label for example in train]
+    labels = [example.label[0][0] if span and example.label else example.label for example in examples]
     most = collections.Counter(labels).most_common(1)[0][0]
     return [most or ''] * n if span else np.full(n, most)
 
 
-def score(name, examples, predictions):
-    """{metric: value} of predictions, one for each example, as fractions."""
-    if TASKS[name].head == 'span':
-        targets = [tuple(text for text, _ in example.label) for example in examples]
-    else:
-        targets = np.array([example.label for example in examples])
-    return {metric: float(METRICS[metric](targets, predictions)) for metric in TASKS[name].metrics}
+def score(name, examples, predictions, records=()):
+    """{metric: value} of predictions, one for each example, as fractions.
 
-
-def best_scores(task, examples, records):
-    """SQuAD v2.0's best_exact and best_f1: at the threshold of no answer that is best for each."""
-    if not task.unanswerable:
-        return {}
-    targets = [tuple(text for text, _ in example.label) for example in examples]
-    texts, gaps = ([record[key] for record in records] for key in ('best', 'null_difference'))
-    return {f'best_{metric}': best_threshold(targets, texts, gaps, metric)[0] for metric in task.metrics}
-
-
-# ---- evaluation ----
-
-@torch.no_grad()
-def evaluate(model, head, features, special, settings, ranks, device, dtype, fraction=0.0):
-    """Outputs of the head for each feature, in order, of whole batches that the processes share.
-
-    fraction  of the mean embedding norm that Gaussian noise has; batches draw it from their number alone
+    records  of the predictions: from them come SQuAD v2.0's best_exact and best_f1, at the threshold of no
+             answer that is best for each, where questions may have none
     """
-    model.eval()
-    lengths = [max(len(ids) for ids, _ in feature.rows) for feature in features]
-    order, found = np.argsort(lengths, kind='stable'), []
-    length = settings.block_size if settings.pad_to_block else 0
-    size = max(1, EVAL_ROWS // max(len(feature.rows) for feature in features))
-    hooks = [noisy(model, head, features, special, device, fraction)] if fraction else []
-    for number, begin in enumerate(range(0, len(order), size)):
-        if number % ranks.world == ranks.rank:
-            chosen = order[begin:begin + size]
-            rows = [features[i] for i in chosen]
-            batch = micro_batches(collate(rows, special, head.choices, length), size, device)[0]
-            del batch['targets']
-            seed_step(0, number, 0)
-            seed_device(device)
-            with autocast(device, dtype):
-                logits = model(**batch)
-            found += zip(chosen.tolist(), head.outputs(to_host(logits, device), rows, settings), strict=True)
-    for hook in hooks:
-        hook.remove()
-    model.train()
-    outputs = dict(ranks.gather(found))
-    assert len(outputs) == len(features)
-    return [outputs[i] for i in range(len(features))]
-
-
-def noisy(model, head, features, special, device, fraction):
-    """Add spherical Gaussian noise to what the first block reads.  Kowsher et al. 2024, section 3
-
-    Its norm is `fraction` of the mean norm of the embeddings of the evaluated tokens, at every token.
-    """
-    total, n = 0.0, 0
-    for begin in range(0, len(features), 64):
-        batch = micro_batches(collate(features[begin:begin + 64], special, head.choices), 64, device)[0]
-        ids, segments, mask = (batch[key].flatten(0, -2) for key in ('ids', 'segments', 'attention_mask'))
-        norms, mask = to_host((model.encoder.embed(ids, segments).norm(dim=-1), mask), device)
-        norms = norms[mask]
-        total, n = total + norms.sum().item(), n + norms.numel()
-
-    def add(module, inputs, x):
-        direction = torch.randn_like(x)
-        return x + direction / direction.norm(dim=-1, keepdim=True) * (fraction * total / n)
-
-    return model.encoder.dropout.register_forward_hook(add)
+    task, targets = TASKS[name], [example.label for example in examples]
+    if task.head == 'span':
+        targets = [tuple(text for text, _ in answers) for answers in targets]
+    scores = {metric: float(METRICS[metric](targets, predictions)) for metric in task.metrics}
+    if records and task.unanswerable:
+        texts, gaps = ([record[key] for record in records] for key in ('best', 'null_difference'))
+        scores |= {f'best_{metric}': best_threshold(targets, texts, gaps, metric)[0]
+                   for metric in task.metrics}
+    return scores
 
 
 # ---- trials ----
@@ -1357,8 +1241,11 @@ def recipe(config, name):
                             f"{', '.join(chosen)}")
         if task == name:
             chosen[key] = parse(key, text, chosen[key])
-    check_knobs({**config, **chosen}, AT_LEAST, BELOW, AT_MOST)
-    choose('schedule', chosen['schedule'], SCHEDULE)
+    known, limits = {**config, **chosen}, {**train.LIMITS, **LIMITS}
+    train.check_limits(known, {key: limits[key] for key in known if key in limits})
+    if known['min_lr'] > known['learning_rate']:
+        raise UserError(f"min_lr={known['min_lr']}: must be at most learning_rate={known['learning_rate']}")
+    choose('schedule', chosen['schedule'], train.SCHEDULE)
     choose('pooling', chosen['pooling'], POOLING)
     if 0 < chosen['block_size'] < 8:
         raise UserError(f"block_size={chosen['block_size']}: must be at least 8, or 0: the pretrained length")
@@ -1366,253 +1253,268 @@ def recipe(config, name):
     return chosen
 
 
+@dataclass(frozen=True)
 class Trial:
-    """One task fine-tuned with one seed from one start, in a folder of its own."""
+    """One task fine-tuned with one seed from one source of weights."""
+    source: str
+    name: str
+    seed: int
+    knobs: SimpleNamespace      # of the command, the task's overrides applied
+    identity: dict              # {'recipe', 'weights', 'data'}: with the seed they decide the result
 
-    def __init__(self, source, name, seed, config):
-        self.source, self.name, self.seed, self.config = source, name, seed, config
-        self.task, self.head, self.recipe = TASKS[name], HEADS[TASKS[name].head], recipe(config, name)
-        self.metric = self.recipe['metric'] or self.task.metrics[0]
-        self.run, self.step = label(source)
-        self.weights = digest_of(source)
-        at = self.run if self.step is None else f'{self.run}@{self.step}'
-        self.folder = os.path.join(config['out_dir'], at, f'{name}_{seed}')
+    task = property(lambda self: TASKS[self.name])
+    head = property(lambda self: HEADS[self.task.head])
+    metric = property(lambda self: self.knobs.metric or self.task.metrics[0])
+    start = property(lambda self: read_start(self.source, self.knobs.tokenizer, self.knobs.lower_case))
+    length = property(lambda self: self.knobs.block_size or self.start.config.block_size)
 
-    def result(self):
-        """What the finished trial left, or None.  Raises UserError when it is of another recipe."""
-        path = os.path.join(self.folder, 'result.json')
-        if not os.path.exists(path):
-            return None
-        try:
-            with open(path) as file:
-                result = json.load(file)
-            refuse_difference(path, result['recipe'], self.recipe, 'the recipe')
-            refuse_difference(path, result, {'weights': self.weights}, 'the pretrained model')
-        except (json.JSONDecodeError, KeyError):
-            raise UserError(f'{path}: not a result of finetune.py; remove {self.folder}') from None
-        return result
-
-    def open(self, ranks, device, dtype, stop):
-        """Make the model from its start; needed before the methods below."""
-        self.ranks, self.device, self.dtype, self.stop = ranks, device, dtype, stop
-        self.start = read_start(self.source, self.config['tokenizer'], self.config['lower_case'])
-        self.settings = SimpleNamespace(**{**self.config, **self.recipe})
-        self.settings.unanswerable = self.task.unanswerable
-        self.settings.pad_to_block = self.settings.pad_to_block or queued(device)      # one length, one graph
-        self.settings.block_size = self.settings.block_size or self.start.config.block_size
-        torch.manual_seed(self.seed)
-        model = make_classifier(self.start, self.head, self.settings, max(1, len(self.task.labels)))
-        self.model = place(model, device)
+    @property
+    def folder(self):
+        """out_dir/RUN@STEP/TASK_SEED_HASH, another one for each identity."""
+        run, step = label(self.source)
+        code = f'{text_hash(json.dumps(self.identity, sort_keys=True)):016x}'[:6]
+        place = run if step is None else f'{run}@{step}'
+        return os.path.join(self.knobs.out_dir, place, f'{self.name}_{self.seed}_{code}')
 
     def split(self, split, name=''):
         """Split of this trial's task or of another, in this trial's tokens."""
-        s = self.settings
-        most = {'train': s.train_samples}.get(split, s.eval_samples if split.startswith('dev') else 0)
-        return load_split(name or self.name, split, self.start.tokenizer, s.block_size, s.stride, s.data_dir,
-                          s.extra_train, most)
+        k = self.knobs
+        most = k.train_samples if split == 'train' else k.eval_samples if split.startswith('dev') else 0
+        return load_split(name or self.name, split, self.start.tokenizer, self.length, k.stride,
+                          (k.data_dir, k.extra_train), most)
 
     def dev(self):
         """{column: Split} of the evaluation sets."""
         return {column: self.split(split) for column, split in splits_of(self.name, 'dev').items()}
 
-    def train(self):
-        """Fine-tune, from the folder's newest checkpoint if it has one.  False: a signal stopped it."""
-        s, ranks = self.settings, self.ranks
-        os.makedirs(self.folder, exist_ok=True)
-        form = self.start.tokenizer.special, self.head.choices, s.block_size if s.pad_to_block else 0
-        batches = Batches(self.split('train').features, self.seed, s.total_batch,
-                          ranks.share(s.total_batch), form)
-        self.steps, every = batches.per_epoch * s.epochs, s.eval_interval or batches.per_epoch
-        step, learner = self.resume(), Learner(self.model, self.head.losses)
-        wrapped = compiled_or_eager(learner, s.compile, batches.batch(0), s.batch_size, self.device,
-                                    self.dtype)
-        wrapped = wrap(wrapped, ranks, self.device, unused=s.pooling == 'layerwise')   # in the last block
-        log = Log(self.folder, step, ranks, s.wandb_project, self.config)
-        logged, spent, since = step, 0.0, time.perf_counter()   # the last log line, steps since, this step
-        for batch in prefetch(batches.batch, range(step, self.steps)):
-            reading = reads_at(step + 1, self.device, (self.steps,), s.log_interval, every,
-                               s.checkpoint_interval)
-            rate, loss, norm, stopping = self.update(wrapped, batch, step, reading)
-            seconds = time.perf_counter() - since
-            self.seconds[step // batches.per_epoch] += seconds
-            step, spent = step + 1, spent + seconds
-            if step % s.log_interval == 0 or step == self.steps:
-                speed = (step - logged) * s.total_batch / spent
-                eta = clock((self.steps - step) * s.total_batch / speed)
-                graphs = compilations(self.device)
-                text = (f'{self.name} seed {self.seed} step {step}/{self.steps}: loss {loss:.4f}, '
-                        f'lr {rate:.2e}, norm {norm:.2f}, {speed:,.1f} examples/s, eta {eta}'
-                        f"{''.join(f', {key} {n}' for key, n in graphs.items())}")
-                log.write('train', step, text, loss=loss, lr=rate, norm=norm, examples_per_second=speed,
-                          **graphs)
-                logged, spent = step, 0.0
-            progress_bar(step, self.steps, ranks)
-            if step % every == 0 or step == self.steps:
-                self.validate(step, log)
-            due = s.checkpoint_interval and step % s.checkpoint_interval == 0
-            if step < self.steps and (due or stopping):
-                self.save(step)
-            since = time.perf_counter()
-            if stopping and step < self.steps:
-                return False
-        return True
-
-    def update(self, wrapped, batch, step, reading):
-        """One step; returns (learning rate, loss, gradient norm, signals that ask for the end)."""
-        s = self.settings
-        warmup = round(s.warmup_fraction * self.steps)
-        rate = rate_at(step, s.learning_rate, s.min_lr, warmup, self.steps, s.schedule)
-        parts = micro_batches(batch, s.batch_size, self.device)
-        seed_step(self.seed, step, self.ranks.rank)
-        counts = torch.tensor([float(batch['weights'].sum()), len(self.stop)]).to(self.device)
-        count, stopping = self.ranks.sum(counts)
-        loss, norm = optimizer_step(wrapped, self.model, self.optimizer, self.scaler, parts, count, rate,
-                                    s.grad_clip, self.ranks, self.device, self.dtype,
-                                    f'{self.name} seed {self.seed}, step {step}', reading)
-        return rate, loss, norm, stopping.item() if reading else 0
-
-    def resume(self):
-        """Make the optimizer; returns the step of the checkpoint that training goes on from, or 0."""
-        s = self.settings
-        self.optimizer = make_optimizer(self.model, s.learning_rate, (s.beta1, s.beta2), s.adam_eps,
-                                        s.weight_decay, self.device)
-        self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.dtype == torch.float16)
-        self.best, self.seconds = {}, [0.0] * s.epochs
-        examples = repr(self.split('train').examples).encode()
-        self.examples = hashlib.sha256(examples).hexdigest()
-        path = self.ranks.agree(newest_checkpoint(self.folder) if self.ranks.main else None)
-        if path is None:
-            return 0
-        content = read_checkpoint(path)
-        refuse_difference(path, content['config'], self.recipe, 'the recipe')
-        refuse_difference(path, content, {'weights': self.weights, 'examples': self.examples},
-                          'what it was made from')
-        self.model.load_state_dict(content['model'])
-        load_optimizer(self.optimizer, content['optimizer'])
-        if content['scaler'] and self.scaler.is_enabled():
-            self.scaler.load_state_dict(content['scaler'])
-        self.best, self.seconds = content['best'], content['seconds']
-        return content['step']
-
-    def save(self, step):
-        if self.ranks.main:
-            write_checkpoint(os.path.join(self.folder, checkpoint_name(step)), {
-                'step': step, 'model': to_host(self.model.state_dict(), self.device),
-                'optimizer': to_host(self.optimizer.state_dict(), self.device),
-                'scaler': self.scaler.state_dict(), 'config': self.recipe,
-                'model_config': asdict(self.model.config), 'weights': self.weights, 'examples': self.examples,
-                'best': self.best, 'seconds': self.seconds})
-            prune_checkpoints(self.folder, 1, ())
-
-    def predict(self, examples, features, fraction=0.0):
-        """(predictions, records) of this model; fraction: of noise, see noisy."""
-        outputs = evaluate(self.model, self.head, features, self.start.tokenizer.special, self.settings,
-                           self.ranks, self.device, self.dtype, fraction)
-        return self.head.predictions(examples, features, outputs, self.settings)
-
-    def validate(self, step, log):
-        """Score the evaluation sets; keep what is best so far, or last, as the recipe has it."""
-        scores, records = {}, []
-        for column, (examples, features, _) in self.dev().items():
-            predictions, found = self.predict(examples, features)
-            scores[column] = score(self.name, examples, predictions) | best_scores(self.task, examples, found)
-            records += [{'column': column, 'id': example.id, **record}
-                        for example, record in zip(examples, found, strict=True)]
-        value = scores[self.name][self.metric]
-        keep = self.settings.keep_best
-        if not keep or value > self.best.get('value', -math.inf):
-            weights = {key: tensor.cpu().clone() for key, tensor in self.model.state_dict().items() if keep}
-            self.best = {'step': step, 'value': value, 'scores': scores, 'records': records,
-                         'weights': weights}
-        text = '; '.join(f'{column} {100 * forms[self.metric]:.2f}' for column, forms in scores.items())
-        log.write('val', step, f'{self.name} seed {self.seed} step {step}: {self.metric} of {text}',
-                  **scores[self.name])
-
-    def finish(self):
-        """Write predictions, weights and result.json of a trained trial, remove its checkpoints."""
-        if self.best['weights']:
-            self.model.load_state_dict(self.best['weights'])
-        train, dev = self.split('train'), self.dev()
-        result = {
-            'init': self.run, 'step': self.step, 'model': asdict(self.model.config), 'task': self.name,
-            'seed': self.seed, 'metric': self.metric, 'scores': self.best['scores'],
-            'majority': {column: score(self.name, found.examples, majority_of(
-                self.name, train.examples, len(found.examples))) for column, found in dev.items()},
-            'n_train': len(train.examples), 'n_dev': {column: len(dev[column].examples) for column in dev},
-            'skipped': {'train': train.skipped, **{column: dev[column].skipped for column in dev}},
-            'epochs': self.settings.epochs, 'steps': self.steps, 'best_step': self.best['step'],
-            'seconds': self.seconds, 'seconds_per_epoch': float(np.median(self.seconds)),
-            'parameters': count_parameters(self.model), 'weights': self.weights, 'examples': self.examples,
-            'recipe': self.recipe, 'device': device_name(self.device),
-            'date': time.strftime('%Y-%m-%dT%H:%M:%S%z')}
-        if self.ranks.main:
-            lines = [json.dumps(record, ensure_ascii=False) + '\n' for record in self.best['records']]
-            write_whole(os.path.join(self.folder, 'predictions.jsonl'), ''.join(lines))
-            if self.config['keep_models']:
-                write_checkpoint(os.path.join(self.folder, 'model.pt'), {
-                    'step': self.best['step'], 'model': to_host(self.model.state_dict(), self.device),
-                    'config': {**self.recipe, 'tokenizer': self.start.folder},
-                    'model_config': asdict(self.model.config), 'data': self.start.data})
-            self.write(result)
-            for path in checkpoints(self.folder):
-                os.remove(path)
-        return result
-
-    def write(self, result):
-        write_whole(os.path.join(self.folder, 'result.json'), json.dumps(result, indent=1))
-
-    def load(self):
-        """The weights of this trial when it finished."""
-        path = os.path.join(self.folder, 'model.pt')
-        if not os.path.exists(path):
-            raise UserError(f'{path}: not kept, but noise, cross and predict need it; remove its folder and '
-                            'run again with --keep_models=true')
-        self.model.load_state_dict(read_checkpoint(path)['model'])
-
-    def add_noise(self, result, levels):
-        """Scores of the evaluation sets at each level of noise."""
-        for column, (examples, features, _) in self.dev().items():
-            found = result.setdefault('noise', {}).setdefault(column, {})
-            for level in levels:
-                predictions = self.predict(examples, features, level)[0]
-                found[str(level)] = score(self.name, examples, predictions)[self.metric]
-
-    def add_cross(self, result, others):
-        """Accuracy of this model on other tasks, as "does one text hold of the other: yes or no".
-
-        Kowsher et al. 2024, table 6. The label that means yes is `positive` of a row (entailment, duplicate,
-        equivalent); neutral and contradiction are no, like the rest. On its own task a model has all labels.
-        """
-        found = result.setdefault('cross', {})
-        found[self.name] = result['scores'][self.name]['accuracy']
-        for other in others:
-            if other != self.name:
-                examples, features, _ = self.split('dev', other)
-                says = self.predict(examples, features)[0] == self.task.labels.index(self.task.positive)
-                truth = np.array([example.label for example in examples])
-                truth = truth == TASKS[other].labels.index(TASKS[other].positive)
-                found[other] = float((says == truth).mean())
-
-    def submit(self, wanted):
-        """Write predictions for unlabelled examples; returns the paths."""
-        splits = splits_of(self.name, 'test')
-        if wanted == 'test' and not splits:
-            raise UserError(f'{self.name}: no test file is published; name one, as in --predict=FILE')
-        if wanted == 'test':
-            found = {column: self.split(split)[:2] for column, split in splits.items()}
-        else:
-            s, examples = self.settings, read_file(self.name, wanted)[0]
-            features = self.head.features(examples, self.start.tokenizer, s.block_size, s.stride)
-            found = {self.name: (examples, features)}
-        paths = []
-        for column, (examples, features) in found.items():
-            predictions = self.predict(examples, features)[0]
-            if self.ranks.main:
-                paths.append(write_submission(self.name, column, self.folder, examples, predictions))
-        return paths
+    def form(self, runtime):
+        """Arguments of collate; XLA compiles a graph for each length of rows, so there is one."""
+        padded = self.knobs.pad_to_block or runtime.is_xla
+        return self.start.tokenizer.special, self.head.choices, self.length if padded else 0
 
 
-# ---- the report: rows of the papers ----
+@torch.no_grad()
+def run_head(model, features, trial, runtime, fraction=0.0):
+    """Outputs of the head for each feature, in order.
+
+    fraction  of the mean embedding norm that Gaussian noise has; batches draw it from their number alone
+    """
+    model.eval()
+    form, outputs = trial.form(runtime), {}
+    order = np.argsort([max(len(ids) for ids, _ in feature.rows) for feature in features], kind='stable')
+    size = max(1, EVAL_ROWS // max(len(feature.rows) for feature in features))
+    hook = add_noise(model, features, form, runtime, fraction) if fraction else None
+    for number, begin in enumerate(range(0, len(order), size)):
+        chosen = order[begin:begin + size]
+        rows = [features[i] for i in chosen]
+        batch = train.micro_batches(collate(rows, *form), size, runtime.device)[0]
+        del batch['targets']
+        train.seed_step(0, number, runtime)
+        with runtime.autocast():
+            logits = train.to_host(model(**batch), runtime)
+        outputs.update(zip(chosen.tolist(), trial.head.outputs(logits, rows, trial.knobs), strict=True))
+    if hook:
+        hook.remove()
+    model.train()
+    return [outputs[i] for i in range(len(features))]
+
+
+def predict_split(model, split, trial, runtime, fraction=0.0):
+    """(a prediction for each example, records of them)"""
+    outputs = run_head(model, split.features, trial, runtime, fraction)
+    return trial.head.predictions(split.examples, split.features, outputs, trial.knobs)
+
+
+def add_noise(model, features, form, runtime, fraction):
+    """Add spherical Gaussian noise to what the first block reads; returns the hook.  Kowsher et al. 2024
+
+    Its norm is `fraction` of the mean norm of the embeddings of the evaluated tokens, at every token.
+    """
+    norms = []
+    for begin in range(0, len(features), EVAL_ROWS):
+        rows = collate(features[begin:begin + EVAL_ROWS], *form)
+        batch = train.micro_batches(rows, EVAL_ROWS, runtime.device)[0]
+        ids, segments, mask = (batch[key].flatten(0, -2) for key in ('ids', 'segments', 'attention_mask'))
+        found, mask = train.to_host((model.encoder.embed(ids, segments).norm(dim=-1), mask), runtime)
+        norms.append(found[mask].cpu())
+    norm = fraction * torch.cat(norms).mean().item()
+
+    def add(module, inputs, x):
+        direction = torch.randn_like(x)
+        return x + norm * direction / direction.norm(dim=-1, keepdim=True)
+
+    return model.encoder.dropout.register_forward_hook(add)
+
+
+def fine_tune(trial, model, runtime):
+    """Train and evaluate a trial.  Returns what result.json holds."""
+    k, data, name = trial.knobs, trial.split('train'), f'{trial.name} seed {trial.seed}'
+    os.makedirs(trial.folder, exist_ok=True)
+    batches = Batches(data.features, trial.seed, k.total_batch, trial.form(runtime))
+    steps, every = batches.per_epoch * k.epochs, k.eval_interval or batches.per_epoch
+    betas, learner = (k.beta1, k.beta2), Learner(model, trial.head.losses)
+    optimizer = train.make_optimizer(model, k.learning_rate, betas, k.adam_eps, k.weight_decay, runtime)
+    scaler = torch.amp.GradScaler(runtime.device.type, enabled=runtime.dtype == torch.float16)
+    learner = train.compiled(learner, k.compile, batches.batch(0), k.batch_size, runtime)
+    log, health = train.Log(trial.folder, 0, runtime, k.wandb_project, vars(k)), train.Health(runtime)
+    best, seconds, since = {}, [0.0] * k.epochs, time.perf_counter()
+    for step, batch in enumerate(train.prefetch(batches.batch, range(steps)), 1):
+        warmup = round(k.warmup_fraction * steps)
+        lr = train.get_lr(step - 1, k.learning_rate, k.min_lr, warmup, steps, k.schedule)
+        train.set_lr(optimizer, lr, runtime)
+        train.seed_step(trial.seed, step - 1, runtime)
+        parts = train.micro_batches(batch, k.batch_size, runtime.device)
+        count = float(batch['weights'].sum())
+        health.add(*train.update(learner, optimizer, scaler, parts, count, k.grad_clip, runtime), scaler)
+        runtime.sync()
+        logs, validates = (step % interval == 0 or step == steps for interval in (k.log_interval, every))
+        if logs or validates:
+            loss, norm = health.look(step, name)                # waits for the device
+        seconds[(step - 1) // batches.per_epoch] += time.perf_counter() - since
+        if logs:
+            speed, graphs = step * k.total_batch / sum(seconds), train.compilations(runtime)
+            text = (f'{name} step {step}/{steps}: loss {loss:.4f}, lr {lr:.2e}, norm {norm:.2f}, '
+                    f'{speed:,.1f} examples/s, eta {train.clock((steps - step) * k.total_batch / speed)}')
+            text += ''.join(f', {key} {n}' for key, n in graphs.items())
+            log.write('train', step, text, loss=loss, lr=lr, norm=norm, examples_per_second=speed, **graphs)
+        if validates:
+            found = validate(trial, model, runtime, step, log)
+            best = found if not k.keep_best or found['value'] > best.get('value', -math.inf) else best
+        since = time.perf_counter()
+    return finish(trial, model, runtime, best, {'steps': steps, 'seconds': seconds})
+
+
+def validate(trial, model, runtime, step, log):
+    """Score the evaluation sets, with what the recipe wants to be kept of this step."""
+    scores, records = {}, []
+    for column, split in trial.dev().items():
+        predictions, found = predict_split(model, split, trial, runtime)
+        scores[column] = score(trial.name, split.examples, predictions, found)
+        records += [{'column': column, 'id': example.id, **record}
+                    for example, record in zip(split.examples, found, strict=True)]
+    text = '; '.join(f'{column} {100 * row[trial.metric]:.2f}' for column, row in scores.items())
+    log.write('val', step, f'{trial.name} seed {trial.seed} step {step}: {trial.metric} of {text}',
+              **scores[trial.name])
+    weights = {key: x.cpu().clone() for key, x in model.state_dict().items() if trial.knobs.keep_best}
+    return {'step': step, 'value': scores[trial.name][trial.metric], 'scores': scores, 'records': records,
+            'weights': weights}
+
+
+def finish(trial, model, runtime, best, spent):
+    """Write predictions, weights and, last, result.json."""
+    if best['weights']:
+        model.load_state_dict(best['weights'])
+    (run, step), data, dev = label(trial.source), trial.split('train'), trial.dev()
+    lines = [json.dumps(record, ensure_ascii=False) + '\n' for record in best['records']]
+    train.write_whole(os.path.join(trial.folder, 'predictions.jsonl'), ''.join(lines))
+    if trial.knobs.keep_models:
+        train.write_checkpoint(os.path.join(trial.folder, 'model.pt'), {
+            'step': best['step'], 'model': train.to_host(model.state_dict(), runtime),
+            'config': {**trial.identity['recipe'], 'tokenizer': trial.start.folder},
+            'model_config': asdict(model.config), 'data': trial.start.data})
+    result = {
+        'init': run, 'step': step, 'model': asdict(model.config), 'task': trial.name, 'seed': trial.seed,
+        'metric': trial.metric, 'scores': best['scores'], 'best_step': best['step'], **spent,
+        'majority': {column: score(trial.name, split.examples, majority_of(
+            trial.name, data.examples, len(split.examples))) for column, split in dev.items()},
+        'n_train': len(data.examples), 'n_dev': {column: len(dev[column].examples) for column in dev},
+        'skipped': {f'{split}: {kind}': n for split, found in {'train': data, **dev}.items()
+                    for kind, n in found.skipped.items()},
+        'epochs': trial.knobs.epochs, 'seconds_per_epoch': float(np.median(spent['seconds'])),
+        'parameters': count_parameters(model), **trial.identity, 'device': train.device_name(runtime.device),
+        'date': time.strftime('%Y-%m-%dT%H:%M:%S%z')}
+    train.write_whole(os.path.join(trial.folder, 'result.json'), json.dumps(result, indent=1))
+    return result
+
+
+def read_result(folder):
+    """What the finished trial of a folder left, or None."""
+    path = os.path.join(folder, 'result.json')
+    if not os.path.exists(path):
+        return None
+    try:
+        result = load_json(path)
+        if {'scores', 'recipe', 'weights', 'data'} <= result.keys():
+            return result
+    except (ValueError, AttributeError):
+        pass
+    raise UserError(f'{path}: damaged, or of an earlier version; remove {folder}')
+
+
+def cross_scores(trial, model, runtime, others):
+    """{task: accuracy} of this model on other tasks, as "does one text hold of the other: yes or no".
+
+    Kowsher et al. 2024, table 6. The label that means yes is `positive` of a row (entailment, duplicate,
+    equivalent); neutral and contradiction are no, like the rest. On its own task a model has all labels.
+    """
+    found = {}
+    for other in others:
+        split = trial.split('dev', other)
+        says = predict_split(model, split, trial, runtime)[0]
+        truth = np.array([example.label for example in split.examples])
+        if other != trial.name:
+            says = says == trial.task.labels.index(trial.task.positive)
+            truth = truth == TASKS[other].labels.index(TASKS[other].positive)
+        found[other] = accuracy(truth, says)
+    return found
+
+
+def submit(trial, model, runtime, wanted):
+    """Write predictions for test files, or for the file `wanted`; print the scores where they have labels."""
+    if wanted == 'test':
+        found = {column: trial.split(split) for column, split in splits_of(trial.name, 'test').items()}
+    else:
+        examples, skipped = read_file(trial.name, wanted)
+        features = trial.head.features(examples, trial.start.tokenizer, trial.length, trial.knobs.stride)
+        found = {trial.name: Split(examples, features, skipped)}
+    prefix = '' if wanted == 'test' else os.path.splitext(os.path.basename(wanted))[0] + '.'
+    for column, split in found.items():
+        predictions, _ = predict_split(model, split, trial, runtime)
+        path = write_submission(trial.name, column, trial.folder, split.examples, predictions, prefix)
+        print(f'wrote {path}', flush=True)
+        known = [i for i, example in enumerate(split.examples) if example.label is not None]
+        if known:
+            scores = score(trial.name, [split.examples[i] for i in known], [predictions[i] for i in known])
+            text = ', '.join(f'{metric} {100 * value:.2f}' for metric, value in scores.items())
+            print(f'{column} seed {trial.seed}, {len(known):,} labelled examples: {text}', flush=True)
+
+
+def run_trial(trial, levels, others, wanted, runtime):
+    """Fine-tune unless that is done, and add what else is asked for.  Was anything done?"""
+    result = read_result(trial.folder)
+    before = result or {'noise': {trial.name: {}}, 'cross': {}}
+    noise_due = [level for level in levels if str(level) not in before.get('noise', {}).get(trial.name, {})]
+    cross_due = [name for name in others if name not in before.get('cross', {}) and trial.task.positive]
+    if result and not (noise_due or cross_due or wanted):
+        return False
+    torch.manual_seed(trial.seed)
+    model = make_classifier(trial.start, trial.head, trial.knobs, max(1, len(trial.task.labels)))
+    path = os.path.join(trial.folder, 'model.pt')
+    if result and not os.path.exists(path):
+        raise UserError(f'{path}: not kept, but noise, cross and predict need it; remove its folder and '
+                        'run again with --keep_models=true')
+    if result:
+        model.load_state_dict(train.read_checkpoint(path)['model'])
+    model = train.to_device(model, runtime)
+    if not result:
+        result = fine_tune(trial, model, runtime)
+        print(trial_line(result), flush=True)
+    for column, split in trial.dev().items() if noise_due else ():
+        found = result.setdefault('noise', {}).setdefault(column, {})
+        for level in noise_due:
+            predictions, _ = predict_split(model, split, trial, runtime, level)
+            found[str(level)] = score(trial.name, split.examples, predictions)[trial.metric]
+    result.setdefault('cross', {}).update(cross_scores(trial, model, runtime, cross_due))
+    train.write_whole(os.path.join(trial.folder, 'result.json'), json.dumps(result, indent=1))
+    if wanted:
+        submit(trial, model, runtime, wanted)
+    return True
+
+
+# ---- the report: one DataFrame with a line a number, from which pandas makes the tables ----
+
+SIZES = {(4, 512): 'small', (12, 768): 'base', (24, 1024): 'large'}         # (n_layer, n_embd)
+
 
 @functools.cache
 def read_papers():
@@ -1621,43 +1523,27 @@ def read_papers():
     A column is 'column.metric', of `averages` the places of their columns; a row is 'words, more; values,
     averages (sd)' and stands beside ours if our model has all of its words.
     """
-    with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), 'results', 'papers.json')) as file:
-        return json.load(file)
+    return load_json(os.path.join(os.path.dirname(os.path.abspath(__file__)), 'results', 'papers.json'))
 
 
-SIZES = {(4, 512): 'small', (12, 768): 'base', (24, 1024): 'large'}         # (n_layer, n_embd)
+def paper_rows(table, models):
+    """DataFrame, as text, of the rows that fit `models`, sets of words; all if a model has no counterpart."""
+    rows = {name: re.findall(r'[\d.]+(?: \([\d.]+\))?', numbers)
+            for name, numbers in (row.split(';') for row in table['rows'])}
+    fits = [{name for name in rows if set(name.split(',')[0].split()) <= model} for model in models]
+    kept = {f'paper: {name}': row for name, row in rows.items()
+            if not all(fits) or name in set().union(*fits)}
+    return pd.DataFrame.from_dict(
+        kept, orient='index', columns=[*table['columns'].split(), *table.get('averages', ())])
 
 
-def printed(table, models):
-    """{name: {label: points or {'mean', 'sd'}}} of the rows that fit `models`, sets of words.
-
-    All rows if a model has no counterpart.
-    """
-    labels = [*table['columns'].split(), *table.get('averages', ())]
-    found = {}
-    for name, numbers in (row.split(';') for row in table['rows']):
-        values = [{'mean': float(mean), 'sd': float(sd)} if sd else float(mean)
-                  for mean, sd in re.findall(r'([\d.]+)(?: \(([\d.]+)\))?', numbers)]
-        found[name] = dict(zip(labels, values, strict=True))
-    fits = [{name for name in found if set(name.split(',')[0].split()) <= model} for model in models]
-    return {name: row for name, row in found.items() if not all(fits) or name in set().union(*fits)}
-
-
-# ---- the report: statistics ----
-
+@functools.cache
 def t_quantile(freedom, inside=0.95):
-    """t with P(|T| <= t) = inside, by bisection, for an int `freedom`.  Abramowitz and Stegun 26.7.3-4"""
-    odd, low, high = freedom % 2, 0.0, math.pi / 2
-    for _ in range(60):
-        angle = (low + high) / 2
-        term = total = math.cos(angle) ** odd * (freedom > 1)
-        for i in range(2 + odd, freedom, 2):
-            term *= (i - 1) / i * math.cos(angle) ** 2
-            total += term
-        total *= math.sin(angle)
-        chance = 2 / math.pi * (angle + total) if odd else total
-        low, high = (angle, high) if chance < inside else (low, angle)
-    return math.tan(low) * math.sqrt(freedom)
+    """t with P(|T| <= t) = inside: t = sqrt(freedom) tan(angle), the angle's density is cos^(freedom - 1)."""
+    angles = np.linspace(0, math.pi / 2, 200_001)
+    density = np.cos(angles) ** (freedom - 1)
+    below = np.concatenate([[0], np.cumsum(density[1:] + density[:-1])])        # trapezia
+    return math.sqrt(freedom) * math.tan(np.interp(inside, below / below[-1], angles))
 
 
 def t_interval(values):
@@ -1669,288 +1555,220 @@ def t_interval(values):
     return mean, sd, t_quantile(len(values) - 1) * sd / math.sqrt(len(values))
 
 
-def stat(seeds):
-    """{seed: value} -> {'mean', 'sd', 'half', 'n'}, None if empty."""
-    if not seeds:
-        return None
-    mean, sd, half = t_interval(list(seeds.values()))
-    return {'mean': mean, 'sd': sd, 'half': half, 'n': len(seeds)}
+def over_seeds(wide):
+    """DataFrame of 'mean (sd)', half of the 95 % interval and number of seeds of each column."""
+    found = {}
+    for name, values in wide.items():
+        mean, sd, half = t_interval(values.dropna()) if values.count() else (None, None, None)
+        found[name] = show(mean) + ('' if sd is None else f' ({sd:.2f})'), show(half), values.count() or '-'
+    return pd.DataFrame(found, ['mean', '± 95 %', 'seeds'], dtype=object)
 
 
-def paired(ours, theirs):
-    """The stat of ours - theirs over common seeds."""
-    return stat({seed: ours[seed] - theirs[seed] for seed in ours if seed in theirs})
+def each_row(wide):
+    """'mean (sd)' over the seeds of each row, a line a row."""
+    found = {row: over_seeds(seeds).loc['mean'] for row, seeds in wide.groupby('row', sort=False)}
+    return pd.DataFrame(found).T
 
 
-def gather(trials, tables):
-    """{init: {step: {label: {seed: points}}}}; an average has the seeds that ran all of its columns.
+def show(value):
+    """A cell of a table: points with two decimals, '-' if there is none."""
+    if isinstance(value, dict):
+        return ', '.join(f'{key} {n:,}' for key, n in value.items())
+    if isinstance(value, int):
+        return f'{value:,}'
+    return '-' if pd.isna(value) else f'{value:.2f}' if isinstance(value, float) else str(value)
 
-    The most frequent label is an init as well, ''.  Of a repeated trial the last counts.
-    """
-    runs = {}
+
+def markdown(title, frame, *notes):
+    """A heading, a DataFrame as a Markdown table and notes; nothing of an empty one."""
+    if frame.empty:
+        return ''
+    cells = frame.astype(object).map(show).reset_index().values.tolist()
+    rows = [['', *frame.columns], ['---'] * (1 + len(frame.columns)), *cells]
+    table = '\n'.join(f"| {' | '.join(map(str, row))} |" for row in rows)
+    return '\n\n'.join([f'## {title}', table, *filter(None, notes)])
+
+
+def row_names(trials):
+    """The row of the report for each trial: its init, and what else differs between trials of one task."""
+    recipes = pd.DataFrame([trial['recipe'] for trial in trials])
+    varies = recipes.groupby([trial['task'] for trial in trials]).nunique(dropna=False).gt(1).any()
+    names = []
     for trial in trials:
-        for init, step, what in ((trial['init'], trial['step'], 'scores'), ('', None, 'majority')):
-            run = runs.setdefault(init, {}).setdefault(step, {})
-            for column, metrics in trial[what].items():
-                for metric, value in metrics.items():
-                    run.setdefault(f'{column}.{metric}', {})[trial['seed']] = 100 * value
-    for run in (run for steps in runs.values() for run in steps.values()):
-        for name, keys in (item for table in tables for item in table['averages'].items()):
-            rows = [run.get(key, {}) for key in keys]
-            run[name] = {seed: sum(row[seed] for row in rows) / len(rows)
-                         for seed in rows[0] if all(seed in row for row in rows)}
-    return runs
+        others = [other for other in trials if other['task'] == trial['task']]
+        twins = [one for one in others if (one['init'], one['step']) == (trial['init'], trial['step'])]
+        words = [f'{key}={show_knob(trial["recipe"].get(key))}' for key in varies.index[varies]]
+        words += [f"data={text_hash(str(trial['data']), 0):016x}"[:11]] if any(
+            other['data'] != trial['data'] for other in others) else []
+        words += [f"weights={trial['weights'][:6]}"] if any(
+            one['weights'] != trial['weights'] for one in twins) else []
+        names.append(' '.join([trial['init'], *words]))
+    return names
+
+
+def tidy(trials):
+    """DataFrame with a line for each number of finished trials, in points; step -1: no pretraining step."""
+    lines = []
+    for trial, row in zip(trials, row_names(trials), strict=True):
+        step = -1 if trial['step'] is None else trial['step']
+        for kind in ('scores', 'majority', 'noise', 'cross'):
+            parts = {trial['task']: trial.get(kind, {})} if kind == 'cross' else trial.get(kind, {})
+            lines += [(kind, row, step, trial['seed'], task, f'{float(name):g}' if kind == 'noise' else name,
+                       100 * value) for task, values in parts.items() for name, value in values.items()]
+    return pd.DataFrame(lines, columns=['kind', 'row', 'step', 'seed', 'task', 'name', 'points'])
 
 
 def layouts(book, trials, models):
-    """The paper's tables that share a column with the trials, then one of the columns in none of them."""
-    ran = {column: f"{column}.{trial['metric']}" for trial in trials for column in trial['scores']}
-    tables, rest, found = [], dict(ran), []
-    for table in book.get('tables', ()):
-        columns = {key.split('.')[0] for key in table['columns'].split()}
-        tables += [table] if columns & ran.keys() else []
-        rest = {column: key for column, key in rest.items() if column not in columns}
-    if rest:
-        places = [i for i, column in enumerate(rest) if column != 'wnli']       # left out of GLUE's averages
-        tables.append({'title': 'Other tasks' if tables else 'Scores', 'columns': ' '.join(rest.values()),
-                       'averages': {} if tables or len(places) < 2 else {'average': places}, 'rows': ()})
-    for table in tables:
-        columns = table['columns'].split()
-        averages = {name: [columns[i] for i in places] for name, places in table.get('averages', {}).items()}
-        found.append({'title': table['title'], 'note': table.get('note', ''), 'labels': [*columns, *averages],
-                      'averages': averages, 'paper': printed(table, models)})
-    return found
+    """The paper's tables that share a column with the trials, then one of the columns in none of them.
 
-
-def curve(steps, label):
-    """Score by pretraining step, and the first step with 95 % of the last.  Courtois et al. 2024, figure 3"""
-    points = [{'step': step, **stat(run[label])} for step, run in steps.items() if run.get(label)]
-    if len(points) < 2:
-        return None
-    aim = 0.95 * points[-1]['mean']
-    return {'points': points, 'aim': aim,
-            'reached': next((point['step'] for point in points if point['mean'] >= aim > 0), None)}
-
-
-def matrix(entries, table, models, finish=dict):
-    """{name: {column: stat or points}}: ours from (trial, task, {column: score}), and the paper's."""
-    found = {}
-    for trial, task, scores in entries:
-        for column, value in finish(scores).items():
-            row = found.setdefault(f"{trial['init']}, {task}", {})
-            row.setdefault(column, {})[trial['seed']] = 100 * value
-    columns = dict.fromkeys(column for row in found.values() for column in row)
-    rows = {name: {column: stat(row.get(column)) for column in columns} for name, row in found.items()}
-    for name, row in printed(table, models).items() if table else ():
-        if name.split(', ')[1] in {task for _, task, _ in entries}:
-            rows[f'paper: {name}'] = {column: finish(row).get(column) for column in columns}
-    return rows
-
-
-def with_drop(levels):
-    """{level: score} in order of the levels, and what is lost from the first to the last."""
-    order = sorted(levels, key=float)
-    return {**{f'{float(level):g}': levels[level] for level in order},
-            f'drop at {float(order[-1]):g}': levels[order[0]] - levels[order[-1]]}
-
-
-def seconds(trials, compare):
-    """{task: {init: {'mean', 'ratio'}}}: seconds an epoch, and relative to compare's."""
-    found = {}
-    for trial in trials:
-        row = found.setdefault(trial['task'], {})
-        row.setdefault(trial['init'], []).append(trial['seconds_per_epoch'])
-    for row in found.values():
-        means = {init: float(np.mean(times)) for init, times in row.items()}
-        row.update({init: {'mean': mean, 'ratio': mean / means[compare] if compare in means else None}
-                    for init, mean in means.items()})
-    return found
-
-
-def summary(trials, paper='', compare=''):
-    """What the report says, in points, as JSON can hold it.
-
-    trials   finished trials of one or several inits and steps; an init is judged by its last step
-    paper    of results/papers.json or '': its columns, metrics, averages and rows
-    compare  an init or '': differences from it are paired by seed, once it has trials
-    Raises UserError.
+    Yields (title, columns, {average: columns}, rows of the paper, note).
     """
-    if not trials:
-        raise UserError('nothing to report: no trial has finished yet')
-    book = choose('paper', paper, read_papers()) if paper else {}
-    trials = sorted(trials, key=lambda trial: trial['step'] or 0)
-    inits = {trial['init']: {key: trial[key] for key in ('step', 'model', 'device', 'date')}
-             for trial in trials}                                               # of the last step
-    models = [{one['model'].get(key) for key in ('attention', 'position', 'norm', 'pooling')}
-              | {SIZES.get((one['model']['n_layer'], one['model']['n_embd']))} for one in inits.values()]
-    tables = layouts(book, trials, models)
-    labels = [label for table in tables for label in table['labels']]
-    runs = gather(trials, tables)
-    last = {init: list(steps.values())[-1] for init, steps in runs.items()}
-    final = [trial for trial in trials if trial['step'] == inits[trial['init']]['step']]
-    noise = [(trial, *item) for trial in final for item in (trial.get('noise') or {}).items()]
-    cross = [(trial, trial['task'], trial['cross']) for trial in final if trial.get('cross')]
-    return {
-        'unit': 'points', 'paper': paper, 'compare': compare, 'inits': inits,
-        'tables': tables,
-        'scores': {init: {label: stat(seeds) for label, seeds in run.items()} for init, run in last.items()},
-        'differences': {init: {label: paired(last[init].get(label, {}), last[compare].get(label, {}))
-                               for label in labels} for init in inits if compare in inits if init != compare},
-        'curves': {init: {label: found for label in labels if (found := curve(runs[init], label))}
-                   for init in inits if len(runs[init]) > 1},
-        'noise': matrix(noise, book.get('noise'), models, with_drop),
-        'cross': matrix(cross, book.get('cross'), models), 'seconds': seconds(trials, compare),
-        'counts': {trial['task']: {key: trial[key] for key in ('n_train', 'n_dev', 'skipped', 'epochs')}
-                   for trial in trials}}
+    ran = {column: f"{column}.{trial['metric']}" for trial in trials for column in trial['scores']}
+    left = dict(ran)
+    for table in book.get('tables', ()):
+        columns = table['columns'].split()
+        own = {key.split('.')[0] for key in columns}
+        if own & ran.keys():
+            left = {column: key for column, key in left.items() if column not in own}
+            averages = {name: [columns[i] for i in places]
+                        for name, places in table.get('averages', {}).items()}
+            yield table['title'], columns, averages, paper_rows(table, models), table.get('note', '')
+    if left:
+        kept = [key for column, key in left.items() if column != 'wnli']        # left out of GLUE's averages
+        averages = {'average': kept} if left == ran and len(kept) > 1 else {}
+        yield 'Scores' if left == ran else 'Other tasks', list(left.values()), averages, pd.DataFrame(), ''
 
 
-# ---- the report: text and plot ----
-
-def show(value):
-    """Points with two decimals, a stat as mean (sd), '-' if there is none."""
-    if isinstance(value, dict):
-        return show(value['mean']) + (f" ({value['sd']:.2f})" if value.get('sd') is not None else '')
-    return '-' if value is None else f'{value:.2f}'
-
-
-def grid(title, header, rows, notes=()):
-    """A heading, a Markdown table and notes under it; nothing without rows."""
-    lines = [f"| {' | '.join(map(str, row))} |" for row in (header, ['---'] * len(header), *rows)]
-    return [f'## {title}', '', *lines, '', *(f'{note}\n' for note in notes if note)] if len(lines) > 2 else []
-
-
-def score_lines(table, found):
-    """Ours, the majority class and the paper's rows in a table's columns, and why an average is absent."""
-    labels, rows, notes = table['labels'], [], [table['note']]
-    for init in found['inits']:
-        stats = [found['scores'][init].get(label) for label in labels]
-        rows += [[f'ours: {init}', *map(show, stats)],
-                 ['± 95 %', *(show(cell and cell['half']) for cell in stats)],
-                 ['seeds', *(cell['n'] if cell else '-' for cell in stats)]]
-        for name, keys in table['averages'].items():
-            missing = [key for key in keys if not found['scores'][init].get(key)]
-            if not found['scores'][init][name]:
-                notes.append(f"No {name} of {init}: missing {', '.join(missing) or 'a seed with all'}.")
-    rows.append(['majority', *(show(cell and cell['mean']) for cell in map(found['scores'][''].get, labels))])
-    rows += [[f'paper: {name}', *map(show, row.values())] for name, row in table['paper'].items()]
-    return grid(table['title'], ['', *labels], rows, notes)
+def score_table(table, last, majority):
+    """Ours, the majority class and the paper's rows in a table's columns, and what its averages leave out."""
+    title, columns, averages, book, note = table
+    labels, parts, notes = [*columns, *averages], [], [note]
+    for row, seeds in last.groupby('row', sort=False):
+        parts.append(over_seeds(seeds[labels]).rename({'mean': f'ours: {row}'}))
+        for name, keys in averages.items():
+            missing = [key for key in keys if not seeds[key].count()]
+            if not seeds[name].count():
+                notes.append(f"No {name} of {row}: missing {', '.join(missing) or 'a seed with all'}.")
+    for name, keys in averages.items():
+        outside = [key for key in columns if key not in keys]
+        notes += [f"{name} leaves out {', '.join(outside)}."] if outside else []
+    return markdown(title, pd.concat([*parts, majority[labels], book]), *notes)
 
 
-def curve_lines(init, curves, note):
-    """Score by pretraining step, and where 95 % of the last score is reached."""
-    steps = sorted({point['step'] for one in curves.values() for point in one['points']})
-    cells = {(label, point['step']): point for label, one in curves.items() for point in one['points']}
-    rows = [[f'{step:,}', *(show(cells.get((label, step))) for label in curves)] for step in steps]
-    reached = [one['reached'] for one in curves.values()]
-    rows += [['95 % of the last', *(show(one['aim']) for one in curves.values())],
-             ['reached at', *('-' if step is None else f'{step:,}' for step in reached)]]
-    return grid(f'{init} by pretraining step', ['step', *curves], rows, [note])
+def curve_table(row, seeds, note):
+    """Score by pretraining step, and where 95 % of the last is reached.  Courtois et al. 2024, figure 3"""
+    means = seeds.groupby('step').mean().dropna(axis=1, thresh=2)
+    if means.empty:
+        return ''
+    aim = 0.95 * means.ffill().iloc[-1]
+    good = (means >= aim) & (aim > 0)
+    cells = pd.DataFrame({f'{step:,}': over_seeds(one[means.columns]).loc['mean']
+                          for step, one in seeds.groupby('step')}).T
+    cells.loc['95 % of the last'] = aim
+    cells.loc['reached at'] = [f'{found.idxmax():,}' if found.any() else '-' for _, found in good.items()]
+    return markdown(f'{row} by pretraining step', cells, note)
 
 
-def cost_lines(found, note):
+def matrix(numbers, table, models):
+    """Noise or cross-task table: ours by (row, task), and the paper's."""
+    found = numbers.assign(row=numbers.row + ', ' + numbers.task)
+    wide = found.pivot(index=['row', 'seed'], columns='name', values='points')
+    if table:
+        book = paper_rows(table, models)
+        book = book[[name.split(', ')[1] in set(numbers.task) for name in book.index]].astype(float)
+        book.index = pd.MultiIndex.from_product([book.index, [0]], names=['row', 'seed'])
+        wide = pd.concat([wide, book.reindex(columns=wide.columns)])
+    noise = set(numbers.kind) == {'noise'}
+    wide = wide[sorted(set(numbers.name), key=float) if noise else list(dict.fromkeys(numbers.name))]
+    if noise:
+        wide[f'drop at {wide.columns[-1]}'] = wide.iloc[:, 0] - wide.iloc[:, -1]
+    return each_row(wide)
+
+
+def cost_tables(trials, rows, compare, note):
     """Seconds an epoch, and the examples that were read and left out."""
-    inits, times, read = found['inits'], [], []
-    others = list(found['differences'])
-    for task, row in found['seconds'].items():
-        times.append([task, *(show(row.get(init)) for init in inits),
-                      *(show(row.get(init, {}).get('ratio')) for init in others)])
-    for task, one in found['counts'].items():
-        skipped = [f'{split} {number:,} {reason}' for split, reasons in one['skipped'].items()
-                   for reason, number in reasons.items()]
-        dev = ', '.join(f'{column} {number:,}' for column, number in one['n_dev'].items())
-        read.append([task, one['epochs'], f"{one['n_train']:,}", dev, ', '.join(skipped) or 'none'])
-    header = ['', *inits, *(f"{init} / {found['compare']}" for init in others)]
-    return [*grid('Seconds an epoch', header, times, [note]),
-            *grid('Examples', ['', 'epochs', 'train', 'dev', 'skipped'], read)]
+    frame = pd.DataFrame(trials).assign(row=rows)
+    times = frame.pivot_table(index='task', columns='row', values='seconds_per_epoch', sort=False)
+    for row in times.columns.drop(compare) if compare in times else ():
+        times[f'{row} / {compare}'] = times[row] / times[compare]
+    read = frame[['task', 'epochs', 'n_train', 'n_dev', 'skipped']].map(show).drop_duplicates()
+    read = read.set_index('task').rename(columns={'n_train': 'train', 'n_dev': 'dev'})
+    return [markdown('Seconds an epoch', times, note), markdown('Examples', read)]
 
 
-def report(found):
-    """A summary as Markdown; computes nothing."""
-    inits, scores, book = found['inits'], found['scores'], read_papers().get(found['paper'], {})
-    shape = ('attention', 'position', 'n_layer', 'n_head', 'n_embd')
-    rows = [[init, '-' if one['step'] is None else f"{one['step']:,}", *(one['model'][key] for key in shape),
-             one['device'], one['date']] for init, one in inits.items()]
-    lines = grid(f"Fine-tuning: {', '.join(inits)}",
-                 ['', 'step', *shape, 'device', 'date'], rows,
-                 ['Points: mean (standard deviation) over seeds; ± 95 %: half the confidence interval.'])
-    for table in found['tables']:
-        lines += score_lines(table, found)
-    for init, row in found['differences'].items():
-        rows = [[label, show(cell), show(cell['half']), cell['n']] for label, cell in row.items() if cell]
-        lines += grid(f"{init} - {found['compare']}, paired by seed", ['', 'mean', '± 95 %', 'seeds'], rows)
-    for init, curves in found['curves'].items():
-        lines += curve_lines(init, curves, book.get('curve'))
-    every = dict.fromkeys(label for init in inits for label in scores[init] if '.' in label)
-    lines += grid('Every metric', ['', *inits, 'majority'], [
-        [label, *(show(scores[init].get(label)) for init in inits),
-         show(scores[''].get(label, {}).get('mean'))]
-        for label in every])
-    for title, rows in (('Noise on the embeddings, as a fraction of their mean norm', found['noise']),
-                        ('Trained on (rows), evaluated on (columns)', found['cross'])):
-        lines += grid(title, ['', *next(iter(rows.values()), ())],
-                      [[name, *map(show, row.values())] for name, row in rows.items()])
-    return '\n'.join(lines + cost_lines(found, book.get('seconds')))
+def wide_scores(frame, tables):
+    """Points indexed by (kind, row, step, seed), a column for each metric and each average of the tables."""
+    scores = frame[frame.kind.isin(['scores', 'majority'])]
+    wide = scores.assign(name=scores.task + '.' + scores.name).pivot(
+        index=['kind', 'row', 'step', 'seed'], columns='name', values='points')
+    labels = dict.fromkeys(label for _, columns, averages, *_ in tables for label in (*columns, *averages))
+    wide = wide.reindex(columns=[*labels, *wide.columns.difference(list(labels))])
+    for name, keys in (item for _, _, averages, *_ in tables for item in averages.items()):
+        wide[name] = wide[keys].mean(axis=1, skipna=False)          # of the seeds that ran all of them
+    return wide, list(labels)
+
+
+def make_report(trials, paper='', compare=''):
+    """Markdown of finished trials, and scores by (row, step, seed).  A row is judged by its last step."""
+    book = choose('paper', paper, read_papers()) if paper else {}
+    rows, frame = row_names(trials), tidy(trials)
+    inits, shape = dict(zip(rows, trials, strict=True)), ['attention', 'position', 'norm', 'pooling']
+    shape += ['n_layer', 'n_head', 'n_embd']
+    head = pd.DataFrame({row: {'step': one['step'], **{key: one['model'][key] for key in shape},
+                               'device': one['device'], 'date': one['date']} for row, one in inits.items()}).T
+    models = [{*one[shape[:4]], SIZES.get((one.n_layer, one.n_embd))} for _, one in head.iterrows()]
+    tables = list(layouts(book, trials, models))
+    wide, labels = wide_scores(frame, tables)
+    ends = frame.groupby('row').step.max()
+    at, of = (wide.index.get_level_values(key).to_numpy() for key in ('step', 'row'))
+    final = wide[at == ends[of].to_numpy()]
+    last, majority = final.loc['scores'].droplevel('step'), final.loc['majority'].groupby('row').mean()
+    same = majority.nunique().max() <= 1
+    majority = majority.max().to_frame('majority').T if same else majority.rename('majority: {}'.format)
+
+    parts = [markdown(f"Fine-tuning: {', '.join(inits)}", head,
+                      'Points: mean (standard deviation) over seeds; ± 95 %: half the confidence interval.')]
+    parts += [score_table(table, last, majority) for table in tables]
+    for row, one in inits.items():
+        other = compare + row[len(one['init']):]
+        if compare and one['init'] != compare and other in inits:
+            pairs = over_seeds((last.loc[row] - last.loc[other])[labels]).T
+            parts.append(markdown(f'{row} - {other}, paired by seed', pairs[pairs.seeds != '-']))
+    for row, seeds in wide.loc['scores', labels].groupby('row'):
+        parts.append(curve_table(row, seeds.droplevel('row'), book.get('curve')))
+    metrics = [name for name in wide.columns if '.' in name]
+    parts.append(markdown('Every metric', pd.concat([each_row(last), majority])[metrics].T))
+    for kind, title in (('noise', 'Noise on the embeddings, as a fraction of their mean norm'),
+                        ('cross', 'Trained on (rows), evaluated on (columns)')):
+        found = frame[(frame.kind == kind) & (frame.step == frame.row.map(ends))]
+        parts += [markdown(title, matrix(found, book.get(kind), models))] if len(found) else []
+    parts += cost_tables(trials, rows, compare, book.get('seconds'))
+    return '\n\n'.join(filter(None, parts)), wide.loc['scores', labels]
+
+
+def plot_curves(scores, path):
+    """PNG of averages, or else columns, by pretraining step, where there are several."""
+    means = scores.groupby(['row', 'step']).mean().unstack('row').dropna(axis=1, thresh=2)
+    if means.empty:
+        return
+    averages = [key for key in means.columns if '.' not in key[0]]
+    means = means[averages] if averages else means
+    try:
+        means.plot(style='o-', ylabel='points', xlabel='pretraining step').figure.savefig(path, dpi=120)
+    except ImportError:
+        print(f'{path} needs matplotlib, which is not installed')
 
 
 def trial_line(trial):
-    """One line for a trial that ended: its metric (majority) by column; other metrics; time and best step."""
-    task, metric = trial['task'], trial['metric']
-    own = []
-    for column, row in trial['scores'].items():
-        name, word = (metric, 'majority ') if column == task else (column.removeprefix(f'{task}_'), '')
-        own.append(f"{name} {100 * row[metric]:.2f} ({word}{100 * trial['majority'][column][metric]:.2f})")
-    others = [f'{name} {100 * value:.2f}' for name, value in trial['scores'][task].items() if name != metric]
-    return '; '.join([f"{task} seed {trial['seed']}: {', '.join(own)}", *filter(None, [', '.join(others)]),
-                      f"{trial['seconds_per_epoch']:.0f} s an epoch, best at step {trial['best_step']}"])
-
-
-def plot_curve(found, path):
-    """PNG of a summary: averages, or else columns, by pretraining step; dashed: 95 % of the last."""
-    lines = [(f'{init} {label}', label, one) for init, curves in found['curves'].items()
-             for label, one in curves.items()]
-    lines = [line for line in lines if '.' not in line[1]] or lines
-    if not lines:
-        return
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        print(f'{path} needs matplotlib, which is not installed')
-        return
-    figure = Figure(figsize=(7, 4), layout='tight')
-    axes = figure.subplots()
-    for name, _, one in lines:
-        steps, means = zip(*((point['step'], point['mean']) for point in one['points']), strict=True)
-        drawn, = axes.plot(steps, means, 'o-', label=name)
-        axes.axhline(one['aim'], color=drawn.get_color(), linestyle='--')
-    axes.set(xlabel='pretraining step', ylabel='points')
-    axes.legend()
-    figure.savefig(path, dpi=120)
+    """One line for a trial that ended: its scores, and the majority's for its metric; time and best step."""
+    scores = ', '.join(f"{column}.{metric} {100 * value:.2f}" + (
+        f" (majority {100 * trial['majority'][column][metric]:.2f})" if metric == trial['metric'] else '')
+        for column, row in trial['scores'].items() for metric, value in row.items())
+    return (f"{trial['task']} seed {trial['seed']}: {scores}; {trial['seconds_per_epoch']:.0f} s an epoch, "
+            f"best at step {trial['best_step']}")
 
 
 # ---- main ----
-
-def label(source):
-    """(pretraining run, its step or None) of a source, for names of folders and rows of tables."""
-    if not source.endswith('.pt'):
-        return os.path.basename(os.path.abspath(source)), None
-    run, name = os.path.abspath(source).split(os.sep)[-2:]
-    return (run, step_of(name)) if name.startswith('ckpt_') else (f'{run}_{name[:-3]}', None)
-
-
-def find_sources(init_from, compare):
-    """Sources of both knobs, those to compare with last.  Raises UserError where two have one name."""
-    sources = find_starts(init_from)
-    others = [source for source in (find_starts(compare) if compare else []) if source not in sources]
-    names = [{label(source)[0] for source in group} for group in (sources, others)]
-    if compare and (not others or names[0] & names[1]):
-        raise UserError(f'compare={compare!r}: has the name of what it is compared with; rename a folder, or '
-                        'give both to init_from, as a glob, for a curve')
-    for i, source in enumerate(sources + others):
-        twin = next((other for other in (sources + others)[:i] if label(other) == label(source)), None)
-        if twin:
-            raise UserError(f'{twin} and {source}: both are called {label(source)[0]}; rename a folder')
-    return sources + others
-
 
 def find_tasks(text):
     """Rows of TASKS that a list of names and groups means, in its order."""
@@ -1976,108 +1794,92 @@ def noise_levels(text):
     return levels
 
 
-def complete(trial, levels, others, predict, ranks, device, dtype, stop):
-    """Train what is not finished and add what else is wanted.  Was anything done?  None: a signal stopped it.
-
-    Works on a copy of the trial, so that its weights and optimizer are let go with it.
-    """
-    trial = copy.copy(trial)
-    result = ranks.agree(trial.result() if ranks.main else None)
-    before = result or {}
-    noise_due = {str(level) for level in levels} - set(before.get('noise', {}).get(trial.name, {}))
-    cross_due = set(others) - set(before.get('cross', {})) if trial.task.positive else ()
-    if result and not (noise_due or cross_due or predict):
-        return False
-    trial.open(ranks, device, dtype, stop)
-    if result:
-        trial.load()
-    elif trial.train():
-        result = trial.finish()
-        if ranks.main:
-            print(trial_line(result), flush=True)
-    else:
-        return None
-    if noise_due:
-        trial.add_noise(result, levels)
-    if cross_due:
-        trial.add_cross(result, others)
-    if (noise_due or cross_due) and ranks.main:
-        trial.write(result)
-    for path in trial.submit(predict) if predict else ():
-        print(f'wrote {path}', flush=True)
-    return True
+def task_table():
+    """The rows of TASKS, for --help."""
+    groups = {name: group for group, names in GROUPS.items() for name in names}
+    lines = [f"  {name:18} {groups.get(name, '-'):11} {task.folder}/ {' '.join(task.files.values())}: "
+             f"{', '.join(task.metrics)}" for name, task in TASKS.items()]
+    title = 'tasks: group, folder below data_dir and its files (a|b: either, a+b: both), metrics:'
+    return '\n'.join(['', title, *lines])
 
 
-def write_report(plan, config, show_it):
-    """results.json and results.md of the trials of the plan that are finished, on stdout too if `show_it`."""
-    results = [result for trial in plan if (result := trial.result())]
-    if not results:
-        return
-    against = plan[-1].run if config['compare'] else ''         # what is compared with comes last
-    found = summary(results, config['paper'], against)
+def write_report(config, show_it):
+    """results.json and results.md of every finished trial in out_dir, on stdout too if `show_it`."""
+    folder, order = config['out_dir'], list(TASKS)
+    folders = map(os.path.dirname, glob.glob(os.path.join(glob.escape(folder), '*', '*', 'result.json')))
+    against = label(config['compare'])[0] if config['compare'] else ''
+    trials = sorted(map(read_result, folders), key=lambda one: (
+        one['init'] == against, one['init'], one['step'] or 0, order.index(one['task']), one['seed']))
+    if not trials:
+        raise UserError(f'{folder}: no trial has finished there yet')
+    text, scores = make_report(trials, config['paper'], against)
     command = ' '.join(['python', os.path.basename(sys.argv[0]), *sys.argv[1:]])
-    head = f"`{command}`, {results[-1]['device']}, torch {torch.__version__}, {time.strftime('%Y-%m-%d')}"
-    text = report(found)
-    folder = config['out_dir']
-    write_whole(os.path.join(folder, 'results.json'), json.dumps(
-        {'command': command, 'config': config, 'summary': found, 'trials': results}, indent=1))
-    write_whole(os.path.join(folder, 'results.md'), f'{head}\n\n{text}\n')
+    head = f"`{command}`, torch {torch.__version__}, {time.strftime('%Y-%m-%d')}"
+    train.write_whole(os.path.join(folder, 'results.json'), json.dumps(
+        {'command': command, 'config': config, 'trials': trials}, indent=1))
+    train.write_whole(os.path.join(folder, 'results.md'), f'{head}\n\n{text}\n')
     if show_it:
         print(f'\n{text}', flush=True)
-        plot_curve(found, os.path.join(folder, 'curve.png'))
+        plot_curves(scores, os.path.join(folder, 'curve.png'))
+
+
+def stop(number, frame):
+    """Of SIGTERM and SIGINT: nothing of the trial under way is kept, so there is nothing to wait for."""
+    say('stopped by a signal; the same command starts this trial again and keeps the finished ones')
+    sys.exit(128 + number)
 
 
 def main():
+    if {'--help', '-h'} & set(sys.argv):
+        with contextlib.suppress(SystemExit):
+            configure(globals())
+        return print(task_table())
     config, origins = configure(globals())
-    ranks, torch_device = join_ranks(device)
-    sharing = choose('parallel', parallel, {'trials': False, 'ddp': True})
-    torch_dtype = choose_dtype(dtype, torch_device)
-    check_knobs(config, {**AT_LEAST, 'total_batch': ranks.world if sharing else 1}, BELOW, AT_MOST)
     names, levels = find_tasks(tasks), noise_levels(noise)
     others = [name for name in names if TASKS[name].positive] if cross else []
     if predict not in ('', 'test') and len(names) > 1:
         raise UserError(f'predict={predict!r}: a file is of one task: choose it with --tasks, or write test')
     if paper:
         choose('paper', paper, read_papers())
-    if ranks.main:
-        hold(out_dir)
+    if report:
+        return write_report(config, True)
+    if not out_dir:
+        raise UserError("out_dir='': name a folder, as in --out_dir=out/finetune")
+    runtime = train.join(device, dtype, group=False)
+    recipes = {name: recipe(config, name) for name in names}
+    knobs = {name: SimpleNamespace(**{**config, **recipes[name]}, unanswerable=TASKS[name].unanswerable)
+             for name in names}
+    if runtime.main:
+        train.hold(out_dir)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop)
 
     # the plan: every trial, of which this process has a share
-    sources = ranks.agree(find_sources(init_from, compare) if ranks.main else None)
-    plan = [Trial(source, name, number, config) for source in sources for name in names
-            for number in range(seed, seed + trials)]
-    mine, turn = plan, ranks
-    if ranks.world > 1 and not sharing:
-        mine, turn = plan[ranks.rank::ranks.world], Ranks(local=ranks.local)
-        dist.destroy_process_group()                    # they do not meet again, however long one takes
-    else:
-        watch(ranks, timeout)
-    for trial in plan if sharing else ():
-        check_knobs({**config, **trial.recipe}, {'total_batch': ranks.world}, {}, {})
-    if ranks.main:
-        write_manifest(out_dir, config, {'init_from': sources}, torch_device, ranks)
-        done = sum(trial.result() is not None for trial in plan)
-        print(knob_table(config, origins))
-        print(f'{len(plan)} trials, {done} of them finished before; {torch_device}, {str(torch_dtype)[6:]}, '
-              f'{ranks.world} process(es)', flush=True)
+    sources = find_sources(init_from, compare)
+    data = {name: survey(name, config) for name in names}
+    plan = [Trial(source, name, number, knobs[name],
+                  {'recipe': recipes[name], 'weights': weights, 'data': data[name][0]})
+            for source, weights in zip(sources, map(weights_of, sources), strict=True)
+            for name in names for number in range(seed, seed + trials)]
+    mine = plan[runtime.rank::runtime.world]
+    alone = replace(runtime, rank=0, world=1)           # a trial's result does not depend on who runs it
+    if runtime.main:
+        train.write_manifest(out_dir, config, {'init_from': sources}, runtime)
+        done = sum(read_result(trial.folder) is not None for trial in plan)
+        print(knob_table(config, origins), *(line for _, line in data.values()), sep='\n')
+        print(f'{len(plan)} trials, {done} of them finished before; {runtime.device}, '
+              f'{str(runtime.dtype)[6:]}, {runtime.world} process(es)', flush=True)
 
-    stop, worked = catch_signals(), ranks.main
+    worked = runtime.main
     for number, trial in enumerate(mine, 1):
-        if turn.main:
-            print(f'trial {number} of {len(mine)}: {trial.folder}', flush=True)
-        outcome = complete(trial, levels, others, predict, turn, torch_device, torch_dtype, stop)
-        if outcome and turn.main:
-            write_report(plan, config, False)
-        worked = worked or outcome
-        if outcome is None or any(turn.gather(stop)):
-            break
-    if turn.main and worked and all(trial.result() for trial in plan):
-        write_report(plan, config, True)                # by the process that finds all trials done
-    stopped = turn.gather(stop)
-    if stopped:
-        say('stopped by a signal; the same command goes on from there')
-    leave(turn, 128 + stopped[0] if stopped else 0)
+        print(f'trial {number} of {len(mine)}: {trial.folder}', flush=True)
+        if run_trial(trial, levels, others, predict, alone):
+            write_report(config, False)
+            worked = True
+    if worked and all(read_result(trial.folder) for trial in plan):
+        write_report(config, True)                      # by the process that finds all trials done
+    train.leave(runtime)
 
 
 if __name__ == '__main__':
-    run(lambda: in_memory(main, globals()))
+    run(lambda: train.in_memory(main, globals()))

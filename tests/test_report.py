@@ -1,6 +1,5 @@
 """The report over trials: the papers' tables, intervals, paired differences, curves, noise, missing tasks."""
 import builtins
-import json
 import re
 
 import numpy as np
@@ -10,11 +9,10 @@ import finetune as source
 from configurator import UserError
 from finetune import (
     METRICS,
-    plot_curve,
-    printed,
+    make_report,
+    paper_rows,
+    plot_curves,
     read_papers,
-    report,
-    summary,
     t_interval,
     t_quantile,
     trial_line,
@@ -28,6 +26,16 @@ TABLES = [table for book in PAPERS.values() for table in [*book['tables'], *(
     book[key] for key in ('noise', 'cross') if key in book)]]
 
 
+def report(trials, paper='', compare=''):
+    return make_report(trials, paper, compare)[0]
+
+
+def printed(table, models):
+    """{name: {label: points}} of the paper's rows that fit; without deviations."""
+    return {name.removeprefix('paper: '): {key: float(text.split()[0]) for key, text in row.items()}
+            for name, row in paper_rows(table, models).to_dict('index').items()}
+
+
 def trial(score, task='rte', seed=1, init='ours', step=100, attention='pairwise', shape=(12, 768), **more):
     """A finished trial; MNLI's mm scores a point more.  `score` in points."""
     columns = {task: score / 100} | ({'mnli_mm': score / 100 + 0.01} if task == 'mnli' else {})
@@ -37,9 +45,10 @@ def trial(score, task='rte', seed=1, init='ours', step=100, attention='pairwise'
                       'n_layer': shape[0], 'n_head': 4, 'n_embd': shape[1]},
             'scores': {column: {metric: value, 'other': 0.25} for column, value in columns.items()},
             'majority': {column: {metric: 0.5, 'other': 0.125} for column in columns},
-            'n_train': 2490, 'n_dev': dict.fromkeys(columns, 277), 'skipped': {'train': {'no label': 3}},
+            'n_train': 2490, 'n_dev': dict.fromkeys(columns, 277), 'skipped': {'train: no label': 3},
             'epochs': 5, 'steps': 780, 'best_step': 700, 'seconds_per_epoch': 12.5, 'device': 'CPU',
-            'date': '2026-11-21', **more}
+            'date': '2026-11-21', 'recipe': {'learning_rate': 1e-5}, 'weights': f'{init} {step}', 'data': {},
+            **more}
 
 
 def glue(*scores, seeds=(1, 2), **more):
@@ -73,7 +82,7 @@ def test_printed_averages_follow_from_the_columns_but_for_the_errata():
         columns = table['columns'].split()
         for name, row in printed(table, [set()]).items():
             for average, places in table.get('averages', {}).items():
-                told = row[average]['mean'] if isinstance(row[average], dict) else row[average]
+                told = row[average]
                 mean = np.mean([row[columns[i]] for i in places])
                 if abs(mean - told) > 0.0101:                                   # rounded or cut
                     wrong[table['title'], name] = told, round(mean, 2)
@@ -88,7 +97,7 @@ def test_the_averages_of_courtois_by_hand():
     for (name, total), told in zip((('original base', 708.64), ('pairwise base', 714.27)), (78.74, 79.36),
                                    strict=True):
         assert sum(list(rows[name].values())[:9]) == pytest.approx(total)
-        assert round(total / 9, 2) == told == rows[name]['GLUE']['mean']
+        assert round(total / 9, 2) == told == rows[name]['GLUE']
 
 
 def test_kowshers_averages_follow_from_the_cola_of_courtois():
@@ -102,7 +111,7 @@ def test_kowshers_averages_follow_from_the_cola_of_courtois():
 def test_rows_of_our_attention_and_size_or_all_of_them():
     def names(*models):
         trials = [trial(60, init=str(model), attention=model[0], shape=model[1]) for model in models]
-        return list(summary(trials, 'courtois')['tables'][0]['paper'])
+        return re.findall(r'^\| paper: (.*?) \|', report(trials, 'courtois'), re.M)
     small, base = (4, 512), (12, 768)
     assert names(('pairwise', small)) == ['pairwise small']
     assert names(('pairwise', small), ('original', base)) == ['pairwise small', 'original base']
@@ -126,16 +135,41 @@ def test_interval_by_hand():
 
 
 def test_average_is_taken_by_seed_over_the_papers_columns():
-    found = summary(glue(70, 74), 'courtois')['scores']['ours']                 # mm is a point above
-    assert found['GLUE'] == pytest.approx({'mean': 72 + 1 / 9, 'sd': 8 ** 0.5, 'half': 25.4124095, 'n': 2})
-    assert summary(glue(70, 74), 'kowsher')['scores']['ours']['average'] is None    # of MRPC's accuracy
-    assert summary(glue(70, 74))['scores']['ours']['average']['mean'] == pytest.approx(72 + 1 / 9)
-    wnli = [trial(10, 'wnli', seed) for seed in (1, 2)]
-    assert summary(glue(70, 74) + wnli)['scores']['ours']['average']['mean'] == pytest.approx(72 + 1 / 9)
+    def averages(trials, paper=''):
+        return rows(report(trials, paper), 'ours: ours')[0][-1]
+    assert averages(glue(70, 74), 'courtois') == '72.11 (2.83)'                 # mm is a point above
+    assert rows(report(glue(70, 74), 'courtois'), '±')[0][-1] == '25.41'        # 12.7062 * 2.8284 / 2 ** 0.5
+    assert averages(glue(70, 74), 'kowsher') == '-'                             # of MRPC's accuracy
+    assert averages(glue(70, 74)) == '72.11 (2.83)'
+    text = report(glue(70, 74) + [trial(10, 'wnli', seed) for seed in (1, 2)])
+    assert rows(text, 'ours: ours')[0][-1] == '72.11 (2.83)' and 'average leaves out wnli.accuracy.' in text
+
+
+def test_what_an_average_leaves_out_is_named():
+    trials = [trial(70, task, scores={task: {'accuracy': 0.7, 'f1_accuracy': 0.7, 'matthews': 0.7,
+                                             'pearson_spearman': 0.7}}) for task in GLUE]
+    assert 'average leaves out mnli_mm.accuracy.' in report(trials, 'kowsher')
+    assert 'leaves out' not in report(trials, 'courtois')
+
+
+def test_rows_of_different_recipes_data_or_weights_are_never_averaged():
+    """A row is an init and what differs; the others' tasks join the row that has their recipe."""
+    short, long = ({'recipe': {'block_size': size, 'learning_rate': 1e-5}} for size in (128, 512))
+    text = report([*glue(70, 74, **short), trial(80, 'rte', **long), trial(90, 'rte', 2, **long)])
+    assert [rows(text, f'ours: ours block_size={size}')[0][-1] for size in (128, 512)] == ['72.11 (2.83)', '-']
+    assert rows(text, 'ours: ours block_size=512')[0].count('85.00 (7.07)') == 1
+    assert 'No average of ours block_size=512: missing' in text
+    overrides = [trial(70, task, recipe={'learning_rate': rate}) for task, rate in (('rte', 1e-5), ('cola', 5e-6))]
+    assert rows(report(overrides), 'ours: ours') == [['70.00', '70.00', '70.00']]       # each task has one recipe
+    for key in ('data', 'weights'):
+        values = [{'train': 'a' * 16}, {'train': 'b' * 16}] if key == 'data' else ['a' * 16, 'b' * 16]
+        text = report([trial(60, **{key: values[0]}), trial(80, **{key: values[1]})])
+        assert sorted(row[0] for row in rows(text, 'ours: ours')) == ['60.00', '80.00']
+        assert len(set(re.findall(rf'ours: ours ({key}=\w+)', text))) == 2
 
 
 def test_table_in_the_papers_order():
-    text = report(summary(glue(70, 74), 'courtois'))
+    text = report(glue(70, 74), 'courtois')
     assert '|  | mrpc.f1_accuracy | cola.matthews | mnli.accuracy | mnli_mm.accuracy | qqp.accuracy' in text
     cells = ['72.00 (2.83)'] * 10
     cells[3], cells[9] = '73.00 (2.83)', '72.11 (2.83)'
@@ -144,105 +178,99 @@ def test_table_in_the_papers_order():
     assert rows(text, 'majority')[0] == ['50.00'] * 10
     assert rows(text, 'paper: pairwise base')[0][-1] == '79.36 (0.37)'
     assert rows(text, 'rte.other') == [['25.00 (0.00)', '12.50']]               # every form of a metric
-    assert rows(text, 'mnli')[-1] == ['5', '2,490', 'mnli 277, mnli_mm 277', 'train 3 no label']
+    assert rows(text, 'mnli')[-1] == ['5', '2,490', 'mnli 277, mnli_mm 277', 'train: no label 3']
 
 
 def test_missing_tasks_leave_the_average_out_and_are_named():
     some = [one for one in glue(70, 74) if one['task'] not in ('cola', 'rte')]
-    text = report(summary(some, 'courtois'))
+    text = report(some, 'courtois')
     assert 'No GLUE of ours: missing cola.matthews, rte.accuracy.' in text
     assert rows(text, 'ours: ours')[0][1] == rows(text, 'ours: ours')[0][-1] == '-'
     split = [one for one in glue(70, 74) if (one['task'] == 'rte') == (one['seed'] == 1)]
-    assert 'No GLUE of ours: missing a seed with all.' in report(summary(split, 'courtois'))
+    assert 'No GLUE of ours: missing a seed with all.' in report(split, 'courtois')
 
 
 def test_a_single_seed_has_no_interval():
-    text = report(summary(glue(70, seeds=(1,)), 'courtois'))
+    text = report(glue(70, seeds=(1,)), 'courtois')
     assert rows(text, 'ours: ours')[0][0] == '70.00' and rows(text, '± 95 %')[0] == ['-'] * 10
 
 
 def test_tasks_outside_the_papers_tables_are_shown_too():
-    text = report(summary([trial(60), trial(70, 'c3')], 'tian'))
+    text = report([trial(60), trial(70, 'c3')], 'tian')
     assert re.findall('^## (.*)', text, re.M)[1:3] == ['Tian et al. 2021, tables 2, 6 and 7', 'Other tasks']
     assert rows(text, 'ours: ours')[1] == ['70.00']
 
 
 def test_differences_are_paired_by_common_seeds():
     base = glue(60, 69, 0, seeds=(1, 2), init='base', attention='original', seconds_per_epoch=10.0)
-    found = summary(glue(70, 74, 90, seeds=(1, 2, 3)) + base, 'courtois', compare='base')
-    assert list(found['differences']) == ['ours']
-    for label in ('rte.accuracy', 'GLUE'):                                      # 10 and 5
-        assert found['differences']['ours'][label] == pytest.approx(
-            {'mean': 7.5, 'sd': 12.5 ** 0.5, 'half': 12.7062047 * 2.5, 'n': 2})
-    text = report(found)
-    assert rows(text, 'GLUE') == [['7.50 (3.54)', '31.77', '2']]
+    text = report(glue(70, 74, 90, seeds=(1, 2, 3)) + base, 'courtois', compare='base')
+    assert re.findall('^## (.*paired.*)', text, re.M) == ['ours - base, paired by seed']
+    assert rows(text, 'GLUE') == [['7.50 (3.54)', '31.77', '2']]                # of 10 and 5
+    assert ['7.50 (3.54)', '31.77', '2'] in rows(text, 'rte.accuracy')
     assert rows(text, 'rte')[-2] == ['12.50', '10.00', '1.25']                  # seconds and their ratio
-    apart = summary([trial(70), trial(60, seed=2, init='base')], compare='base')
-    assert apart['differences'] == {'ours': {'rte.accuracy': None}}
-    early = summary([trial(70)], compare='base')                # nothing of base has finished yet
-    assert 'paired' in text and 'paired' not in report(apart) + report(early) and not early['differences']
+    for others in ([trial(60, seed=2, init='base')], []):       # no common seed, nothing of base finished yet
+        text = report([trial(70), *others], compare='base')
+        assert 'paired' not in text
+    other = trial(60, init='base', recipe={'learning_rate': 1e-4})
+    assert 'paired' not in report([trial(70), other], compare='base')           # another recipe is no pair
 
 
 def test_curve_and_the_step_of_95_percent():
     steps = {300: 80, 10: 50, 30: 77, 20: 76, 200: 75}                          # 0.95 x 80 = 76
-    trials = [one for step, score in steps.items() for one in glue(score, score, step=step)]
-    found = summary(trials, 'courtois')
-    one = found['curves']['ours']['rte.accuracy']
-    assert [point['step'] for point in one['points']] == [10, 20, 30, 200, 300]
-    assert one['reached'] == 20 and one['aim'] == pytest.approx(76)
-    assert found['inits']['ours']['step'] == 300 and found['scores']['ours']['rte.accuracy']['mean'] == 80
-    assert rows(report(found), 'reached at') == [['20'] * 10] and '65,000 (original)' in report(found)
+    text = report([one for step, score in steps.items() for one in glue(score, score, step=step)], 'courtois')
+    curve = text[text.index('## ours by pretraining step'):]
+    assert [line.split()[1] for line in curve.splitlines()[4:9]] == ['10', '20', '30', '200', '300']
+    assert rows(curve, '95 %')[0][0] == '76.00' and rows(curve, '300')[0][0] == '80.00 (0.00)'
+    assert rows(text, 'ours: ours')[0][0] == '80.00 (0.00)'                     # of the last step
+    assert rows(text, 'reached at') == [['20'] * 10] and '65,000 (original)' in text
 
 
 def test_a_curve_that_ends_at_nothing_reaches_nothing():
-    found = summary([trial(score, step=step) for step, score in ((1, 5), (2, -3))])
-    assert found['curves']['ours']['rte.accuracy']['reached'] is None
-    assert not summary([trial(50, step=None)])['curves']
+    text = report([trial(score, step=step) for step, score in ((1, 5), (2, -3))])
+    assert rows(text, 'reached at')[0] == ['-']
+    assert 'by pretraining step' not in report([trial(50, step=None)])
 
 
 def test_noise_and_cross_beside_the_papers():
     trials = [trial(81, 'mnli', seed, attention='original', cross={'mnli': 0.81, 'qqp': 0.5},
                     noise={'mnli': {'0.4': 0.6, '0.0': 0.8, '0.05': 0.7 + seed / 50}}) for seed in (1, 2)]
-    text = report(summary(trials, 'kowsher'))
+    text = report(trials, 'kowsher')
     assert '|  | 0 | 0.05 | 0.4 | drop at 0.4 |' in text
     assert rows(text, 'ours, mnli') == [['80.00 (0.00)', '73.00 (1.41)', '60.00 (0.00)', '20.00 (0.00)'],
                                         ['81.00 (0.00)', '50.00 (0.00)']]
     paper = [['81.66', '80.02', '68.24', '13.42'], ['81.66', '49.03']]
     assert rows(text, 'paper: original base, mnli') == paper
-    assert not rows(text, 'paper: shared base') and 'drop' not in report(summary(glue(70, 74), 'kowsher'))
+    assert not rows(text, 'paper: shared base') and 'drop' not in report(glue(70, 74), 'kowsher')
 
 
-def test_json_holds_the_summary_without_nan():
+def test_every_paper_reports_any_trials():
     trials = [one for step in (1, 2) for one in glue(70, 74, step=step)] + glue(60, seeds=(1,), init='base')
     trials.append(trial(50, 'squad2', step=2, noise={'squad2': {'0.1': 0.5}}))
     for paper in ('', *PAPERS):
-        found = summary(trials, paper, 'base')
-        again = json.loads(json.dumps(found, allow_nan=False))
-        assert again == found and report(again) == report(found) and 'nan' not in report(found)
+        text = report(trials, paper, 'base')
+        assert 'nan' not in text.lower() and 'base' in text and '## Seconds an epoch' in text
 
 
 def test_errors_name_the_choices():
     with pytest.raises(UserError, match="paper='x': choose one of courtois, kowsher, tian, liu"):
-        summary([trial(50)], 'x')
-    with pytest.raises(UserError, match='no trial'):
-        summary([])
+        report([trial(50)], 'x')
 
 
 def test_line_of_a_trial():
     line = trial_line(trial(81.66, 'mnli'))
-    assert line == ('mnli seed 1: accuracy 81.66 (majority 50.00), mm 82.66 (50.00); '
-                    'other 25.00; 12 s an epoch, best at step 700')
+    assert line == ('mnli seed 1: mnli.accuracy 81.66 (majority 50.00), mnli.other 25.00, mnli_mm.accuracy 82.66 '
+                    '(majority 50.00), mnli_mm.other 25.00; 12 s an epoch, best at step 700')
 
 
 def test_plot(tmp_path, monkeypatch, capsys):
-    found = summary([one for step in (1, 2) for one in glue(70, 74, step=step)], 'courtois')
-    plain, real = summary([trial(50)]), builtins.__import__
+    scores = make_report([one for step in (1, 2) for one in glue(70, 74, step=step)], 'courtois')[1]
+    plain, real = make_report([trial(50)])[1], builtins.__import__
     monkeypatch.setattr(builtins, '__import__', lambda name, *rest, **more: real(
         'no such module' if name.startswith('matplotlib') else name, *rest, **more))
-    plot_curve(found, str(tmp_path / 'curve.png'))
+    plot_curves(scores, str(tmp_path / 'curve.png'))
     assert 'curve.png needs matplotlib' in capsys.readouterr().out and not list(tmp_path.iterdir())
     monkeypatch.undo()
     pytest.importorskip('matplotlib')
-    plot_curve(plain, str(tmp_path / 'plain.png'))
-    plot_curve(found, str(tmp_path / 'curve.png'))
+    plot_curves(plain, str(tmp_path / 'plain.png'))
+    plot_curves(scores, str(tmp_path / 'curve.png'))
     assert [path.name for path in tmp_path.iterdir()] == ['curve.png']
