@@ -460,7 +460,8 @@ def test_another_total_batch_goes_on_at_the_same_sample(corpus, meta, tmp_path, 
 
 
 DAMAGE = {'cut off': b'{"kind": "train", "st', 'bytes': bytes(range(256)), 'a number': b'3\n',
-          'a list': b'[]\n', 'no step': b'{"kind": "train"}\n', 'text for a step': b'{"kind": "val", "step": "x"}\n',
+          'a list': b'[]\n', 'no step': b'{"kind": "train"}\n',
+          'text for a step': b'{"kind": "val", "step": "x"}\n',
           'deep': b'[' * 100_000 + b'\n', 'empty': b''}
 
 
@@ -643,8 +644,8 @@ def test_a_signal_to_one_rank_saves_and_ends_all(pairs):
 def test_what_is_not_finite_on_one_rank_ends_all_and_names_its_step(value, pairs):
     """Step 6 of rank 1 is harmed; the next look is at a save or a log line."""
     folder, ends = pairs
-    assert ends[value] == [f'{folder / value}: loss or gradient norm of step 6 is not finite; no checkpoint has '
-                           'it; try a lower learning_rate'] * 2
+    line = 'loss or gradient norm of step 6 is not finite; no checkpoint has it; try a lower learning_rate'
+    assert ends[value] == [f'{folder / value}: {line}'] * 2
     steps = [source.step_of(path) for path in source.checkpoints(folder / value)]
     assert steps == {'nan': [], 'inf': [3]}[value]
     assert all(value.isfinite().all() for step in steps for value in
@@ -1091,8 +1092,8 @@ def test_fill_prints_five_predictions_for_each_mask(finished, corpus, meta, trai
 def test_text_is_filled_in_under_any_locale(finished, corpus):
     """A real process: what Python makes of its arguments and streams is decided at its start."""
     words = ['train.py', *tiny(corpus, finished), '--fill=\u4e2d [MASK] \u03b1']
-    done = real_stage(*words, env={**os.environ, 'LC_ALL': 'C', 'PYTHONIOENCODING': 'ascii', 'PYTHONUTF8': '0',
-                                   'PYTHONCOERCECLOCALE': '0'})
+    ascii_alone = {'LC_ALL': 'C', 'PYTHONIOENCODING': 'ascii', 'PYTHONUTF8': '0', 'PYTHONCOERCECLOCALE': '0'}
+    done = real_stage(*words, env={**os.environ, **ascii_alone})
     assert done.returncode == 0 and done.stdout.startswith('\\u4e2d [MASK] \\u03b1\n'), done
 
 
