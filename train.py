@@ -917,10 +917,11 @@ def clock(seconds):
 
 def log_line(step, total, seconds, values):
     """A line of the log.  seconds: of a step"""
-    graphs = f", graphs compiled {values['compiled']}" if 'compiled' in values else ''
     mfu = 'n/a' if values['mfu'] is None else f"{values['mfu']:.1%}"
-    return (f"step {step}/{total}: loss {values['loss']:.4f}, lr {values['lr']:.2e}, norm {values['norm']:.2f}, "
-            f"{values['tokens_per_second']:,.0f} tokens/s, mfu {mfu}, eta {clock((total - step) * seconds)}{graphs}")
+    graphs = f", {values['compiled']} graphs" if 'compiled' in values else ''
+    return (f"step {step}/{total}: loss {values['loss']:.4f}, lr {values['lr']:.2e}, "
+            f"norm {values['norm']:.2f}, {values['tokens_per_second']:,.0f} tokens/s, mfu {mfu}, "
+            f'eta {clock((total - step) * seconds)}{graphs}')
 
 
 def write_manifest(folder, config, data, runtime):
@@ -1132,16 +1133,15 @@ def main():
     raw = to_device(raw, runtime)
     optimizer = make_optimizer(raw, learning_rate, (beta1, beta2), adam_eps, weight_decay, runtime)
     scaler = torch.amp.GradScaler(runtime.device.type, enabled=runtime.dtype == torch.float16)
-    step, samples, best_loss, validated = 0, 0, math.inf, False
+    step, samples, validated = 0, 0, False
     if path:
         refuse_difference(path, content['data'], identity, 'the data')
         groups = optimizer.state_dict()['param_groups']         # decay, betas and kernels are this run's
         optimizer.load_state_dict({**content['optimizer'], 'param_groups': groups})
         if content['scaler'] and scaler.is_enabled():
             scaler.load_state_dict(content['scaler'])
-        step, samples, best_loss, validated, before = (
-            content[key] for key in ('step', 'samples', 'best_loss', 'validated', 'config'))
-        config['milestones'] = tuple(sorted({*milestones, *before['milestones']}))
+        step, samples, validated = content['step'], content['samples'], content['validated']
+        config['milestones'] = tuple(sorted({*milestones, *content['config']['milestones']}))
     content.clear()                                     # weights and optimizer have their copies
     loader = Loader(train_rows, masker, seed, total_batch, runtime.share(total_batch),
                     offset=samples - step * total_batch)
@@ -1157,11 +1157,8 @@ def main():
     if runtime.main:
         write_manifest(out_dir, config, identity, runtime)
         tell(f'{table(config, origins)}\n{count_parameters(raw):,} parameters on {runtime.world} x '
-             f'{runtime.device} in {str(runtime.dtype)[6:]}; {len(train_rows):,} training rows')
-    if runtime.main and path:
-        changed = [f'{key} {before.get(key)!r} -> {value!r}' for key, value in config.items()
-                   if before.get(key) != value]
-        tell(f"continuing {path} at step {step}{'; changed: ' * bool(changed)}{', '.join(changed)}")
+             f'{runtime.device} in {str(runtime.dtype)[6:]}; {len(train_rows):,} training rows'
+             + (f'\ncontinuing {path} at step {step}' if path else ''))
     log, health = Log(out_dir, step, runtime, wandb_project, config), Health(runtime)
     bar = tqdm(initial=step, total=max_iters, disable=not (runtime.main and sys.stderr.isatty()))
 
@@ -1169,29 +1166,27 @@ def main():
         return step == max_iters or (interval and step % interval == 0)
 
     def validate():
-        """(best loss so far, True), or False if a signal came before the end"""
+        """Log the validation loss; False if a signal came before it was there."""
         scores = evaluate(raw, val_loader, batch_size, runtime, stop)
         if scores is None:
-            return best_loss, False
+            return False
         text = (f"step {step}: validation loss {scores['loss']:.4f} (unigram {unigram:.4f}), masked accuracy "
                 f"{scores['accuracy']:.2%}, perplexity {scores['perplexity']:.1f}")
         log.write('val', step, text, **scores)
-        return min(best_loss, scores['loss']), True
+        return True
 
     def save():
         if runtime.main:
             content = {'step': step, 'samples': samples, 'model': raw.state_dict(), 'config': config,
                        'optimizer': optimizer.state_dict(), 'scaler': scaler.state_dict(),
-                       'model_config': asdict(raw.config), 'data': identity,
-                       'best_loss': best_loss, 'validated': validated}
+                       'model_config': asdict(raw.config), 'data': identity, 'validated': validated}
             write_checkpoint(os.path.join(out_dir, checkpoint_name(step)), to_host(content, runtime))
             others = [path for path in checkpoints(out_dir) if step_of(path) not in config['milestones']]
             for path in others[:-keep_checkpoints]:
                 os.remove(path)
 
     # the loop
-    if not validated:
-        best_loss, validated = validate()
+    validated = validated or validate()
     logged, since = step, time.perf_counter()           # at the last log line
     for batch in prefetch(loader.batch, range(step, max_iters)):
         count, stopping = runtime.sum(batch['weights'].sum(), len(stop))
@@ -1212,13 +1207,13 @@ def main():
         if ends(log_interval):
             seconds = (time.perf_counter() - since) / (step - logged)
             mfu = flops / seconds / runtime.world / peak if peak else None
-            values = {'loss': loss, 'lr': lr, 'norm': norm, 'tokens_per_second': total_batch * block_size / seconds,
-                      'mfu': mfu, **compilations(runtime)}
+            values = {'loss': loss, 'lr': lr, 'norm': norm, 'mfu': mfu, **compilations(runtime),
+                      'tokens_per_second': total_batch * block_size / seconds}
             log.write('train', step, log_line(step, max_iters, seconds, values), **values)
             logged, since = step, time.perf_counter()
         paused = time.perf_counter()
         if ends(eval_interval):
-            best_loss, validated = validate()
+            validated = validate()
         if due:
             save()
         since += time.perf_counter() - paused
