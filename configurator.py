@@ -8,6 +8,7 @@ its own, that assigns knobs.
 Everything a user can get wrong is a `UserError`: one line, exit status 2, no traceback.
 """
 import ast
+import contextlib
 import difflib
 import glob
 import io
@@ -60,9 +61,12 @@ def say(message):
 
 
 def write_line(message):
-    """One line on stderr, in place of a progress bar."""
+    """One line on stderr, in place of a progress bar; that stderr is closed is no error."""
+    if sys.stderr is None:
+        return
     bar = '\r\033[K' if sys.stderr.isatty() else ''
-    print(bar + ' '.join(str(message).split()), file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError):
+        print(bar + ' '.join(str(message).split()), file=sys.stderr, flush=True)
 
 
 def configure(scope, argv=None):

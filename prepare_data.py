@@ -196,13 +196,12 @@ def names_broken(file_name):
 
 
 def open_bytes(file_name):
-    """A buffered binary stream over a plain, .gz or .zst file; fsspec's would end with the first frame of a .zst."""
+    """A buffered binary stream over a plain, .gz or .zst file; pyarrow's finds a .zst that was cut off."""
     if file_name.endswith('.gz'):
         return gzip.open(file_name)
     if file_name.endswith('.zst'):
-        zstandard = need('zstandard', 'reading .zst files')
-        reader = zstandard.ZstdDecompressor(max_window_size=2**31).stream_reader
-        return io.BufferedReader(reader(open(file_name, 'rb'), read_across_frames=True))
+        arrow = need('pyarrow', 'reading .zst files')
+        return io.BufferedReader(arrow.input_stream(file_name, compression='zstd'))
     return open(file_name, 'rb')
 
 
@@ -734,16 +733,19 @@ class TiktokenTokenizer:
         return {'name': argument, 'pattern': encoding._pat_str, 'ids': encoding.n_vocab}
 
     def __init__(self, folder, facts):
-        library, lines = need('tiktoken', 'this tokenizer'), read_bytes(os.path.join(folder, self.file_name)).split(b'\n')
-        try:
-            pairs = [line.split() for line in lines if line]
-            ranks = {base64.b64decode(token, validate=True): int(rank) for token, rank in pairs}
-        except ValueError:
-            raise UserError(f'{self.file_name}: not a tiktoken file of "base64 rank" lines') from None
+        library, ranks = need('tiktoken', 'this tokenizer'), {}
+        for line in filter(None, read_bytes(os.path.join(folder, self.file_name)).split(b'\n')):
+            try:
+                token, rank = line.split()
+                ranks[base64.b64decode(token, validate=True)] = int(rank)
+            except ValueError:
+                raise UserError(f'{self.file_name}: not a tiktoken file of "base64 rank" lines') from None
         lacking = [byte for byte in range(256) if bytes([byte]) not in ranks]
-        if lacking:
-            raise UserError(f'{self.file_name}: not a tiktoken file: byte {lacking[0]} has no rank')
-        self.model = library.Encoding(facts['name'], pat_str=facts['pattern'], mergeable_ranks=ranks, special_tokens={})
+        if lacking or max(ranks.values()) > 10**7:
+            fault = f'byte {lacking[0]} has no rank' if lacking else f'a rank of {max(ranks.values())}'
+            raise UserError(f'{self.file_name}: not a tiktoken file: {fault}')
+        self.model = library.Encoding(facts['name'], pat_str=facts['pattern'], mergeable_ranks=ranks,
+                                      special_tokens={})
         self.tokens = {rank: token for token, rank in ranks.items()}
         first = max(facts['ids'], max(self.tokens) + 1)         # some ids may have no token
         self.special = {key: first + i for i, key in enumerate(('pad', 'cls', 'sep', 'mask'))}
@@ -1078,6 +1080,7 @@ def save_tools(folder, units, config):
             tools[knob]['sha256'] = hashlib.sha256(read_bytes(os.path.join(home, kind.file_name))).hexdigest()
     write_json(os.path.join(home, 'settings.json'), tools)
     made = load_tokenizer(folder)
+    load_tool(folder, 'segmenter', SEGMENTERS)                  # or it says what is wrong with it
     specials = set(made.special.values())
     starts = bytes(start or i in specials for i, start in enumerate(made.word_starts()))
     write_bytes(os.path.join(home, 'word_start.bin'), starts)
