@@ -630,8 +630,12 @@ def test_units_of_the_hub_are_row_groups_where_files_are_few(tmp_path, hub):
     tokenizer = prepare_data.load_tokenizer(folder)
     assert sorted(read_all(folder, meta)) == sorted(
         map(tuple, tokenizer.encode(make_texts(60, 0) + make_texts(60, 1))))
-    folder, _ = prepare(tmp_path, corpus='wikitext', name='joined', val_fraction=0.85)
-    assert len(json.loads(contents(folder)['units.json'])['units']) == 2
+    rows = [text if i % 6 else f' = {i} = ' for i, text in enumerate(make_texts(60))]
+    for source in hub.sources:
+        parquet.write_table(arrow.table({'text': rows}), source, row_group_size=20)
+    prepare_data.open_hub.cache_clear()
+    folder, meta = prepare(tmp_path, corpus='wikitext', name='joined', val_fraction=0.3)
+    assert len(json.loads(contents(folder)['units.json'])['units']) == 2 and len(read_all(folder, meta)) == 20
 
 
 def test_max_documents_are_the_first_of_each_unit(tmp_path):
@@ -715,7 +719,7 @@ def test_prepared_folder_is_kept_or_refused(tmp_path, capfd):
     with pytest.raises(UserError, match='prepared with vocab_size=60, now vocab_size=50'):
         prepare(tmp_path, corpus=source, vocab_size=50)
     (tmp_path / 'data' / 'x' / 'units.json').unlink()
-    with pytest.raises(UserError, match='x: is there, but not of this version'):
+    with pytest.raises(UserError, match='x: not of this version'):
         prepare(tmp_path, corpus=source)
 
 
