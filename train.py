@@ -1142,10 +1142,11 @@ def main():
     loader = Loader(train_rows, masker, seed, total_batch, runtime.share(total_batch),
                     offset=samples - step * total_batch)
     model = runtime.wrap(compiled(raw, compile, loader.batch(step), batch_size, runtime))
-    flops = training_flops(raw.config, block_size, masker.k, model_class, total_batch) / runtime.world
     peak = peak_flops(runtime)
+    flops = training_flops(raw.config, block_size, masker.k, model_class, total_batch) if peak else 0
 
     # log and signals
+    stop = catch_signals()
     warmup = warmup_iters if warmup_iters <= max_iters else max_iters // 10
     if warmup < warmup_iters:
         say(f'warmup_iters={warmup_iters} is longer than the run: {warmup} of its {max_iters} steps warm up')
@@ -1153,7 +1154,7 @@ def main():
         write_manifest(out_dir, config, identity, runtime)
         tell(f'{table(config, origins)}\n{count_parameters(raw):,} parameters on {runtime.world} x '
              f'{runtime.device} in {str(runtime.dtype)[6:]}; {len(train_rows):,} training rows\n{news}')
-    log, health, stop = Log(out_dir, step, runtime, wandb_project, config), Health(runtime), catch_signals()
+    log, health = Log(out_dir, step, runtime, wandb_project, config), Health(runtime)
     bar = tqdm(initial=step, total=max_iters, disable=not (runtime.main and sys.stderr.isatty()))
 
     def ends(interval):
@@ -1201,7 +1202,7 @@ def main():
             loss, norm = health.look(step, out_dir)
         if ends(log_interval):
             seconds = (time.perf_counter() - since) / (step - logged)
-            speed, mfu = total_batch * block_size / seconds, flops / seconds / peak if peak else None
+            speed, mfu = total_batch * block_size / seconds, flops / seconds / runtime.world / peak if peak else None
             graphs = compilations(runtime)
             text = (f'step {step}/{max_iters}: loss {loss:.4f}, lr {lr:.2e}, norm {norm:.2f}, {speed:,.0f} '
                     f"tokens/s, mfu {f'{mfu:.1%}' if mfu else 'n/a'}, eta {clock((max_iters - step) * seconds)}"
