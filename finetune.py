@@ -223,14 +223,13 @@ def read_squad(path):
 
 def read_multirc(path):
     for where, record in read_records(path):
-        if isinstance(record, Bad):
-            yield where, record
-            continue
-        for question in record['passage']['questions']:
+        for question in record['passage']['questions'] if isinstance(record, dict) else ():
             for answer in question['answers']:
                 idx = {'paragraph': record['idx'], 'question': question['idx'], 'answer': answer['idx']}
                 yield where, {'paragraph': record['passage']['text'], 'question': question['question'],
                               'answer': answer['text'], 'label': answer.get('label'), 'idx': idx}
+        if isinstance(record, Bad):
+            yield where, record
 
 
 def read_c3(path):
@@ -242,9 +241,9 @@ def read_c3(path):
 def read_chid(path):
     """train.json has its answers, {blank: candidate}, in train_answer.json; without it it is unlabelled."""
     answer_file = '_answer'.join(os.path.splitext(path))
-    answers = load_json(answer_file) if os.path.isfile(answer_file) else None
+    answers = load_json(answer_file) if os.path.isfile(answer_file) else {}
     for where, record in read_records(path):
-        if answers is not None and isinstance(record, dict):
+        if answers and isinstance(record, dict):
             blanks = BLANK.findall(' '.join(record['content']))
             record['answers'] = {'candidate_id': [answers.get(blank, -1) for blank in blanks]}
         yield where, record
@@ -710,78 +709,73 @@ C3 = {split: f'd-{split}.json+m-{split}.json|c3-d-{split}.json+c3-m-{split}.json
 ENTAILMENT = ('entailment', 'neutral', 'contradiction')
 TWO_WAY = ('entailment', 'not_entailment')
 PAIR = ('sentence1', 'sentence2')
-GLUE = partial(Task, head='classify', metrics=('accuracy',), files=TSV, read=read_table, make=make_texts,
-               write=write_table)
-SQUAD = partial(Task, head='span', metrics=('f1_words', 'exact'), folder='squad', read=read_squad,
-                make=make_span, write=write_map, submission='predictions.json')
-SUPERGLUE = partial(Task, head='classify', labels=('False', 'True'), files=JSONL, make=make_texts)
-CLUE = partial(Task, head='classify', metrics=('accuracy',), files=JSON, read=read_records, make=make_texts,
-               write=write_records)
-DOCSTRINGS = partial(Task, head='classify', folder='docstrings', files=dict.fromkeys(
-    ('train', 'dev'), 'docstrings.jsonl'))
+
+
+def glue(folder, hub, head='classify', metrics=('accuracy',), **columns):
+    columns = {'files': TSV, 'submission': f'{folder}.tsv', **columns}
+    return Task(head, metrics, folder=f'glue/{folder}', hub=f'nyu-mll/glue:{hub}', read=read_table,
+                make=make_texts, write=write_table, **columns)
+
+
+def clue(folder, head='classify', metrics=('accuracy',), **columns):
+    columns = {'files': JSON, 'read': read_records, 'make': make_texts, 'write': write_records,
+               'submission': f'{folder}_predict.json', **columns}
+    return Task(head, metrics, folder=f'clue/{folder}', hub=f'clue/clue:{folder}', **columns)
+
+
+SQUAD = partial(Task, 'span', ('f1_words', 'exact'), folder='squad', read=read_squad, make=make_span,
+                write=write_map, submission='predictions.json')
+SUPERGLUE = partial(Task, 'classify', ('accuracy', 'f1'), labels=('False', 'True'), files=JSONL,
+                    make=make_texts)
+DOCSTRINGS = partial(Task, 'classify', folder='docstrings',
+                     files=dict.fromkeys(('train', 'dev'), 'docstrings.jsonl'))
 
 TASKS = {
-    'cola': GLUE(metrics=('matthews', 'accuracy'), labels=('unacceptable', 'acceptable'), written=BINARY,
-                 folder='glue/CoLA', hub='nyu-mll/glue:cola', texts=('sentence',), submission='CoLA.tsv',
-                 header='source label star sentence'),
-    'sst2': GLUE(labels=('negative', 'positive'), written=BINARY, folder='glue/SST-2',
-                 hub='nyu-mll/glue:sst2', texts=('sentence',), submission='SST-2.tsv'),
-    'mrpc': GLUE(metrics=('f1_accuracy', 'f1', 'accuracy'), labels=('not_equivalent', 'equivalent'),
-                 written=BINARY, folder='glue/MRPC', hub='nyu-mll/glue:mrpc', label='Quality|label',
-                 texts=('#1 String|sentence1', '#2 String|sentence2'), submission='MRPC.tsv',
-                 positive='equivalent'),
-    'stsb': GLUE(head='regress', metrics=('pearson_spearman', 'pearson', 'spearman'), folder='glue/STS-B',
-                 hub='nyu-mll/glue:stsb', texts=PAIR, label='score|label', submission='STS-B.tsv'),
-    'qqp': GLUE(metrics=('accuracy', 'f1', 'f1_accuracy'), labels=('not_duplicate', 'duplicate'),
-                written=BINARY, folder='glue/QQP', hub='nyu-mll/glue:qqp', texts=('question1', 'question2'),
-                label='is_duplicate|label', submission='QQP.tsv', positive='duplicate'),
-    'mnli': GLUE(labels=ENTAILMENT, folder='glue/MNLI', files=MNLI, hub='nyu-mll/glue:mnli',
-                 splits=MNLI_SPLITS, texts=('sentence1|premise', 'sentence2|hypothesis'),
-                 label='gold_label|label', submission='MNLI-m.tsv|MNLI-mm.tsv', positive='entailment'),
-    'qnli': GLUE(labels=TWO_WAY, folder='glue/QNLI', hub='nyu-mll/glue:qnli', texts=('question', 'sentence'),
-                 submission='QNLI.tsv', positive='entailment'),
-    'rte': GLUE(labels=TWO_WAY, folder='glue/RTE', hub='nyu-mll/glue:rte', texts=PAIR, submission='RTE.tsv',
-                positive='entailment'),
-    'wnli': GLUE(labels=('not_entailment', 'entailment'), written=BINARY, folder='glue/WNLI',
-                 hub='nyu-mll/glue:wnli', texts=PAIR, submission='WNLI.tsv'),
+    'cola': glue('CoLA', 'cola', metrics=('matthews', 'accuracy'), labels=('unacceptable', 'acceptable'),
+                 written=BINARY, texts=('sentence',), header='source label star sentence'),
+    'sst2': glue('SST-2', 'sst2', labels=('negative', 'positive'), written=BINARY, texts=('sentence',)),
+    'mrpc': glue('MRPC', 'mrpc', metrics=('f1_accuracy', 'f1', 'accuracy'), positive='equivalent',
+                 labels=('not_equivalent', 'equivalent'), written=BINARY, label='Quality|label',
+                 texts=('#1 String|sentence1', '#2 String|sentence2')),
+    'stsb': glue('STS-B', 'stsb', 'regress', ('pearson_spearman', 'pearson', 'spearman'), texts=PAIR,
+                 label='score|label'),
+    'qqp': glue('QQP', 'qqp', metrics=('accuracy', 'f1', 'f1_accuracy'), positive='duplicate',
+                labels=('not_duplicate', 'duplicate'), written=BINARY, label='is_duplicate|label',
+                texts=('question1', 'question2')),
+    'mnli': glue('MNLI', 'mnli', labels=ENTAILMENT, positive='entailment', files=MNLI, splits=MNLI_SPLITS,
+                 label='gold_label|label', texts=('sentence1|premise', 'sentence2|hypothesis'),
+                 submission='MNLI-m.tsv|MNLI-mm.tsv'),
+    'qnli': glue('QNLI', 'qnli', labels=TWO_WAY, positive='entailment', texts=('question', 'sentence')),
+    'rte': glue('RTE', 'rte', labels=TWO_WAY, positive='entailment', texts=PAIR),
+    'wnli': glue('WNLI', 'wnli', labels=('not_entailment', 'entailment'), written=BINARY, texts=PAIR),
     'squad1': SQUAD(files={'train': 'train-v1.1.json', 'dev': 'dev-v1.1.json'}, hub='rajpurkar/squad'),
     'squad2': SQUAD(files={'train': 'train-v2.0.json', 'dev': 'dev-v2.0.json'}, hub='rajpurkar/squad_v2',
                     unanswerable=True),
-    'boolq': SUPERGLUE(metrics=('accuracy', 'f1'), written=('false', 'true'), folder='superglue/BoolQ',
-                       hub='aps/super_glue:boolq', read=read_records, texts=('passage', 'question'),
+    'boolq': SUPERGLUE(written=('false', 'true'), folder='superglue/BoolQ', hub='aps/super_glue:boolq',
+                       read=read_records, texts=('passage', 'question'),
                        write=partial(write_records, key='idx'), submission='BoolQ.jsonl'),
-    'multirc': SUPERGLUE(metrics=('accuracy', 'f1'), written=BINARY, folder='superglue/MultiRC',
-                         hub='aps/super_glue:multirc', read=read_multirc,
-                         texts=('paragraph', ('question', 'answer')), write=write_multirc,
-                         submission='MultiRC.jsonl'),
-    'afqmc': CLUE(labels=BINARY, folder='clue/afqmc', files=JSON | {'train': 'train.json|train.csv'},
-                  hub='clue/clue:afqmc', texts=PAIR, submission='afqmc_predict.json'),
-    'csl': CLUE(labels=BINARY, folder='clue/csl', hub='clue/clue:csl', texts=('keyword', 'abst'),
-                submission='csl_predict.json'),
-    'iflytek': CLUE(labels=tuple(map(str, range(119))), folder='clue/iflytek', hub='clue/clue:iflytek',
-                    texts=('sentence',), submission='iflytek_predict.json'),
-    'tnews': CLUE(labels=tuple(str(100 + i) for i in range(17) if i not in (5, 11)), folder='clue/tnews',
-                  hub='clue/clue:tnews', texts=('sentence',), submission='tnews11_predict.json'),
-    'wsc': CLUE(labels=('false', 'true'), folder='clue/cluewsc2020', hub='clue/clue:cluewsc2020',
-                make=make_wsc, submission='cluewsc11_predict.json'),
-    'cmnli': CLUE(labels=ENTAILMENT, folder='clue/cmnli', hub='clue/clue:cmnli', texts=PAIR,
-                  label='label|gold_label', submission='cmnli_predict.json'),
-    'ocnli': CLUE(labels=ENTAILMENT, folder='clue/ocnli',
-                  files=JSON | {'train': 'train.50k.json|train.json'}, hub='clue/clue:ocnli', texts=PAIR,
-                  submission='ocnli_50k_predict.json'),
-    'cmrc': CLUE(head='span', metrics=('exact_f1_chinese', 'exact_chinese', 'f1_characters'),
-                 folder='clue/cmrc2018', hub='clue/clue:cmrc2018', read=read_squad, make=make_span,
-                 write=write_map, submission='cmrc2018_predict.json'),
-    'chid': CLUE(head='choose', folder='clue/chid', hub='clue/clue:chid', read=read_chid, make=make_chid,
-                 write=write_map, submission='chid11_predict.json'),
-    'c3': CLUE(head='choose', folder='clue/c3', files=C3 | {'test': f"{JSON['test']}|{C3['test']}"},
-               hub='clue/clue:c3', read=read_c3, make=make_c3, submission='c311_predict.json'),
-    'docstring_package': DOCSTRINGS(
-        metrics=('accuracy',), labels=tuple(PACKAGES.split()),
-        source=partial(docstring_examples, n=1, label=label_package)),
-    'docstring_order': DOCSTRINGS(
-        metrics=('accuracy', 'f1'), labels=('exchanged', 'kept'),
-        source=partial(docstring_examples, n=2, label=label_order)),
+    'multirc': SUPERGLUE(written=BINARY, folder='superglue/MultiRC', hub='aps/super_glue:multirc',
+                         read=read_multirc, texts=('paragraph', ('question', 'answer')),
+                         write=write_multirc, submission='MultiRC.jsonl'),
+    'afqmc': clue('afqmc', labels=BINARY, texts=PAIR, files=JSON | {'train': 'train.json|train.csv'}),
+    'csl': clue('csl', labels=BINARY, texts=('keyword', 'abst')),
+    'iflytek': clue('iflytek', labels=tuple(map(str, range(119))), texts=('sentence',)),
+    'tnews': clue('tnews', labels=tuple(str(100 + i) for i in range(17) if i not in (5, 11)),
+                  texts=('sentence',), submission='tnews11_predict.json'),
+    'wsc': clue('cluewsc2020', labels=('false', 'true'), make=make_wsc, submission='cluewsc11_predict.json'),
+    'cmnli': clue('cmnli', labels=ENTAILMENT, texts=PAIR, label='label|gold_label'),
+    'ocnli': clue('ocnli', labels=ENTAILMENT, texts=PAIR, submission='ocnli_50k_predict.json',
+                  files=JSON | {'train': 'train.50k.json|train.json'}),
+    'cmrc': clue('cmrc2018', 'span', ('exact_f1_chinese', 'exact_chinese', 'f1_characters'), read=read_squad,
+                 make=make_span, write=write_map),
+    'chid': clue('chid', 'choose', read=read_chid, make=make_chid, write=write_map,
+                 submission='chid11_predict.json'),
+    'c3': clue('c3', 'choose', files=C3 | {'test': f"{JSON['test']}|{C3['test']}"}, read=read_c3,
+               make=make_c3, submission='c311_predict.json'),
+    'docstring_package': DOCSTRINGS(('accuracy',), labels=tuple(PACKAGES.split()),
+                                    source=partial(docstring_examples, n=1, label=label_package)),
+    'docstring_order': DOCSTRINGS(('accuracy', 'f1'), labels=('exchanged', 'kept'),
+                                  source=partial(docstring_examples, n=2, label=label_order)),
 }
 GROUPS = {
     'glue': ('cola', 'sst2', 'mrpc', 'stsb', 'qqp', 'mnli', 'qnli', 'rte'),     # the papers leave out wnli
@@ -1056,14 +1050,13 @@ def find_checkpoints(init_from):
             raise UserError(f'init_from={init_from!r}: no such file')
         return sorted(found, key=lambda path: (label(path)[0], label(path)[1] or 0))
     local = os.path.isdir(init_from) or init_from.startswith(('out/', '.', '/')) or init_from.endswith('.pt')
-    bert = os.path.exists(os.path.join(init_from, 'config.json'))
-    if bert or os.path.isfile(init_from) or not local:
+    if os.path.isfile(init_from) or os.path.exists(os.path.join(init_from, 'config.json')) or not local:
         return [init_from]
     path = train.newest_checkpoint(init_from)
     if path is None:
-        name = os.path.basename(os.path.abspath(init_from))
-        here = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'config', f'{name}.py')
-        command = f'config/{name}.py' if os.path.exists(here) else f'--out_dir={init_from}'
+        name, here = os.path.basename(os.path.abspath(init_from)), os.path.dirname(os.path.abspath(__file__))
+        known = os.path.exists(os.path.join(here, 'config', f'{name}.py'))
+        command = f'config/{name}.py' if known else f'--out_dir={init_from}'
         raise UserError(f'init_from={init_from!r}: no checkpoint there; python train.py {command} makes it')
     return [path]
 
@@ -1430,12 +1423,12 @@ def finish(trial, model, runtime, best, spent):
 def read_result(folder):
     """What the finished trial of a folder left, or None."""
     path = os.path.join(folder, 'result.json')
-    if not os.path.exists(path):
-        return None
     try:
         result = load_json(path)
         if {'scores', 'recipe', 'weights', 'data'} <= result.keys():
             return result
+    except FileNotFoundError:
+        return None
     except (ValueError, AttributeError):
         pass
     raise UserError(f'{path}: damaged, or of an earlier version; remove {folder}')
@@ -1498,7 +1491,6 @@ def run_trial(trial, levels, others, wanted, runtime):
     model = train.to_device(model, runtime)
     if not result:
         result = fine_tune(trial, model, runtime)
-        print(trial_line(result), flush=True)
     for column, split in trial.dev().items() if noise_due else ():
         found = result.setdefault('noise', {}).setdefault(column, {})
         for level in noise_due:
@@ -1757,15 +1749,6 @@ def plot_curves(scores, path):
         means.plot(style='o-', ylabel='points', xlabel='pretraining step').figure.savefig(path, dpi=120)
     except ImportError:
         print(f'{path} needs matplotlib, which is not installed')
-
-
-def trial_line(trial):
-    """One line for a trial that ended: its scores, and the majority's for its metric; time and best step."""
-    scores = ', '.join(f"{column}.{metric} {100 * value:.2f}" + (
-        f" (majority {100 * trial['majority'][column][metric]:.2f})" if metric == trial['metric'] else '')
-        for column, row in trial['scores'].items() for metric, value in row.items())
-    return (f"{trial['task']} seed {trial['seed']}: {scores}; {trial['seconds_per_epoch']:.0f} s an epoch, "
-            f"best at step {trial['best_step']}")
 
 
 # ---- main ----
