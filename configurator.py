@@ -29,8 +29,14 @@ class UserError(ValueError):
 
 def run(main):
     """Call a stage's main(); a UserError or OSError becomes one line on stderr and exit status 2."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    sys.stdout.reconfigure(errors='backslashreplace')   # of characters that the locale lacks
     try:
         main()
+        sys.stdout.flush()
+    except BrokenPipeError:                             # nobody reads any more, as after `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(128 + signal.SIGPIPE)
     except UserError as error:
         sys.exit(complain(error))
     except OSError as error:

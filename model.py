@@ -1,8 +1,8 @@
-"""BERT encoders with weight-sharing attention: each operator and position scheme is a class and a table line.
+"""BERT encoders with weight-sharing attention: an attention or position encoding is a class and a table row.
 
-Sizes: B batch, T tokens, D n_embd, H n_head, K = D / H, L n_layer, F n_inner, V vocab_size, r pair_rank;
-Q queries: T, but for layerwise pooling (1) and XLNet's two streams (T + k).
-Rows are positions: the papers' x W is nn.Linear. All attention is bidirectional; padding keys get weight 0.
+Sizes: B batch, T tokens, D n_embd, H n_head, K = D / H, L n_layer, F n_inner, V vocab_size, r pair_rank,
+k predicted tokens of a row; Q queries: T, except in layerwise pooling (1) and XLNet's streams (T + k).
+Vectors are rows: a paper's x W is nn.Linear. All attention is bidirectional; padding keys get weight 0.
 
 References
     Devlin et al. 2018    BERT, arXiv 1810.04805: the encoder, the masked-LM head and the initial values
@@ -17,6 +17,7 @@ References
 """
 import math
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -31,7 +32,7 @@ from configurator import UserError
 
 @dataclass
 class EncoderConfig:
-    """Shape and operators of an encoder; the defaults are BERT-base.  Raises UserError for the impossible."""
+    """Sizes and variants of a model; the defaults are BERT-base.  Raises UserError where they do not fit."""
     vocab_size: int = 30522         # V
     block_size: int = 512           # longest row, in tokens
     n_layer: int = 12               # L
@@ -49,8 +50,8 @@ class EncoderConfig:
     normaliser: str = 'softmax_plus'    # gau: a row of NORMALISER
     relu_scale: str = 'ns'          # squared_relu: a row of RELU_SCALE
     key_size: int = 128             # gau: s, width of its queries and keys
-    clip_distance: int = 128        # rpe: c, distances are told apart up to c - 1
-    recompute: bool = False         # Shatter: weights of parts again in the backward pass, for less memory
+    clip_distance: int = 128        # rpe: c, relative distances are clipped at +-(c - 1)
+    recompute: bool = False         # Shatter: saves memory, computes weights of parts again when backward
     dropout: float = 0.1            # after the embeddings and after each sublayer
     attention_dropout: float = 0.1  # of attention weights
     pooling: str = 'cls'            # SequenceClassifier, MultipleChoice: a row of POOLING
@@ -67,12 +68,12 @@ class EncoderConfig:
             choose(name, getattr(self, name), rows)
         allowed = ALLOWED_POSITIONS.get(self.attention, tuple(POSITION))
         if self.position not in allowed:
-            raise UserError(f'position={self.position!r}: attention={self.attention!r} has its own order; '
-                            f"choose {' or '.join(allowed)}")
-        for name, (axis, user) in APPLIES_TO.items():
+            raise UserError(f'position={self.position!r}: cannot be combined with '
+                            f"attention={self.attention!r}; choose {' or '.join(allowed)}")
+        for name, (axis, rows) in APPLIES_TO.items():
             value, default = getattr(self, name), type(self).__dataclass_fields__[name].default
-            if value != default and getattr(self, axis) not in user:
-                raise UserError(f"{name}={value!r}: only {axis}={' or '.join(map(repr, user))} has it; "
+            if value != default and getattr(self, axis) not in rows:
+                raise UserError(f"{name}={value!r}: only {axis}={' or '.join(map(repr, rows))} has it; "
                                 f'choose {default!r}')
         for name in ('vocab_size', 'block_size', 'n_layer', 'n_head', 'n_embd', 'n_inner', 'n_segment',
                      'n_label', 'key_size', 'clip_distance'):
@@ -109,18 +110,19 @@ def choose(key, name, table):
     return table[name]
 
 
-# ---- shared by the operators ----
+# ---- shared by the kinds of attention ----
 
 class Context(NamedTuple):
-    """What a layer knows besides states.
+    """What a layer reads besides hidden states.
 
-    position  the encoder's scheme; None where queries stand nowhere and no positional term enters (pooling)
+    position  the encoder's position encoding; None in layerwise pooling, whose query has no position
     mask      (B, 1, 1, T) or (B, 1, Q, T) bool, True where a query may look; None: everywhere
-    columns   (B, 1, Q, T) int64, see `distances`, if query i does not stand at place i; else None
+    offsets   (B, 1, Q, T) int64, relative-offset index of each (query, key), see `relative_offsets`;
+              None if query i is at position i
     """
     position: nn.Module | None
     mask: torch.Tensor | None = None
-    columns: torch.Tensor | None = None
+    offsets: torch.Tensor | None = None
 
 
 def split_heads(x, n_head):
@@ -133,24 +135,43 @@ def merge_heads(x):
     return x.transpose(1, 2).flatten(2)
 
 
-def attend(operator, q, k, v, context):
-    """softmax(q k^T / sqrt(K)) v with the terms of the position scheme -> (B, Q, D)
+def projections(n, width, bias):
+    """n Linears from `width` to `width`."""
+    return (nn.Linear(width, width, bias=bias) for _ in range(n))
 
-    q (B, H, Q, K), k and v (B, H, T, K)
+
+def unfold(x, size):
+    """Windows of rows: x (H, P) -> (H, P - size + 1, size), [h, i, j] = x[h, i + j].  Differentiable.
+
+    A view of x, without memory of its own; torch_xla has no such view, and gets a copy.
     """
-    dropout = operator.dropout if operator.training else 0.0
+    return unfold_copy(x, size) if x.device.type == 'xla' else x.unfold(1, size, 1)
+
+
+def unfold_copy(x, size):
+    """`unfold` by operations of every device: copies of x in a row, cut every P + 1, begin one later each."""
+    (H, P), n = x.shape, x.size(1) - size + 1
+    return x.repeat(1, n + 1)[:, :n * (P + 1)].reshape(H, n, P + 1)[:, :, :size]
+
+
+def attend(attention, q, k, v, context):
+    """softmax(q k^T / sqrt(K)) v with the terms of the position encoding -> (B, Q, D)
+
+    q (B, H, Q, K), k and v (B, H, T, K); attention: the module that made them
+    """
+    dropout = attention.dropout if attention.training else 0.0
     if context.position is None:
         return merge_heads(fused_attention(q, k, v, context.mask, dropout))
-    return merge_heads(context.position.attend(operator, q, k, v, context.mask, dropout))
+    return merge_heads(context.position.attend(attention, q, k, v, context.mask, dropout))
 
 
 def fused_attention(q, k, v, mask, dropout, bias=None):
     """softmax(q k^T / sqrt(K) + bias) v; 0 for a query without any key, where some kernels give NaN.
 
-    bias (1|B, H, Q, T) is learned: only two kernels give its gradient.
+    bias  (1|B, H, Q, T), learned: only two of PyTorch's kernels compute its gradient
     """
-    some = None if mask is None else mask.any(-1, keepdim=True)
-    mask = None if mask is None else mask | ~some
+    has_key = None if mask is None else mask.any(-1, keepdim=True)
+    mask = None if mask is None else mask | ~has_key
     if bias is None:
         y = F.scaled_dot_product_attention(q, k, v, mask, dropout)
     else:
@@ -158,26 +179,26 @@ def fused_attention(q, k, v, mask, dropout, bias=None):
         bias = bias if mask is None else bias.masked_fill(~mask, -math.inf)
         with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
             y = F.scaled_dot_product_attention(q, k, v, bias, dropout)
-    return y if mask is None else y.masked_fill(~some, 0)
+    return y if mask is None else y.masked_fill(~has_key, 0)
 
 
 def masked_softmax(scores, mask):
-    """Softmax over the keys that the mask leaves; 0 for a query without any.  For weights that are needed."""
+    """Softmax over the keys where the mask is True; all 0 for a query without any key."""
     if mask is None:
         return scores.softmax(-1)
     return scores.masked_fill(~mask, torch.finfo(scores.dtype).min).softmax(-1).masked_fill(~mask, 0)
 
 
-def distances(places, length):
-    """Columns j - i + T - 1 in a table of the 2T - 1 distances of T = `length` keys, int64 (..., Q, T).
+def relative_offsets(positions, length):
+    """Index j - i + T - 1 of each (query, key) into a table of all 2T - 1 offsets j - i, int64 (..., Q, T).
 
-    places  (..., Q) int64, i of each query
+    positions (..., Q) int64: i of each query.  length: T, the number of keys
     """
-    return torch.arange(length - 1, 2 * length - 1, device=places.device) - places.unsqueeze(-1)
+    return torch.arange(length - 1, 2 * length - 1, device=positions.device) - positions.unsqueeze(-1)
 
 
-# ---- operators: queries from x (B, Q, D), keys and values from source (B, T, D) -> (B, Q, D) ----
-# `relative` is for `rpe`, which goes with the first four: K_rel and V_rel are table W, without the biases.
+# ---- kinds of attention: queries from x (B, Q, D), keys and values from source (B, T, D) -> (B, Q, D) ----
+# `relative` is for position='rpe': the table of its vectors through Wk and through Wv, without biases.
 
 class OriginalAttention(nn.Module):
     """Separate queries, keys and values.  Vaswani et al. 2017; Courtois et al. 2024, eq. 1 and 2
@@ -191,10 +212,7 @@ class OriginalAttention(nn.Module):
     def __init__(self, config, layer):
         super().__init__()
         self.n_head, self.layer, self.dropout = config.n_head, layer, config.attention_dropout
-        self.query = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
-        self.key = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
-        self.value = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
-        self.out = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
+        self.query, self.key, self.value, self.out = projections(4, config.n_embd, config.bias)
 
     def forward(self, x, source, context):
         q = split_heads(self.query(x), self.n_head)
@@ -218,9 +236,7 @@ class SymmetricAttention(nn.Module):
     def __init__(self, config, layer):
         super().__init__()
         self.n_head, self.layer, self.dropout = config.n_head, layer, config.attention_dropout
-        self.query = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
-        self.value = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
-        self.out = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
+        self.query, self.value, self.out = projections(3, config.n_embd, config.bias)
 
     def forward(self, x, source, context):
         q = split_heads(self.query(x), self.n_head)
@@ -238,20 +254,18 @@ class PairwiseAttention(nn.Module):
         q = x Wq,  v = x Wv,  S (H, K, K), or A B^T with A and B (H, K, r) when pair_rank = r > 0
         y = softmax(q S q^T / sqrt(K)) v
 
-    S multiplies the queries before `rope` turns them, so that scores depend on i - j. The paper gives no
-    initial value of S: see PAIR_INIT.
+    S multiplies the queries before `rope` rotates them, so that scores depend on i - j alone. The paper gives
+    no initial value of S: see PAIR_INIT.
     Parameters: 2 (D^2 + D) + H K^2, or 2 (D^2 + D) + 2 H K r; and D^2 + D for the output.
     """
 
     def __init__(self, config, layer):
         super().__init__()
         self.n_head, self.layer, self.dropout = config.n_head, layer, config.attention_dropout
-        self.query = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
-        self.value = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
-        self.out = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
-        start, shape = PAIR_INIT[config.pair_init], (config.n_head, config.head_size)
-        self.pair = nn.Parameter(start(*shape, config.pair_rank))                       # S, or A
-        self.pair_key = nn.Parameter(start(*shape, config.pair_rank)) if config.pair_rank else None     # B
+        self.query, self.value, self.out = projections(3, config.n_embd, config.bias)
+        init, shape = PAIR_INIT[config.pair_init], (config.n_head, config.head_size, config.pair_rank)
+        self.pair = nn.Parameter(init(*shape))                                          # S, or A
+        self.pair_key = nn.Parameter(init(*shape)) if config.pair_rank else None        # B
 
     def forward(self, x, source, context):
         q = split_heads(self.query(x), self.n_head)
@@ -267,9 +281,9 @@ class PairwiseAttention(nn.Module):
 
 
 class SharedAttention(nn.Module):
-    """One matrix for queries, keys and values, told apart by diagonals.  Kowsher et al. 2024, section 2.3
+    """One matrix for queries, keys and values, and a diagonal for each.  Kowsher et al. 2024, section 2.3
 
-        s = x Ws + b,  q = s * d_q,  k = s * d_k,  v = s * d_v          d (D,) each, 1 at the start
+        s = x Ws + b,  q = s * d_q,  k = s * d_k,  v = s * d_v          d (D,) each, initially 1
         y = softmax(q k^T / sqrt(K)) v
 
     Parameters: D^2 + D + 3 D, and D^2 + D for the output.
@@ -278,15 +292,13 @@ class SharedAttention(nn.Module):
     def __init__(self, config, layer):
         super().__init__()
         self.n_head, self.layer, self.dropout = config.n_head, layer, config.attention_dropout
-        self.shared = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
-        self.query_diag = nn.Parameter(torch.ones(config.n_embd))
-        self.key_diag = nn.Parameter(torch.ones(config.n_embd))
-        self.value_diag = nn.Parameter(torch.ones(config.n_embd))
-        self.out = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
+        self.shared, self.out = projections(2, config.n_embd, config.bias)
+        self.query_diag, self.key_diag, self.value_diag = (
+            nn.Parameter(torch.ones(config.n_embd)) for _ in range(3))
 
     def forward(self, x, source, context):
         s = self.shared(x)
-        q = split_heads(s * self.query_diag.to(s.dtype), self.n_head)   # autocast leaves * alone
+        q = split_heads(s * self.query_diag.to(s.dtype), self.n_head)   # autocast casts no *
         s = s if source is x else self.shared(source)
         k = split_heads(s * self.key_diag.to(s.dtype), self.n_head)
         v = split_heads(s * self.value_diag.to(s.dtype), self.n_head)
@@ -297,7 +309,7 @@ class SharedAttention(nn.Module):
         return s * self.key_diag.to(s.dtype), s * self.value_diag.to(s.dtype)
 
 
-# ---- Shatter, step by step: single-headed scores, and values that differ by part of the row ----
+# ---- Shatter, step by step: softmax or sigmoid weights, cut into parts by relative position ----
 
 class Partition(nn.Module):
     """Bernstein partition of unity over relative positions.  Tian et al. 2021, section A.1
@@ -325,36 +337,122 @@ class Partition(nn.Module):
         right = torch.stack([math.comb(degree, v) * u ** v * (1 - u) ** (degree - v)
                              for v in range(degree + 1)])                       # (H / 2, block_size)
         right[:, 0] /= 2
-        nothing = torch.zeros_like(right[:, 1:])
-        table = torch.cat((torch.cat((nothing, right), 1), torch.cat((right.flip(1), nothing), 1)))
+        zeros = torch.zeros_like(right[:, 1:])
+        table = torch.cat((torch.cat((zeros, right), 1), torch.cat((right.flip(1), zeros), 1)))
         self.register_buffer('table', table.float(), persistent=False)
 
     def forward(self, context, v):
-        """N (H, T, T) for queries from last to first, [h, i, j] = f_h(i + j - T + 1): a view of the table.
+        """N (H, T, T) with a reversed query axis, [h, i, j] = f_h(j - (T - 1 - i)); None without positions.
 
-        None where no positional term enters; v (B, H, T, K) gives the length and the type
+        It is a strided Toeplitz view of the table, which takes no memory. Without the reversal a stride would
+        be negative, which PyTorch does not have.  v (B, H, T, K) gives the length and the dtype.
         """
         if context.position is None:
             return None
         middle, length = self.table.size(1) // 2, v.size(2)
-        return self.table[:, middle - length + 1:middle + length].to(v.dtype).unfold(1, length, 1)
+        return unfold(self.table[:, middle - length + 1:middle + length].to(v.dtype), length)
 
 
-def backwards(x, partition):
-    """x (B, Q, D) from the last query to the first, as Partition wants them."""
+def flip_queries(x, partition):
+    """x (B, Q, D) with the query axis reversed as in `partition`; x itself if that is None."""
     return x if partition is None else x.flip(1)
 
 
-def one_head_scores(q, x):
-    """x W_q x^T / sqrt(D): the keys are the input itself.  q (B, Q, D), x (B, T, D) -> (B, Q, T)"""
-    return q @ x.mT * q.size(-1) ** -0.5
+def weighted_parts(a, partition, v):
+    """(a N) v.  a (B, 1|H, Q, T), N (H, Q, T), v (B, H, T, K) -> (B, H, Q, K)"""
+    return (a * partition) @ v
+
+
+def attend_parts(attention, a, v, partition):
+    """concat_h((a N_h) v_h) -> (B, Q, D); N = 1 if the partition is None.
+
+    a (B, 1|H, Q, T), v (B, H, T, K).  With `recompute`, autograd stores a, but not a N (B, H, Q, T).
+    """
+    a = a.to(v.dtype)                                   # autocast computes softmax and sigmoid in float32
+    if partition is None:
+        return merge_heads(a @ v)
+    if attention.recompute and a.requires_grad:
+        y = checkpoint(weighted_parts, a, partition, v, use_reentrant=False, preserve_rng_state=False)
+    else:
+        y = weighted_parts(a, partition, v)
+    return merge_heads(y)
+
+
+class PartMaskAttention(nn.Module):
+    """Each head sees one part of the row.  Tian et al. 2021, section 3.1, eq. 5
+
+        A_h = softmax(q_h k_h^T / sqrt(K)) * N_h,  y_h = A_h v_h          N of Partition
+
+    Dropout comes between the softmax and N, and so it does in the steps that follow.
+    Parameters: 3 (D^2 + D), and D^2 + D for the output.
+    """
+
+    def __init__(self, config, layer):
+        super().__init__()
+        self.n_head, self.dropout, self.recompute = config.n_head, config.attention_dropout, config.recompute
+        self.query, self.key, self.value, self.out = projections(4, config.n_embd, config.bias)
+        self.partition = Partition(config, layer)
+
+    def forward(self, x, source, context):
+        k = split_heads(self.key(source), self.n_head)
+        v = split_heads(self.value(source), self.n_head)
+        partition = self.partition(context, v)
+        q = split_heads(flip_queries(self.query(x), partition), self.n_head)
+        a = masked_softmax(q @ k.mT * q.size(-1) ** -0.5, context.mask)
+        y = attend_parts(self, F.dropout(a, self.dropout, self.training), v, partition)
+        return self.out(flip_queries(y, partition))
+
+
+class OneHeadAttention(nn.Module):
+    """One score matrix for all parts: four rows of SHATTER.  Tian et al. 2021, sections 3.2 and 3.3
+
+        one_head_softmax  A = softmax(q x^T / sqrt(D)),  q = x Wq         the keys are the layer's input
+        one_head_sigmoid  a = sigmoid(q x^T / sqrt(D)),  A_ij = a_ij / |a_i|          eq. 6, L2 norm of a row
+        part_bias         a = sigmoid(q x^T / sqrt(D) + b),  b_ij = sum_h (q_i R_h) N[h, i, j]
+        shatter           a and b of part_bias, and y has A_part (R Wv) added to it
+
+        y = concat_h((A * N_h) v_h),  v = x Wv;  A_part[i, h] = sum_j A_ij N[h, i, j],  N of Partition
+
+    R (H, D) is part_embedding; R Wv (H, D) goes without the bias of Wv.
+    Parameters: 2 (D^2 + D), with R H D more, and D^2 + D for the output.
+    """
+
+    def __init__(self, config, layer, weights, part_bias=False, part_values=False):
+        super().__init__()
+        self.n_head, self.dropout, self.recompute = config.n_head, config.attention_dropout, config.recompute
+        self.weights, self.part_values = weights, part_values
+        self.query, self.value, self.out = projections(3, config.n_embd, config.bias)
+        shape = config.n_head, config.n_embd
+        self.part_embedding = nn.Parameter(0.02 * torch.randn(shape)) if part_bias else None      # R
+        self.partition = Partition(config, layer)
+
+    def forward(self, x, source, context):
+        v = split_heads(self.value(source), self.n_head)
+        partition = self.partition(context, v)
+        q = flip_queries(self.query(x), partition)
+        scores = q @ source.mT * q.size(-1) ** -0.5                                     # (B, Q, T)
+        has_parts = self.part_embedding is not None and partition is not None
+        if has_parts:
+            scores = scores + torch.einsum('bih,hij->bij', F.linear(q, self.part_embedding), partition)
+        a, r = self.weights(scores, context.mask)                                       # A = a r
+        a = F.dropout(a, self.dropout, self.training)
+        y = attend_parts(self, a[:, None], v, partition)
+        if has_parts and self.part_values:
+            shares = torch.einsum('bij,hij->bih', a.to(v.dtype), partition)             # A_part / r
+            y = y + shares @ F.linear(self.part_embedding, self.value.weight)
+        return self.out(flip_queries(y * r, partition))
+
+
+def softmax_weights(scores, mask):
+    """(a, r) with A = a r: the softmax of the scores (B, Q, T), and 1."""
+    return masked_softmax(scores, None if mask is None else mask.squeeze(1)), 1.0
 
 
 def sigmoid_weights(scores, mask):
-    """(a, r): sigmoid of the scores (B, Q, T) over the row's largest, 0 at padding, and 1 / |a| (B, Q, 1).
+    """(a, r) with A = a r, the sigmoid of the scores (B, Q, T) over the L2 norm of its row; r (B, Q, 1).
 
-    a r is the L2-normalised sigmoid; r multiplies the weighted sum, which is smaller than the weights.
-    Without that division the squares of low scores, which training does produce, are 0 in float32.
+    a is the sigmoid over the row's largest, and 0 at padding: the squares of very low scores' sigmoids would
+    underflow, and training does produce them. r = 1 / |a| then multiplies y, which is smaller than a.
     """
     a = F.logsigmoid(scores)
     if mask is not None:
@@ -363,180 +461,16 @@ def sigmoid_weights(scores, mask):
     return a, 1 / torch.linalg.vector_norm(a, dim=-1, keepdim=True).clamp_min(0.5)      # |a| >= 1, or no key
 
 
-def weigh_parts(a, partition, v):
-    """(a N) v.  a (B, 1|H, Q, T), partition N (H, Q, T), v (B, H, T, K) -> (B, H, Q, K)"""
-    return (a * partition) @ v
-
-
-def sum_parts(operator, a, v, partition):
-    """Weighted sum of each part's values -> (B, Q, D); None as partition: N = 1.
-
-    a (B, 1|H, Q, T); operator.recompute keeps a alone for the backward pass, not a N (B, H, Q, T)
-    """
-    a = a.to(v.dtype)                                   # autocast computed it in float32
-    if partition is None:
-        return merge_heads(a @ v)
-    if operator.recompute and a.requires_grad:
-        y = checkpoint(weigh_parts, a, partition, v, use_reentrant=False, preserve_rng_state=False)
-    else:
-        y = weigh_parts(a, partition, v)
-    return merge_heads(y)
-
-
-class PartMaskAttention(nn.Module):
-    """Heads that see one part of the row each.  Tian et al. 2021, section 3.1, eq. 5
-
-        A_h = softmax(q_h k_h^T / sqrt(K)) * N_h,  y_h = A_h v_h          N of Partition
-
-    Weights are dropped before N multiplies them, in all steps.
-    Parameters: 3 (D^2 + D), and D^2 + D for the output.
-    """
-
-    def __init__(self, config, layer):
-        super().__init__()
-        self.n_head, self.dropout, self.recompute = config.n_head, config.attention_dropout, config.recompute
-        self.query = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
-        self.key = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
-        self.value = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
-        self.out = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
-        self.partition = Partition(config, layer)
-
-    def forward(self, x, source, context):
-        k = split_heads(self.key(source), self.n_head)
-        v = split_heads(self.value(source), self.n_head)
-        partition = self.partition(context, v)
-        q = split_heads(backwards(self.query(x), partition), self.n_head)
-        a = masked_softmax(q @ k.mT * q.size(-1) ** -0.5, context.mask)
-        y = sum_parts(self, F.dropout(a, self.dropout, self.training), v, partition)
-        return self.out(backwards(y, partition))
-
-
-class OneHeadSoftmaxAttention(nn.Module):
-    """One score matrix for all parts.  Tian et al. 2021, section 3.2
-
-        A = softmax(x Wq x^T / sqrt(D)),  y_h = (A * N_h) v_h
-
-    Parameters: 2 (D^2 + D), and D^2 + D for the output.
-    """
-
-    def __init__(self, config, layer):
-        super().__init__()
-        self.n_head, self.dropout, self.recompute = config.n_head, config.attention_dropout, config.recompute
-        self.query = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
-        self.value = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
-        self.out = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
-        self.partition = Partition(config, layer)
-
-    def forward(self, x, source, context):
-        v = split_heads(self.value(source), self.n_head)
-        partition = self.partition(context, v)
-        q = backwards(self.query(x), partition)
-        a = masked_softmax(one_head_scores(q, source)[:, None], context.mask)           # (B, 1, Q, T)
-        y = sum_parts(self, F.dropout(a, self.dropout, self.training), v, partition)
-        return self.out(backwards(y, partition))
-
-
-class OneHeadSigmoidAttention(nn.Module):
-    """Weights that need not compete.  Tian et al. 2021, section 3.2, eq. 6
-
-        a = sigmoid(x Wq x^T / sqrt(D)),  A = a / |a|,  y_h = (A * N_h) v_h       |a| of each row, L2
-
-    Parameters: 2 (D^2 + D), and D^2 + D for the output.
-    """
-
-    def __init__(self, config, layer):
-        super().__init__()
-        self.n_head, self.dropout, self.recompute = config.n_head, config.attention_dropout, config.recompute
-        self.query = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
-        self.value = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
-        self.out = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
-        self.partition = Partition(config, layer)
-
-    def forward(self, x, source, context):
-        v = split_heads(self.value(source), self.n_head)
-        partition = self.partition(context, v)
-        q = backwards(self.query(x), partition)
-        a, r = sigmoid_weights(one_head_scores(q, source), context.mask)
-        a = F.dropout(a, self.dropout, self.training)
-        return self.out(backwards(sum_parts(self, a[:, None], v, partition) * r, partition))
-
-
-class PartBiasAttention(nn.Module):
-    """Scores that know the part of a key, whatever token it is.  Tian et al. 2021, section 3.3
-
-        b_ij = sum_h (q_i R_h) N[h, i, j],  a = sigmoid(q x^T / sqrt(D) + b),  y_h = (a / |a| * N_h) v_h
-
-    Parameters: 2 (D^2 + D) + H D, and D^2 + D for the output.
-    """
-
-    def __init__(self, config, layer):
-        super().__init__()
-        self.n_head, self.dropout, self.recompute = config.n_head, config.attention_dropout, config.recompute
-        self.query = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
-        self.value = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
-        self.out = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
-        self.part_embedding = nn.Parameter(0.02 * torch.randn(config.n_head, config.n_embd))      # R
-        self.partition = Partition(config, layer)
-
-    def forward(self, x, source, context):
-        v = split_heads(self.value(source), self.n_head)
-        partition = self.partition(context, v)
-        q = backwards(self.query(x), partition)
-        scores = one_head_scores(q, source) + part_scores(self, q, partition)
-        a, r = sigmoid_weights(scores, context.mask)
-        a = F.dropout(a, self.dropout, self.training)
-        return self.out(backwards(sum_parts(self, a[:, None], v, partition) * r, partition))
-
-
-def part_scores(operator, q, partition):
-    """b_ij = sum_h (q_i R_h) N[h, i, j] -> (B, Q, T); 0 where no positional term enters."""
-    if partition is None:
-        return 0.0
-    return torch.einsum('bih,hij->bij', F.linear(q, operator.part_embedding), partition)
-
-
-class ShatterAttention(nn.Module):
-    """The whole of Shatter: parts add to the values as well.  Tian et al. 2021, section 3.3
-
-        A = a / |a| of `part_bias`,  A_part[i, h] = sum_j A_ij N[h, i, j]
-        y = concat_h((A * N_h) v_h) + A_part (R Wv)                 R Wv (H, D) without the bias of Wv
-
-    Parameters: 2 (D^2 + D) + H D, and D^2 + D for the output.
-    """
-
-    def __init__(self, config, layer):
-        super().__init__()
-        self.n_head, self.dropout, self.recompute = config.n_head, config.attention_dropout, config.recompute
-        self.query = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
-        self.value = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
-        self.out = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
-        self.part_embedding = nn.Parameter(0.02 * torch.randn(config.n_head, config.n_embd))      # R
-        self.partition = Partition(config, layer)
-
-    def forward(self, x, source, context):
-        v = split_heads(self.value(source), self.n_head)
-        partition = self.partition(context, v)
-        q = backwards(self.query(x), partition)
-        scores = one_head_scores(q, source) + part_scores(self, q, partition)
-        a, r = sigmoid_weights(scores, context.mask)
-        a = F.dropout(a, self.dropout, self.training)
-        y = sum_parts(self, a[:, None], v, partition)
-        if partition is not None:
-            shares = torch.einsum('bij,hij->bih', a.to(v.dtype), partition)             # A_part / r
-            y = y + shares @ F.linear(self.part_embedding, self.value.weight)
-        return self.out(backwards(y * r, partition))
-
-
 # ---- GAU: one layer in place of attention and MLP ----
 
 class GatedAttention(nn.Module):
     """Gated attention unit.  Hua et al. 2022; Liu 2022, section 4.1
 
         u = silu(x Wu), v = silu(x Wv) (B, T, 2D),  z = silu(x Wz) (B, T, s)
-        q = z g_q + b_q,  k = z g_k + b_k,  both turned by `rope`;  b with `bias` alone; no other biases
+        q = z g_q + b_q,  k = z g_k + b_k,  both rotated by `rope`
         y = (u * A v) Wo,  A = normaliser(q k^T) (B, T, T)          a row of NORMALISER
 
-    One head of key_size s; n_head and n_inner play no part.
+    One head of key_size s; n_head and n_inner are not used. b_q and b_k, the only biases, need bias=True.
     Parameters: 6 D^2 + D s + 2 s, and 2 s for the biases.
     """
 
@@ -588,7 +522,7 @@ def softmax_plus(scores, mask, n, size, scale):
 def squared_relu(scores, mask, n, size, scale):
     """relu(q k^T)^2 / scale, as in Liu's table 1; table 2 prints q k^T / sqrt(d_h) inside.
 
-    The root of the scale goes inside, which keeps float16 in range.
+    Scores are divided by the root of the scale before they are squared, which keeps float16 in range.
     """
     a = (scores.relu() * scale(n, size).rsqrt().to(scores.dtype)).square()
     return a if mask is None else a.masked_fill(~mask, 0)
@@ -598,11 +532,11 @@ def scaled_squared_relu(scores, mask, n, size, scale):
     """relu(q k^T)^2 / sum_j relu(q k^T)^2: rows sum to 1, a row of zeros stays 0.  Liu 2022, section 3.3
 
     The paper prints a further 1 / (n s), with which rows would not sum to 1. Scores are first divided by the
-    row's largest, which cancels: squares of small ones would be 0.
+    row's largest, which cancels out: the squares of small scores would underflow.
     """
     a = scores.relu() if mask is None else scores.relu().masked_fill(~mask, 0)
     a = (a / a.detach().amax(-1, keepdim=True).clamp_min(torch.finfo(a.dtype).tiny)).square()
-    return a / a.sum(-1, keepdim=True).clamp_min(0.5)                                   # 1 at least, or all 0
+    return a / a.sum(-1, keepdim=True).clamp_min(0.5)                                   # sum >= 1, or no key
 
 
 NORMALISER = {
@@ -621,8 +555,13 @@ RELU_SCALE = {                      # Liu 2022, table 1; n2 is Hua et al.
 
 # ---- XLNet ----
 
+def angles(positions, size):
+    """Angle of each position (n,) at each frequency: p 10000^(-2m / size), m = 0, 1, ... -> (n, size / 2)"""
+    return positions.outer(10000.0 ** (-torch.arange(0, size, 2, dtype=torch.float64) / size))
+
+
 class Sinusoid(nn.Module):
-    """Vectors of distances d = i - j: sin(d w_m), then cos(d w_m), w_m = 10000^(-2m/D).  Vaswani et al."""
+    """Vectors of offsets d = i - j: the sines of d's `angles`, then the cosines.  Vaswani et al. 2017"""
 
     def __init__(self, config):
         super().__init__()
@@ -630,8 +569,7 @@ class Sinusoid(nn.Module):
         self.resize(config.block_size)
 
     def resize(self, block_size):
-        rate = 10000.0 ** (-torch.arange(0, self.size, 2, dtype=torch.float64) / self.size)
-        angle = torch.arange(block_size - 1, -block_size, -1, dtype=torch.float64).outer(rate)
+        angle = angles(torch.arange(block_size - 1, -block_size, -1, dtype=torch.float64), self.size)
         table = torch.cat((angle.sin(), angle.cos()), 1)[:, :self.size]
         self.register_buffer('table', table.float(), persistent=False)      # (2 block_size - 1, D)
 
@@ -645,20 +583,16 @@ class XLNetAttention(nn.Module):
     """Relative attention with two global biases.  Yang et al. 2019, after Dai et al. 2019, section 3.3
 
         score_ij = ((q_i + u) k_j + (q_i + v) r_(i-j)) / sqrt(K),  r_d = sinusoid(d) Wr
-        y = softmax(score) v_j                          u, v (D,), K a head; no biases in the projections
+        y_i = sum_j softmax(score)_ij (x_j Wv),  u and v (D,) are H vectors (K,);  projections have no biases
 
-    Their code drops out the sinusoids as well; here attention_dropout alone is in the layer.
+    Yang et al.'s code also drops out the sinusoids; here the layer drops out attention weights alone.
     Parameters: 4 D^2 + 2 D, and D^2 for the output.
     """
 
     def __init__(self, config, layer):
         super().__init__()
         self.n_head, self.dropout = config.n_head, config.attention_dropout
-        self.query = nn.Linear(config.n_embd, config.n_embd, bias=False)
-        self.key = nn.Linear(config.n_embd, config.n_embd, bias=False)
-        self.value = nn.Linear(config.n_embd, config.n_embd, bias=False)
-        self.distance = nn.Linear(config.n_embd, config.n_embd, bias=False)             # Wr
-        self.out = nn.Linear(config.n_embd, config.n_embd, bias=False)
+        self.query, self.key, self.value, self.distance, self.out = projections(5, config.n_embd, bias=False)
         self.content_bias, self.distance_bias = (                                       # u, v
             nn.Parameter(0.02 * torch.randn(config.n_embd)) for _ in range(2))
         self.sinusoid = Sinusoid(config)
@@ -674,19 +608,19 @@ class XLNetAttention(nn.Module):
         r = split_heads(self.distance(self.sinusoid(T))[None], self.n_head)             # (1, H, 2T - 1, K)
         q = split_heads(q + self.distance_bias.to(q.dtype), self.n_head)
         scores = q @ r.mT * q.size(-1) ** -0.5                                          # (B, H, Q, 2T - 1)
-        columns = context.columns
-        columns = distances(torch.arange(T, device=x.device), T) if columns is None else columns
-        bias = scores.gather(-1, columns.expand(*scores.shape[:3], T))
+        offsets = context.offsets
+        offsets = relative_offsets(torch.arange(T, device=x.device), T) if offsets is None else offsets
+        bias = scores.gather(-1, offsets.expand(*scores.shape[:3], T))
         dropout = self.dropout if self.training else 0.0
         return self.out(merge_heads(fused_attention(content, k, v, context.mask, dropout, bias)))
 
 
 SHATTER = {                         # in the order of the paper's ablation
     'part_mask': PartMaskAttention,
-    'one_head_softmax': OneHeadSoftmaxAttention,
-    'one_head_sigmoid': OneHeadSigmoidAttention,
-    'part_bias': PartBiasAttention,
-    'shatter': ShatterAttention,
+    'one_head_softmax': partial(OneHeadAttention, weights=softmax_weights),
+    'one_head_sigmoid': partial(OneHeadAttention, weights=sigmoid_weights),
+    'part_bias': partial(OneHeadAttention, weights=sigmoid_weights, part_bias=True),
+    'shatter': partial(OneHeadAttention, weights=sigmoid_weights, part_bias=True, part_values=True),
 }
 ATTENTION = {
     'original': OriginalAttention,
@@ -697,7 +631,7 @@ ATTENTION = {
     'gau': GatedAttention,
     'xlnet': XLNetAttention,
 }
-ALLOWED_POSITIONS = {               # operator -> the positions it goes with; every other goes with all
+ALLOWED_POSITIONS = {               # attention -> its position encodings; an attention not here has them all
     **dict.fromkeys(SHATTER, ('none',)),
     'gau': ('rope', 'absolute', 'none'),
     'xlnet': ('none',),
@@ -713,33 +647,33 @@ APPLIES_TO = {                      # knob -> (axis, the rows of it that read th
 }
 
 
-# ---- initial values of S (H, K, K); for rank r > 0, of A and of B (H, K, r), so that A B^T is like S ----
+# ---- initial values of S (H, K, K); for rank r > 0, of A or B (H, K, r), such that A B^T resembles S ----
 
 def near_identity(n_head, size, rank, std=0.02):
-    """S = I + N(0, 0.02): pairwise starts as symmetric.  A, B: S is near the projector on r dimensions.
+    """S = I + N(0, 0.02): pairwise starts near symmetric.  A B^T is near the projector on r dimensions.
 
-    The default: it leaves the first plateau in most of the runs of results/tiny.md.
+    The default: in most runs of results/tiny.md its loss leaves the initial plateau.
     """
     return torch.eye(size, rank or size) + std * torch.randn(n_head, size, rank or size)
 
 
 def normal(n_head, size, rank, std=0.02):
-    """Entries of S with deviation 0.02, as in BERT's matrices: attention starts uniform."""
+    """S = N(0, 0.02), as BERT's matrices: attention starts nearly uniform."""
     return torch.randn(n_head, size, rank or size) * ((std / rank ** 0.5) ** 0.5 if rank else std)
 
 
 def fan_in(n_head, size, rank):
-    """Entries of S with variance 1 / K, N(0, 1/K): q S is as long as q."""
+    """S with entries of variance 1 / K: q S is about as long as q."""
     return normal(n_head, size, rank, std=size ** -0.5)
 
 
 PAIR_INIT = {'identity': near_identity, 'fan_in': fan_in, 'normal': normal}
 
 
-# ---- order: how positions enter.  embed: x (B, T, D) before the first norm; attend: see the function ----
+# ---- position encodings.  embed: of x (B, T, D) before the first norm; attend: see the function attend ----
 
 class NoPosition(nn.Module):
-    """No order: the encoder sees a set of tokens.  Tian et al. 2021, "No_Position".  Parameters: 0."""
+    """None: the encoder sees a set of tokens.  Tian et al. 2021, "No_Position".  Parameters: 0."""
 
     def __init__(self, config):
         super().__init__()
@@ -750,7 +684,7 @@ class NoPosition(nn.Module):
     def rotate(self, q, k):
         return q, k
 
-    def attend(self, operator, q, k, v, mask, dropout):
+    def attend(self, attention, q, k, v, mask, dropout):
         return fused_attention(*self.rotate(q, k), v, mask, dropout)
 
 
@@ -775,7 +709,7 @@ class AbsolutePosition(NoPosition):
 class RotaryPosition(NoPosition):
     """Queries and keys rotated by angles that grow with position.  Su et al. 2021, eq. 34
 
-        (q_2i, q_2i+1) at position m turns by m 10000^(-2i/K), so that q_m k_n depends on m - n alone
+        (q_2i, q_2i+1) at position m is rotated by m 10000^(-2i/K), so that q_m k_n depends on m - n alone
 
     Parameters: 0.
     """
@@ -786,29 +720,28 @@ class RotaryPosition(NoPosition):
         self.resize(config.block_size)
 
     def resize(self, block_size):
-        rate = 10000.0 ** (-torch.arange(0, self.size, 2, dtype=torch.float64) / self.size)
-        angle = torch.arange(block_size, dtype=torch.float64).outer(rate)               # (block_size, K / 2)
+        angle = angles(torch.arange(block_size, dtype=torch.float64), self.size)        # (block_size, K / 2)
         self.register_buffer('cos', angle.cos().float(), persistent=False)
         self.register_buffer('sin', angle.sin().float(), persistent=False)
 
     def rotate(self, q, k):
-        return self.turn(q), self.turn(k)
+        return self.rotated(q), self.rotated(k)
 
-    def turn(self, x):
+    def rotated(self, x):
         cos, sin = self.cos[:x.size(-2)], self.sin[:x.size(-2)]
         even, odd = x[..., 0::2], x[..., 1::2]
-        turned = torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1)
-        return turned.flatten(-2).to(x.dtype)
+        pairs = torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1)
+        return pairs.flatten(-2).to(x.dtype)
 
 
 class RelativePosition(NoPosition):
-    """Learned vectors of distances, for keys and for values.  Shaw et al. 2018, as in Tian et al. 2021, 2
+    """Learned vectors of relative distances.  Shaw et al. 2018, as in Tian et al. 2021, section 2
 
-        K_rel = R Wk, V_rel = R Wv through the operator's own matrices, without their biases; R (2c - 1, D)
-        d = j - i, clipped to +-(c - 1)
+        d = j - i, clipped at +-(c - 1);  R (2c - 1, D) of each layer
+        K_rel = R Wk,  V_rel = R Wv,  with the matrices of the layer's attention, without their biases
         score_ij = q_i (k_j + K_rel[d]) / sqrt(K),  y_i = sum_j A_ij (v_j + V_rel[d])
 
-    The weights A are needed themselves, so there is no fused kernel. Parameters: L (2c - 1) D.
+    A_ij is needed for V_rel, and no fused kernel returns it. Parameters: L (2c - 1) D.
     """
 
     def __init__(self, config):
@@ -819,34 +752,34 @@ class RelativePosition(NoPosition):
 
     @torch.no_grad()
     def resize(self, block_size):
-        """Longer than ever before: distances that did not occur get the outermost row that did."""
+        """Rows longer than ever before: distances that never occurred get the row of the longest that did."""
         far = min(self.block_size, self.clip) - 1
         if block_size > self.block_size:
             self.table[:, :self.clip - 1 - far] = self.table[:, self.clip - 1 - far, None]
             self.table[:, self.clip + far:] = self.table[:, self.clip - 1 + far, None]
             self.block_size = block_size
 
-    def attend(self, operator, q, k, v, mask, dropout):
+    def attend(self, attention, q, k, v, mask, dropout):
         T = k.size(-2)
         far = min(T, self.clip) - 1                                                     # largest distance
-        table = self.table[operator.layer, self.clip - 1 - far:self.clip + far]
-        k_rel, v_rel = (split_heads(x[None], operator.n_head) for x in operator.relative(table))
-        columns = distances(torch.arange(T, device=q.device), T) - T + 1
-        columns = (columns.clamp(-far, far) + far).expand(*q.shape[:2], T, T)
-        wide = torch.promote_types(q.dtype, torch.float32)                  # many distances add to one column
-        by_distance = (q @ k_rel.mT).to(wide).gather(-1, columns)
-        scores = (q @ k.mT + by_distance) * q.size(-1) ** -0.5
+        table = self.table[attention.layer, self.clip - 1 - far:self.clip + far]
+        k_rel, v_rel = (split_heads(x[None], attention.n_head) for x in attention.relative(table))
+        distance = (relative_offsets(torch.arange(T, device=q.device), T) - T + 1).clamp(-far, far)
+        row = (distance + far).expand(*q.shape[:2], T, T)                   # of the table
+        wide = torch.promote_types(q.dtype, torch.float32)                  # gather's gradient is a long sum
+        scores = (q @ k.mT + (q @ k_rel.mT).to(wide).gather(-1, row)) * q.size(-1) ** -0.5
         weight = F.dropout(masked_softmax(scores, mask), dropout)
-        by_distance = weight.new_zeros(*q.shape[:3], 2 * far + 1).scatter_add(-1, columns, weight)
+        by_distance = weight.new_zeros(*q.shape[:3], 2 * far + 1).scatter_add(-1, row, weight)
         return weight.to(v.dtype) @ v + by_distance.to(v.dtype) @ v_rel
 
 
 class BiasPosition(AbsolutePosition):
     """A learned bias for each bucket of distances, the same in all layers.  Raffel et al. 2019; BERT-RAB
 
-        score_ij = q_i k_j / sqrt(K) + W[bucket(j - i)],  W (32, H);  position vectors are kept as well
+        score_ij = q_i k_j / sqrt(K) + W[bucket(j - i)],  W (32, H);  `absolute` is kept as well
 
-    The sign halves the 32 buckets; of a half, 8 hold the distances 0 to 7 and 8 grow as logarithms up to 128.
+    Each sign of j - i has 16 buckets: one for each distance from 0 to 7, then 8 of logarithmic width up to
+    128; the last takes all longer distances too.
     Parameters: 32 H + block_size D.
     """
 
@@ -857,7 +790,7 @@ class BiasPosition(AbsolutePosition):
 
     @staticmethod
     def buckets(block_size):
-        """(2 block_size - 1,) bucket of the distances j - i from 1 - block_size on"""
+        """Bucket of each offset j - i, from 1 - block_size to block_size - 1"""
         distance = torch.arange(1 - block_size, block_size)
         size = distance.abs()
         large = 8 + ((size.clamp(min=8).float() / 8).log() / math.log(128 / 8) * 8).long().clamp(max=7)
@@ -867,10 +800,10 @@ class BiasPosition(AbsolutePosition):
         super().resize(block_size)
         self.bucket = self.buckets(block_size).to(self.bucket.device)
 
-    def attend(self, operator, q, k, v, mask, dropout):
+    def attend(self, attention, q, k, v, mask, dropout):
         T, middle = k.size(-2), len(self.bucket) // 2
         bias = self.bucket_bias(self.bucket[middle - T + 1:middle + T]).mT.contiguous()     # (H, 2T - 1)
-        bias = bias.unfold(1, T, 1).flip(1)[None]                                       # (1, H, T, T)
+        bias = unfold(bias, T).flip(1)[None]                                       # (1, H, T, T)
         return fused_attention(q, k, v, mask, dropout, bias)
 
 
@@ -892,7 +825,7 @@ NORM = {                            # rms: x / sqrt(mean(x^2) + eps) without wei
 
 
 class Block(nn.Module):
-    """Post-LN block.  Devlin et al. 2018: x = norm(x + dropout(f(x))), f attention, then the MLP."""
+    """x = norm(x + dropout(f(x))), where f is attention, then the MLP (post-LN).  Devlin et al. 2018"""
 
     def __init__(self, config, layer):
         super().__init__()
@@ -904,13 +837,13 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x, source, context):
-        """x (B, Q, D) with keys and values from source (B, T, D), which is x itself unless x pools."""
+        """x (B, Q, D) are the queries; source (B, T, D) gives keys and values, mostly it is x itself."""
         x = self.attention_norm(x + self.dropout(self.attention(x, source, context)))
         return self.mlp_norm(x + self.dropout(self.contract(F.gelu(self.expand(x)))))
 
 
 class GatedBlock(nn.Module):
-    """A GAU layer, which needs no MLP: x = norm(x + dropout(y)).  Two of them are one Block."""
+    """A GAU layer, which needs no MLP: x = norm(x + dropout(y)).  Two of them replace one Block."""
 
     def __init__(self, config, layer):
         super().__init__()
@@ -922,7 +855,7 @@ class GatedBlock(nn.Module):
         return self.norm(x + self.dropout(self.attention(x, source, context)))
 
 
-BLOCK = {'gau': GatedBlock}         # operator -> its block; every other has Block
+BLOCK = {'gau': GatedBlock}         # attention -> its block; any other has Block
 
 
 class Encoder(nn.Module):
@@ -930,7 +863,7 @@ class Encoder(nn.Module):
 
     def __init__(self, config):
         super().__init__()
-        self.config = replace(config)                   # its own: extend changes it
+        self.config = replace(config)                   # a copy, for extend changes it
         self.token = nn.Embedding(config.vocab_size, config.n_embd)
         self.segment = nn.Embedding(config.n_segment, config.n_embd)
         self.position = POSITION[config.position](config)
@@ -950,30 +883,31 @@ class Encoder(nn.Module):
         return self.states(ids, segments, attention_mask)[-1]
 
     def states(self, ids, segments=None, attention_mask=None, n_block=None):
-        """Hidden states of the embeddings and of each block, or of the first n_block: tensors (B, T, D)."""
+        """List of hidden states (B, T, D): of the embeddings, then of each block, or of the first n_block."""
         context, states = Context(self.position, key_mask(attention_mask)), [self.embed(ids, segments)]
         for block in self.blocks[:n_block]:
             states.append(block(states[-1], states[-1], context))
         return states
 
     def embed(self, ids, segments=None):
-        """What the first block reads, (B, T, D)."""
+        """Input of the first block, (B, T, D)."""
         if ids.size(1) > self.config.block_size:
             raise ValueError(f'{ids.size(1)} tokens in a row, but block_size={self.config.block_size}')
         x = self.token(ids) + (self.segment.weight[0] if segments is None else self.segment(segments))
         return self.dropout(self.norm(self.position.embed(x)))
 
     def extend(self, block_size):
-        """Read rows of up to block_size tokens from now on, more or fewer.  Tian et al. 2021, "ext."
+        """Change block_size, the length of the longest row, to more or less.  Tian et al. 2021, "ext."
 
         `absolute` and `rab` get freshly initialised rows for new positions, `rpe` uses its outermost rows for
-        new distances, and the others compute what they need. Make the optimizer afterwards.
+        new distances, and the others have no weights to change. Some parameters are replaced, so create the
+        optimizer afterwards.
         """
         self.config.block_size = replace(self.config, block_size=block_size).block_size     # checked
         for module in self.modules():
             if hasattr(module, 'resize'):
                 module.resize(block_size)
-                module.to(self.token.weight)            # its device and dtype
+                module.to(self.token.weight)            # device and dtype
 
 
 def key_mask(attention_mask):
@@ -982,14 +916,14 @@ def key_mask(attention_mask):
 
 
 def init_weights(module):
-    """N(0, 0.02) for Linear and Embedding weights, biases 0; norms keep 1 and 0.  Devlin et al. 2018."""
+    """N(0, 0.02) for weights of Linear and Embedding, 0 for biases.  Devlin et al. 2018"""
     if isinstance(module, (nn.Linear, nn.Embedding)):
         nn.init.normal_(module.weight, std=0.02)
     if isinstance(module, nn.Linear) and module.bias is not None:
         nn.init.zeros_(module.bias)
 
 
-# ---- language-model heads: states x (B, k, D) and the tied token table (V, D) -> logits (B, k, V) ----
+# ---- language-model heads: states x (B, k, D) and the token embeddings (V, D), tied -> logits (B, k, V) ----
 
 class BertHead(nn.Module):
     """Linear(D, D), GELU, norm, tied decoder, bias (V,).  Devlin et al. 2018"""
@@ -1031,7 +965,7 @@ class MaskedLM(nn.Module):
         """Logits (B, T, V), or (B, k, V) at `positions`; with `targets` the losses (B, k), float32, nats.
 
         positions, targets  (B, k) int64; other arguments as Encoder.forward
-        The head runs on the gathered positions alone: the loss of full logits at k / T of the cost.
+        The head runs on the states at `positions` alone, which costs k / T of full logits.
         """
         x = self.encoder(ids, segments, attention_mask)
         if positions is not None:
@@ -1042,35 +976,27 @@ class MaskedLM(nn.Module):
     @classmethod
     def from_pretrained(cls, name):
         """A Hugging Face BERT (hub name or local folder) as `original` + `absolute`, in eval mode."""
-        config, weights = read_bert(name, 'BertForMaskedLM')
+        config, weights = read_bert(name, ('encoder.', 'head.'), 'masked-LM model')
         model = cls(config)
-        names = hugging_face_names(config)
-        missing = set(names.values()) - set(weights)
-        if missing:
-            raise UserError(f'{name}: has no {min(missing)}: not a masked-LM model')
-        model.load_state_dict({ours: weights[theirs] for ours, theirs in names.items()})
+        model.load_state_dict({ours: weights[ours] for ours in model.state_dict()})
         return model.eval()
 
     def save_pretrained(self, folder):
         """Write a folder that transformers.BertForMaskedLM loads.  Raises UserError where BERT differs."""
-        c = self.config
         for name, wanted in BERT_AXES.items():
-            if getattr(c, name) != wanted:
-                raise UserError(f"{name}={getattr(c, name)!r}: transformers' BERT has no such layer; only "
+            given = getattr(self.config, name)
+            if given != wanted:
+                raise UserError(f"{name}={given!r}: transformers' BERT has no such layer; only "
                                 f"{', '.join(f'{key}={value!r}' for key, value in BERT_AXES.items())} can be "
                                 'written')
-        bert = transformers().BertConfig(
-            vocab_size=c.vocab_size, max_position_embeddings=c.block_size, num_hidden_layers=c.n_layer,
-            num_attention_heads=c.n_head, hidden_size=c.n_embd, intermediate_size=c.n_inner,
-            type_vocab_size=c.n_segment, hidden_dropout_prob=c.dropout,
-            attention_probs_dropout_prob=c.attention_dropout, layer_norm_eps=1e-12, hidden_act='gelu')
-        target = transformers().BertForMaskedLM(bert)
-        weights = self.state_dict()
-        copied = {theirs: weights[ours] for ours, theirs in hugging_face_names(c).items()}
-        tied = {'cls.predictions.decoder.weight': weights['encoder.token.weight'],
-                'cls.predictions.decoder.bias': weights['head.bias']}
-        target.load_state_dict({**copied, **tied})
-        target.save_pretrained(folder)
+        weights, names = self.state_dict(), hugging_face_names(self.config)
+        sizes = {theirs: getattr(self.config, ours) for ours, theirs in BERT_SIZES.items()}
+        bert = transformers().BertForMaskedLM(transformers().BertConfig(**sizes))
+        bert.load_state_dict({
+            **{names[ours]: value for ours, value in weights.items()},
+            'cls.predictions.decoder.weight': weights['encoder.token.weight'],
+            'cls.predictions.decoder.bias': weights['head.bias']})
+        bert.save_pretrained(folder)
 
 
 def token_losses(logits, targets):
@@ -1080,14 +1006,14 @@ def token_losses(logits, targets):
 
 
 class PermutationLM(nn.Module):
-    """XLNet's objective: each token from those before it in a drawn order.  Yang et al. 2019, section 2.3
+    """XLNet's objective: predict tokens from those before them in a random order.  Yang et al. 2019, 2.3
 
-        content h_i sees j where order_j <= order_i;  query g_i sees j where order_j < order_i
-        g starts from one learned vector: by the relative scores it knows its place, but not its token
+        content stream h_i sees token j where order_j <= order_i;  query stream g_i where order_j < order_i
+        g_i starts from one learned vector: it knows its position, by the relative scores, but not its token
 
-    Their code lets all tokens that are not predicted see each other; here the content stream keeps to
-    the order. Both streams pass each block as one batch of T + k queries with the keys and values of h.
-    Fine-tuning takes the encoder, the content stream. Parameters: those of MaskedLM and D.
+    In Yang et al.'s code all tokens that are not predicted see each other; here the content stream obeys the
+    order. Both streams pass through each block together: T + k queries, and the keys and values of h.
+    Fine-tuning uses `encoder`, which is the content stream. Parameters: those of MaskedLM and D.
     """
 
     def __init__(self, config):
@@ -1104,20 +1030,19 @@ class PermutationLM(nn.Module):
         """Logits (B, k, V), or with `targets` the losses (B, k), float32, nats.
 
         positions, targets  (B, k) int64
-        order               (B, T) int64, place of each token in the factorisation; equal ones see each other;
-                            None: all others first, then `positions` at once, each from the others alone
+        order               (B, T) int64, rank of each token in the factorisation order; ranks may be equal.
+                            None: 1 at `positions`, 0 elsewhere, so each is predicted from all others
         """
         if order is None:
             order = torch.zeros_like(ids).scatter(1, positions, 1)
         content, length = self.encoder.embed(ids, segments), ids.size(1)
-        places = torch.arange(length, device=ids.device).expand_as(ids)
-        start = self.encoder.dropout(self.query_embedding.to(content.dtype).expand(*positions.shape, -1))
-        both = torch.cat((content, start), 1)                                           # (B, T + k, D)
-        limit = torch.cat((order, order.gather(1, positions) - 1), 1)
-        mask = (order[:, None] <= limit[:, :, None])[:, None]                           # (B, 1, T + k, T)
+        query = self.encoder.dropout(self.query_embedding.to(content.dtype).expand(*positions.shape, -1))
+        both = torch.cat((content, query), 1)                                           # (B, T + k, D)
+        last = torch.cat((order, order.gather(1, positions) - 1), 1)                    # rank that is seen
+        mask = (order[:, None] <= last[:, :, None])[:, None]                            # (B, 1, T + k, T)
         mask = mask if attention_mask is None else mask & key_mask(attention_mask)
-        columns = distances(torch.cat((places, positions), 1), length)[:, None]
-        context = Context(self.encoder.position, mask, columns)
+        at = torch.cat((torch.arange(length, device=ids.device).expand_as(ids), positions), 1)
+        context = Context(self.encoder.position, mask, relative_offsets(at, length)[:, None])
         for block in self.encoder.blocks:
             both = block(both, both[:, :length], context)
         logits = self.head(both[:, length:], self.encoder.token.weight)
@@ -1139,11 +1064,11 @@ class ClsPooling(nn.Module):
 
 
 class LayerwisePooling(nn.Module):
-    """A learned vector that reads each layer's input on its way up.  Tian et al. 2021, section 3.4
+    """A learned vector passes through all blocks and reads the input of each.  Tian et al. 2021, section 3.4
 
         y_(k+1) = block_k(y_k),  queries from y_k, keys and values from the recorded states X^k
 
-    No positional term enters, so those of the last block rest without a gradient. Parameters: D.
+    No positional term enters, so positional parameters of the last block get no gradient. Parameters: D.
     """
 
     def __init__(self, config):
@@ -1215,79 +1140,79 @@ BERT_CONFIG = {                     # what a config.json must hold where it hold
     'model_type': 'bert', 'hidden_act': 'gelu', 'layer_norm_eps': 1e-12, 'tie_word_embeddings': True,
     'is_decoder': False, 'position_embedding_type': 'absolute',
 }
-BERT_AXES = {                       # of EncoderConfig
+BERT_AXES = {                       # what an EncoderConfig must be to be written as a BERT
     'attention': 'original', 'position': 'absolute', 'norm': 'layer', 'lm_head': 'bert', 'bias': True,
 }
-BERT_LAYER = {                      # module of a Block -> module of transformers' BertLayer
-    'attention.query': 'attention.self.query',
-    'attention.key': 'attention.self.key',
-    'attention.value': 'attention.self.value',
-    'attention.out': 'attention.output.dense',
-    'attention_norm': 'attention.output.LayerNorm',
-    'expand': 'intermediate.dense',
-    'contract': 'output.dense',
-    'mlp_norm': 'output.LayerNorm',
+BERT_SIZES = {                      # field of EncoderConfig -> of transformers' BertConfig
+    'vocab_size': 'vocab_size', 'block_size': 'max_position_embeddings', 'n_layer': 'num_hidden_layers',
+    'n_head': 'num_attention_heads', 'n_embd': 'hidden_size', 'n_inner': 'intermediate_size',
+    'n_segment': 'type_vocab_size', 'dropout': 'hidden_dropout_prob',
+    'attention_dropout': 'attention_probs_dropout_prob',
 }
-BERT_MODEL = {                      # tensors outside the blocks
+BERT_NAMES = {      # tensor, or module with weight and bias -> name in BertForPreTraining; {} is the layer
     'encoder.token.weight': 'bert.embeddings.word_embeddings.weight',
     'encoder.segment.weight': 'bert.embeddings.token_type_embeddings.weight',
     'encoder.position.table.weight': 'bert.embeddings.position_embeddings.weight',
-    'encoder.norm.weight': 'bert.embeddings.LayerNorm.weight',
-    'encoder.norm.bias': 'bert.embeddings.LayerNorm.bias',
-    'head.transform.weight': 'cls.predictions.transform.dense.weight',
-    'head.transform.bias': 'cls.predictions.transform.dense.bias',
-    'head.norm.weight': 'cls.predictions.transform.LayerNorm.weight',
-    'head.norm.bias': 'cls.predictions.transform.LayerNorm.bias',
+    'encoder.norm': 'bert.embeddings.LayerNorm',
+    'encoder.blocks.{}.attention.query': 'bert.encoder.layer.{}.attention.self.query',
+    'encoder.blocks.{}.attention.key': 'bert.encoder.layer.{}.attention.self.key',
+    'encoder.blocks.{}.attention.value': 'bert.encoder.layer.{}.attention.self.value',
+    'encoder.blocks.{}.attention.out': 'bert.encoder.layer.{}.attention.output.dense',
+    'encoder.blocks.{}.attention_norm': 'bert.encoder.layer.{}.attention.output.LayerNorm',
+    'encoder.blocks.{}.expand': 'bert.encoder.layer.{}.intermediate.dense',
+    'encoder.blocks.{}.contract': 'bert.encoder.layer.{}.output.dense',
+    'encoder.blocks.{}.mlp_norm': 'bert.encoder.layer.{}.output.LayerNorm',
+    'pooler.dense': 'bert.pooler.dense',
+    'head.transform': 'cls.predictions.transform.dense',
+    'head.norm': 'cls.predictions.transform.LayerNorm',
     'head.bias': 'cls.predictions.bias',
 }
 
 
 def hugging_face_names(config):
-    """{name in our state_dict: name in transformers' BertForMaskedLM}, for `original` + `absolute`."""
-    names = dict(BERT_MODEL)
-    for layer in range(config.n_layer):
-        for ours, theirs in BERT_LAYER.items():
-            for kind in ('weight', 'bias'):
-                names[f'encoder.blocks.{layer}.{ours}.{kind}'] = f'bert.encoder.layer.{layer}.{theirs}.{kind}'
+    """{tensor in our state_dict: tensor in transformers'}, of encoder, pooler and masked-LM head."""
+    names = {}
+    for ours, theirs in BERT_NAMES.items():
+        kinds = [''] if ours.endswith(('.weight', '.bias')) else ['.weight', '.bias']
+        for layer in range(config.n_layer) if '{}' in ours else [None]:
+            names |= {ours.format(layer) + kind: theirs.format(layer) + kind for kind in kinds}
     return names
 
 
-def read_bert(name, kind):
-    """(EncoderConfig, weights of transformers' class `kind` that the files have) of a Hugging Face BERT."""
+def read_bert(name, parts, kind):
+    """(EncoderConfig, {our name: tensor}) of a Hugging Face BERT: hub name or folder, with whatever head.
+
+    parts  tuple of prefixes of our names: UserError "not a `kind`" if the files lack such a tensor
+    """
     c = transformers().AutoConfig.from_pretrained(name)
     for key, wanted in BERT_CONFIG.items():
         given = c.to_dict().get(key, wanted)
         if given != wanted:
             raise UserError(f'{name}: {key}={given}: only a BERT with {key}={wanted} can be loaded')
-    model, report = getattr(transformers(), kind).from_pretrained(name, output_loading_info=True)
-    missing = set(report['missing_keys'])
-    return EncoderConfig(
-        vocab_size=c.vocab_size, block_size=c.max_position_embeddings, n_layer=c.num_hidden_layers,
-        n_head=c.num_attention_heads, n_embd=c.hidden_size, n_inner=c.intermediate_size,
-        n_segment=c.type_vocab_size, dropout=c.hidden_dropout_prob,
-        attention_dropout=c.attention_probs_dropout_prob,
-    ), {key: value for key, value in model.state_dict().items() if key not in missing}
+    bert, report = transformers().BertForPreTraining.from_pretrained(name, output_loading_info=True)
+    config = EncoderConfig(**{ours: getattr(c, theirs) for ours, theirs in BERT_SIZES.items()})
+    tensors, weights = bert.state_dict(), {}
+    for ours, theirs in hugging_face_names(config).items():
+        if theirs not in report['missing_keys']:
+            weights[ours] = tensors[theirs]
+        elif ours.startswith(parts):
+            raise UserError(f'{name}: has no {theirs}: not a {kind}')
+    return config, weights
 
 
 def pretrained_encoder(name):
-    """(EncoderConfig, weights of encoder.* and, if there, pooler.*) of a Hugging Face BERT with any head."""
-    config, weights = read_bert(name, 'BertModel')
-    names = {ours: theirs.removeprefix('bert.') for ours, theirs in hugging_face_names(config).items()}
-    names |= {f'pooler.dense.{kind}': f'pooler.dense.{kind}' for kind in ('weight', 'bias')}
-    found = {ours: weights[theirs] for ours, theirs in names.items() if theirs in weights}
-    missing = [theirs for ours, theirs in names.items() if ours.startswith('encoder.') and ours not in found]
-    if missing:
-        raise UserError(f'{name}: has no {missing[0]}: not a BERT')
-    return config, found
+    """(EncoderConfig, weights of encoder.* and, if there, pooler.* and head.*) of a Hugging Face BERT."""
+    return read_bert(name, ('encoder.',), 'BERT')
 
 
 def transformers():
-    """The package, silent; only Hugging Face's weights need it."""
+    """The package without its progress bars and tables; only Hugging Face's weights need it."""
     try:
         import transformers as module
     except ImportError:
         raise UserError('Hugging Face weights need transformers: pip install transformers') from None
     module.utils.logging.disable_progress_bar()
+    module.utils.logging.set_verbosity_error()
     return module
 
 
@@ -1299,10 +1224,12 @@ def count_parameters(model):
 
 
 def training_flops(config, length, n_predicted, kind=MaskedLM, rows=1):
-    """Floating-point operations of a training step on `rows`, as torch.utils.flop_counter counts them.
+    """Floating-point operations of a training step, as torch.utils.flop_counter counts them.
 
+    rows         in the batch
     length       tokens in a row
     n_predicted  positions of a row that reach the head
+    kind         class of the model
     Matrix products of both passes are counted; embeddings, norms, biases and recomputation are left out.
     """
     with torch.device('meta'), FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
@@ -1313,6 +1240,6 @@ def training_flops(config, length, n_predicted, kind=MaskedLM, rows=1):
 
 
 def model_config(settings, vocab_size):
-    """EncoderConfig from a dict of knobs (others are ignored) and the tokenizer's vocabulary."""
+    """EncoderConfig of the knobs in a dict, whose other keys are ignored, and the size of the vocabulary."""
     names = {field.name for field in fields(EncoderConfig)} - {'vocab_size'}
     return EncoderConfig(vocab_size, **{key: value for key, value in settings.items() if key in names})

@@ -15,8 +15,8 @@ data/<name>/ holds, for split in train and val and each unit:
     <split>_00017.bin       little-endian uint16 (uint32 if vocab_size > 65536): each document's ids, then [SEP]
     <split>_00017.idx       int64, the first token of each document in that shard, and the shard's length
     <split>_00017.words     with a segmenter: uint8, 1 where a token starts a word; [SEP] does
-    unit_00017.json         counts, checksums and skipped rows of the unit's two shards
-    units.json              the list of units, which is made once: files with their sizes, revision, versions
+    unit_00017.json         counts, checksums and skipped rows of the unit
+    units.json              the list of units, made once: files with their sizes, revision, versions
     tokenizer/              the tokenizer's file, segmenter.model, settings.json, and word_start.bin:
                             (vocab_size,) uint8, 1 where an id can start a word, for whole-word masking
     docstrings.jsonl        of corpus='docstrings': the texts, with package and place
@@ -39,7 +39,6 @@ import inspect
 import io
 import itertools
 import json
-import math
 import multiprocessing
 import os
 import platform
@@ -73,21 +72,19 @@ segmenter = ''                  # words of Chinese, for whole-word masking: jieb
 segmenter_vocab = 16_000        # pieces of a sentencepiece segmenter trained here; more make longer words
 tokenizer_sample = 10_000_000   # characters to make these of; sentencepiece takes 25 bytes of memory for each
 val_fraction = 0.01             # share of the documents held out, by hash of the text
-max_documents = 0               # an equal share of the first ones of each unit; 0: all
+max_documents = 0               # the first ones of each unit, an equal share of this number; 0: all
 max_bytes = 10_000_000          # longer rows are skipped, longer .txt files cut at blank lines
 unit_bytes = 50_000_000         # of files a unit, or a thousandth of the corpus if that is more
 num_proc = 0                    # worker processes; 0: one per core; the result does not depend on it
 part = ''                       # prepare part i/n, as in 0/4; empty: torchrun's or srun's numbers, else all
-check = ''                      # a prepared folder to read whole, in place of preparing one
+check = ''                      # a prepared folder to read whole, instead of preparing one
 
 FORMAT = 2                      # of the folder; train.py refuses any other
-HASH_SEED = 1                   # of the documents held out and sampled
+HASH_SEED = 1                   # of the choice of documents to hold out and to sample
 MOST_UNITS = 1000
 FEW_FILES = 256                 # of a hub dataset: so few are cut into their row groups
 SAMPLED_UNITS = 16              # that a tokenizer is made of, spread over the corpus
-BATCH_BYTES = 500_000           # of text tokenized at once
-JSON_BYTES = 10**9              # of a .json file of ours at most
-TOKENIZER_BYTES = 10**8         # of a tokenizer's file at most
+BATCH = 500_000                 # characters tokenized at once
 LINE_SECONDS = 60               # between two lines of progress where there is no terminal
 WHERE_ONLY = ('num_proc', 'data_dir', 'name', 'part', 'check')          # knobs that do not change the result
 CJK = np.array([                # first, last + 1 of what BERT calls Chinese and `tokenizers` sets apart
@@ -96,18 +93,15 @@ CJK = np.array([                # first, last + 1 of what BERT calls Chinese and
 LAUNCHERS = (                   # rank, world size, and what tells srun from sbatch, whose script has two
     ('RANK', 'WORLD_SIZE', 'RANK'), ('SLURM_PROCID', 'SLURM_NTASKS', 'SLURM_STEP_ID'))
 LIMITS = {                      # knob: lowest, highest, advice
-    'vocab_size': (16, 10**6, '4096 to 32000 is usual'),
-    'segmenter_vocab': (16, 10**6, '16000 is usual'),
-    'tokenizer_sample': (1000, 10**9, '10000000 is usual'),
-    'val_fraction': (0, 1, '0.01 is usual'),
-    'max_documents': (0, 10**12, '0 reads all'),
-    'max_bytes': (1000, 10**8, '10000000 is usual'),
-    'unit_bytes': (1000, 10**12, '50000000 is usual'),
-    'num_proc': (0, 1024, '0 is one per core'),
-}
+    'vocab_size': (16, 10**6, '4096 to 32000 is usual'), 'segmenter_vocab': (16, 10**6, '16000 is usual'),
+    'tokenizer_sample': (1000, 10**9, '10000000 is usual'), 'val_fraction': (0, 1, '0.01 is usual'),
+    'max_documents': (0, 10**12, '0 reads all'), 'max_bytes': (1000, 10**8, '10000000 is usual'),
+    'unit_bytes': (1000, 10**12, '50000000 is usual'), 'num_proc': (0, 1024, '0 is one per core')}
+REASONS = {errno.ENOSPC: 'the disk is full', errno.EDQUOT: 'the disk quota is used up',
+           errno.EFBIG: 'the limit on the size of a file is reached (ulimit -f)'}
 
 
-# ---- rows and their faults: (place, text, bad); bad is '' for a document, else the kind, and the text a detail ----
+# ---- rows (where, text, bad): bad is '' for a document, else its kind, with a detail for a text ----
 
 def check_text(value, most):
     """Any value -> (text, bad): (the text, '') or ('', why it cannot be a document)."""
@@ -124,26 +118,26 @@ def check_text(value, most):
     return (value, '') if size <= most else ('', 'too long')
 
 
-def pick_field(row, field, config):
+def pick_field(row, field, most):
     """The text of one record, a dict; a missing field is reported with the fields that are there."""
     if not isinstance(row, dict):
         return '', 'not an object'
     if field not in row:
         return ', '.join(map(str, row)), 'missing field'
-    return check_text(row[field], config['max_bytes'])
+    return check_text(row[field], most)
 
 
 OSCAR_BLOCKED = {'agressif', 'adult', 'cryptojacking', 'dangerous_material', 'phishing', 'warez', 'ddos',
                  'hacking', 'malware', 'mixed_adult', 'sect'}
 
 
-def pick_oscar(row, field, config):
+def pick_oscar(row, field, most):
     """The text of an OSCAR record that passes the filter of Courtois et al. 2024, appendix A.
 
     22.01 has metadata.annotation and neither perplexity nor categories; 23.01 has metadata.quality_warnings,
     harmful_pp and categories. An absent field drops nothing, except the language. The first reason counts.
     """
-    text, bad = pick_field(row, field, config)
+    text, bad = pick_field(row, field, most)
     meta = row.get('metadata') if isinstance(row, dict) else None
     if bad or not isinstance(meta, dict):
         return text, bad or 'no metadata'
@@ -160,9 +154,6 @@ def pick_oscar(row, field, config):
     return text, ''
 
 
-PICKS = {'field': pick_field, 'oscar': pick_oscar}
-
-
 def join_rows(rows, joined, most):
     """Rows of one line each -> documents of at most `most` bytes.
 
@@ -170,9 +161,9 @@ def join_rows(rows, joined, most):
     Blank rows belong to the layout and are not counted as empty.
     """
     first, lines, size = None, [], 0
-    for place, text, bad in rows:
+    for where, text, bad in rows:
         if bad and bad != 'empty':
-            yield place, text, bad
+            yield where, text, bad
         if bad:
             continue
         full = re.search(joined, text) if isinstance(joined, str) else len(lines) >= joined
@@ -180,20 +171,32 @@ def join_rows(rows, joined, most):
         if lines and (full or size > most):
             yield first, '\n'.join(lines), ''
             lines, size = [], 4 * len(text)
-        first = first if lines else place
+        first = first if lines else where
         lines.append(text.strip('\n'))
     if lines:
         yield first, '\n'.join(lines), ''
 
 
-# ---- readers of local files: (piece, unit, config) -> rows ----
+# ---- readers of local files: (file, begin, end, pick, most) -> rows; where = (lines not counted, number) ----
 
 class BrokenFile(UserError):
     """A file that cannot be read to its end."""
 
 
+@contextlib.contextmanager
+def names_broken(file_name):
+    """Any error of the libraries that read files, dozens of classes, becomes a BrokenFile."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        raise BrokenFile(f'{file_name}: cannot be read: {reason}: mend it and repeat the command') from None
+
+
 def open_bytes(file_name):
-    """A buffered binary stream over a plain, .gz or .zst file; fsspec's ends with the first frame of a .zst."""
+    """A buffered binary stream over a plain, .gz or .zst file; fsspec's would end with the first frame of a .zst."""
     if file_name.endswith('.gz'):
         return gzip.open(file_name)
     if file_name.endswith('.zst'):
@@ -203,52 +206,42 @@ def open_bytes(file_name):
     return open(file_name, 'rb')
 
 
-def read_lines(piece, most):
-    """Yields (place, line, bad) of the lines that begin in [begin, end); an end of None is that of the file.
+def read_lines(file_name, begin, end, most):
+    """Yields (where, line, bad) of the lines that begin at the bytes [begin, end).
 
-    place  (begin, number of the line from there on); no line longer than `most` bytes is ever in memory
+    where  (begin, number of the line from there on); no line longer than `most` bytes is ever in memory
     """
-    file_name, begin, end = piece
     with open_bytes(file_name) as file:
-        if begin:
-            file.seek(begin - 1)
-            skip_line(file, most)
-        position = file.tell()
-        for number in itertools.count(1):
+        position = file.seek(begin - 1) if begin else 0
+        for number in itertools.count(0 if begin else 1):       # 0: the last byte of a line before the first
             line = file.readline(most + 1) if end is None or position < end else b''
             if not line:
                 return
             position += len(line)
-            if len(line) > most and not line.endswith(b'\n'):
-                position += skip_line(file, most)
-                yield (begin, number), '', 'too long'
-                continue
+            whole, rest = line.endswith(b'\n') or len(line) <= most, line
+            while rest and not rest.endswith(b'\n'):
+                rest = file.readline(most)
+                position += len(rest)
             try:
-                yield (begin, number), line.decode('utf-8' if position > len(line) else 'utf-8-sig'), ''
+                text = line.decode('utf-8-sig' if (begin, number) == (0, 1) else 'utf-8') if whole else ''
             except UnicodeDecodeError:
-                yield (begin, number), '', 'invalid UTF-8'
+                text, bad = '', 'invalid UTF-8'
+            else:
+                bad = '' if whole else 'too long'
+            if number:
+                yield (begin, number), text, bad
 
 
-def skip_line(file, most):
-    """Reads to the end of the line; returns the bytes skipped."""
-    skipped = 0
-    while line := file.readline(most):
-        skipped += len(line)
-        if line.endswith(b'\n'):
-            break
-    return skipped
-
-
-def read_txt(piece, unit, config):
-    """One document a file; a file longer than max_bytes is cut at blank lines."""
-    first, lines, size, cut, most = 1, [], 0, 0, config['max_bytes']    # cut: lines up to the last blank one
-    for (_, number), line, bad in read_lines(piece, most):
+def read_txt(file_name, begin, end, pick, most):
+    """One document a file; a file longer than `most` bytes is cut at blank lines."""
+    first, lines, size, cut = 1, [], 0, 0                       # cut: lines up to the last blank one
+    for (_, number), line, bad in read_lines(file_name, begin, end, most):
         bad = bad or ('NUL' if '\0' in line else '')
         if bad:
             yield (0, number), '', bad
             continue
         lines.append(line)
-        size += len(line) if line.isascii() else len(line.encode())
+        size += len(line.encode())
         if size > most:
             cut = cut or len(lines) - 1
             yield (0, first), *check_text(''.join(lines[:cut]), most)
@@ -259,30 +252,27 @@ def read_txt(piece, unit, config):
     yield (0, first), *check_text(''.join(lines), most)
 
 
-def read_jsonl(piece, unit, config):
+def read_jsonl(file_name, begin, end, pick, most):
     """One record a line; blank lines are no records."""
-    pick, field = PICKS[unit['pick']], unit['field']
-    for place, line, bad in read_lines(piece, config['max_bytes']):
+    for where, line, bad in read_lines(file_name, begin, end, most):
         if bad:
-            yield place, '', bad
+            yield where, '', bad
         elif not line.isspace():
             try:
                 row = json.loads(line)
             except (ValueError, RecursionError):
-                yield place, '', 'broken JSON'
+                yield where, '', 'broken JSON'
                 continue
-            yield place, *pick(row, field, config)
+            yield where, *pick(row, most=most)
 
 
-def read_parquet(piece, unit, config):
-    """One record a row of the row groups [begin, end); pyarrow would raise for a whole batch of strings."""
-    arrow, pick, field = need('pyarrow', 'reading .parquet files'), PICKS[unit['pick']], unit['field']
-    file_name, begin, end = piece
+def read_parquet(file_name, begin, end, pick, most):
+    """One record a row of the row groups [begin, end); decoded here, as pyarrow would raise for a whole batch."""
+    arrow, field = need('pyarrow', 'reading .parquet files'), pick.keywords['field']
     with importlib.import_module('pyarrow.parquet').ParquetFile(file_name) as file:
-        groups, names = file.metadata.num_row_groups, file.schema_arrow.names
-        number = sum(file.metadata.row_group(i).num_rows for i in range(begin))
-        present = field if field in names else names[0]
-        for batch in file.iter_batches(256, range(begin, end or groups), [present], use_threads=False):
+        names, rows = file.schema_arrow.names, [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
+        present, number = field if field in names else names[0], sum(rows[:begin])
+        for batch in file.iter_batches(256, range(begin, len(rows))[:end and end - begin], [present], use_threads=False):
             column = batch.column(0)
             if arrow.types.is_string(column.type) or arrow.types.is_large_string(column.type):
                 column = column.cast(arrow.large_binary())
@@ -293,7 +283,7 @@ def read_parquet(piece, unit, config):
                 except UnicodeDecodeError:
                     yield (0, number), '', 'invalid UTF-8'
                     continue
-                yield (0, number), *pick({field: value} if field in names else dict.fromkeys(names), field, config)
+                yield (0, number), *pick({field: value} if field in names else dict.fromkeys(names), most=most)
 
 
 FORMATS = {'.txt': read_txt, '.jsonl': read_jsonl, '.json': read_jsonl, '.parquet': read_parquet, '': read_txt}
@@ -304,36 +294,30 @@ def file_format(file_name):
     return FORMATS.get(os.path.splitext(re.sub(r'\.(gz|zst)$', '', file_name))[1])
 
 
-def read_unit(unit, config):
-    """Yields ((file or dataset, begin, number), text, bad).  Raises BrokenFile where a file cannot be read."""
+def read_unit(unit, most):
+    """Rows with where = (file or dataset, lines not counted, number)."""
+    pick = functools.partial(PICKS[unit['pick']], field=unit['field'])
     if unit['hub']:
-        yield from read_hub(unit, config)
-    for *piece, _ in unit['pieces']:
-        try:
-            for place, text, bad in file_format(piece[0])(piece, unit, config):
-                yield (piece[0], *place), text, bad
-        except UserError:
-            raise
-        except Exception as error:                              # the readers' libraries raise dozens of classes
-            raise broken_file(piece[0], error) from None
+        rows = read_hub(*unit['hub'], pick, most)
+        yield from join_rows(rows, unit['joined'], most) if unit['joined'] else rows
+    for file_name, begin, end, _ in unit['pieces']:
+        with names_broken(file_name):
+            for where, text, bad in file_format(file_name)(file_name, begin, end, pick, most):
+                yield (file_name, *where), text, bad
 
 
-def broken_file(file_name, error):
-    reason = ' '.join(str(error).split())[:200]
-    return BrokenFile(f'{file_name}: cannot be read: {type(error).__name__}: {reason}: mend it and repeat')
+# ---- sources: (source, subset, joined, config, folder) -> (units, what to record about the source) ----
+
+PICKS = {'field': pick_field, 'oscar': pick_oscar}
 
 
-# ---- sources: (source, config, folder) -> (units, what to record about the source) ----
+def new_unit(pick, field, pieces=(), hub=(), joined=None, size=0):
+    """What must be known to read a unit; size is for the choice of a sample.
 
-def new_unit(pieces=(), hub=(), joined=None, pick='field', field='text', size=0):
-    """What a process must know to read a unit.
-
-    pieces  of local files: [file, begin, end or None, size of the file]; begin and end count bytes, in
-            parquet row groups
-    hub     or a share of a dataset: [id, subset, split, revision, shards, n, i]
-    joined  how rows are joined, see join_rows; size: bytes, for the progress
+    pieces  local files: [file, begin, end or None, size of the file]; row groups in parquet, else bytes
+    hub     or a share of a dataset: [id, subset, split, revision, whole files?, shards, n, i]
     """
-    return {'pieces': list(pieces), 'hub': list(hub), 'joined': joined, 'pick': pick, 'field': field, 'bytes': size}
+    return {'pick': pick, 'field': field, 'pieces': list(pieces), 'hub': list(hub), 'joined': joined, 'bytes': size}
 
 
 def find_files(source):
@@ -341,63 +325,52 @@ def find_files(source):
     if os.path.isdir(source):
         found = [os.path.join(folder, item) for folder, _, items in os.walk(source) for item in items]
     else:
-        found = [source] if os.path.isfile(source) else [item for item in glob.glob(source, recursive=True)
-                                                         if os.path.isfile(item)]
-    others = collections.Counter(os.path.splitext(item)[1] for item in found if not file_format(item))
-    if others:
-        kinds = ', '.join(f'{kind} {count}' for kind, count in others.most_common(5))
-        say(f'{source}: {others.total()} files are left out, whose ending is none of '
-            f"{', '.join(filter(None, FORMATS))} ({kinds})")
-    return sorted(item for item in found if file_format(item))
-
-
-def list_files(source, subset, joined, folder, config, pick='field', field=''):
-    """Local files in units of about unit_bytes: small ones together, large ones cut where that can be done."""
-    files = [os.path.abspath(item) for item in find_files(source)]
+        found = [source] if os.path.isfile(source) else list(filter(os.path.isfile, glob.glob(source, recursive=True)))
+    files = sorted(item for item in found if file_format(item))
+    if len(files) < len(found):
+        others = collections.Counter(os.path.splitext(item)[1] for item in found if not file_format(item))
+        say(f'{source}: {others.total()} files of other kinds are left out: {count_kinds(others)}')
     if not files:
-        raise UserError(f"{source}: no {', '.join(filter(None, FORMATS))} file (.gz, .zst too) is there")
-    sizes = [os.path.getsize(item) for item in files]
-    most, units, whole = max(config['unit_bytes'], sum(sizes) // MOST_UNITS), [], []
-    for file, size in zip(files, sizes, strict=True):
-        pieces = cut_file(file, size, most)
-        whole += [file] if len(pieces) == 1 and size > 2 * most else []
-        for begin, end in pieces:
-            if not units or units[-1]['bytes'] + size // len(pieces) > most:
-                units.append(new_unit(pick=pick, field=field or config['text_field']))
+        raise UserError(f'{source}: no .txt, .json, .jsonl or .parquet file (.gz, .zst too) is there')
+    return [os.path.abspath(item) for item in files]
+
+
+def list_files(source, subset, joined, config, folder, pick='field', field=''):
+    """Local files in units of about unit_bytes: small ones together, large ones cut where that can be done."""
+    files = find_files(source)
+    sizes = {file: os.path.getsize(file) for file in files}
+    most, units, whole = max(config['unit_bytes'], sum(sizes.values()) // MOST_UNITS), [], []
+    for file, size in sizes.items():
+        edges = cut_file(file, -(-size // most))
+        whole += [file] if len(edges) == 2 and size > 2 * most else []
+        for begin, end in itertools.pairwise(edges):
+            if not units or units[-1]['bytes'] + size // (len(edges) - 1) > most:
+                units.append(new_unit(pick, field or config['text_field']))
             units[-1]['pieces'].append([file, begin, end, size])
-            units[-1]['bytes'] += size // len(pieces)
+            units[-1]['bytes'] += size // (len(edges) - 1)
     if whole:
         say(f'{source}: {len(whole)} large files cannot be cut and are a unit each, as {whole[0]}')
-    return units, {'path': source, 'files': len(files), 'bytes': sum(sizes)}
+    return units, {'path': source, 'files': len(files), 'bytes': sum(sizes.values())}
 
 
-def cut_file(file_name, size, most):
-    """[(begin, end)] of the pieces of a file of `size` bytes, about `most` bytes each."""
-    n, kind = -(-size // most), file_format(file_name)
+def cut_file(file_name, n):
+    """The edges of at most n pieces of a file: bytes or row groups, [0, None] where it cannot be cut."""
+    kind, total = file_format(file_name), 0
     if n > 1 and kind is read_parquet:
         need('pyarrow', 'reading .parquet files')
-        try:
-            with importlib.import_module('pyarrow.parquet').ParquetFile(file_name) as file:
-                groups = file.metadata.num_row_groups
-        except Exception as error:
-            raise broken_file(file_name, error) from None
-        return cut_range(groups, min(n, groups) or 1)
-    if n > 1 and kind is read_jsonl and not file_name.endswith(('.gz', '.zst')):
-        return cut_range(size, n)
-    return [(0, None)]
+        with names_broken(file_name), importlib.import_module('pyarrow.parquet').ParquetFile(file_name) as file:
+            total = file.num_row_groups
+    elif n > 1 and kind is read_jsonl and not file_name.endswith(('.gz', '.zst')):
+        total = os.path.getsize(file_name)
+    n = min(n, total)
+    return [total * i // n for i in range(n + 1)] if n > 1 else [0, None]
 
 
-def cut_range(total, n):
-    """n ranges that cover range(total)."""
-    edges = [total * i // n for i in range(n + 1)]
-    return list(itertools.pairwise(edges))
-
-
-def list_oscar(source, subset, joined, folder, config):
+def list_oscar(source, subset, joined, config, folder):
     """OSCAR 22.01 or 23.01 record files, filtered."""
     if not source:
         raise UserError("corpus='oscar' needs --path=<.jsonl.gz or .jsonl.zst files, a directory or a glob>")
-    return list_files(source, '', None, folder, config, 'oscar', 'content')
+    return list_files(source, subset, joined, config, folder, 'oscar', 'content')
 
 
 @functools.lru_cache(4)
@@ -409,7 +382,7 @@ def open_hub(source, subset, split, revision, whole_files):
     return data.reshard() if cut else data
 
 
-def list_hub(source, subset, joined, folder, config):
+def list_hub(source, subset, joined, config, folder):
     """A Hugging Face dataset, streamed at a pinned revision; rows that are joined keep a unit a file."""
     need('datasets', 'reading from the Hugging Face hub')
     hub = importlib.import_module('huggingface_hub')
@@ -421,26 +394,24 @@ def list_hub(source, subset, joined, folder, config):
     except Exception as error:                                  # the hub's libraries raise dozens of classes
         raise UserError(hub_error(source, error)) from None
     n = min(data.num_shards, MOST_UNITS)
-    size = (getattr(facts, 'num_bytes', 0) or 0) // n
-    units = [new_unit(hub=[*dataset, data.num_shards, n, i], joined=joined, field=config['text_field'], size=size)
-             for i in range(n)]
+    units = [new_unit('field', config['text_field'], hub=[*dataset, data.num_shards, n, i], joined=joined,
+                      size=(getattr(facts, 'num_bytes', 0) or 0) // n) for i in range(n)]
     return units, {'hub': source, 'subset': subset, 'split': config['split'], 'revision': pinned}
 
 
-def read_hub(unit, config):
-    *dataset, shards, n, i = unit['hub']
-    where = dataset[0] if n == 1 else f'{dataset[0]}, unit {i} of {n}'
+def read_hub(source, subset, split, revision, whole_files, shards, n, i, pick, most):
+    where = f'{source}, unit {i} of {n}' if n > 1 else source
     try:
-        data = open_hub(*dataset)
+        data = open_hub(source, subset, split, revision, whole_files)
         if data.num_shards != shards:
-            raise UserError(f'{dataset[0]}: {data.num_shards} shards, but {shards} when its units were listed: '
-                            'use the same version of datasets')
+            raise UserError(f'{source}: {data.num_shards} shards, but {shards} when its units were listed: use the '
+                            'same version of datasets')
         for number, row in enumerate(data.shard(n, i), 1):
-            yield (where, 0, number), *pick_field(row, unit['field'], config)
+            yield (where, 0, number), *pick(row, most=most)
     except UserError:
         raise
     except Exception as error:
-        raise UserError(hub_error(dataset[0], error)) from None
+        raise UserError(hub_error(source, error)) from None
 
 
 def hub_error(source, error):
@@ -448,14 +419,14 @@ def hub_error(source, error):
     return f'{source}: the Hugging Face hub did not give it: {type(error).__name__}: {text}'
 
 
-def list_docstrings(source, subset, joined, folder, config):
+def list_docstrings(source, subset, joined, config, folder):
     """The docstrings of installed packages, each text once, none below 40 characters, written into one file."""
     roots = {package: package_root(package) for package in source.split()}
     files = [(package, root, item) for package, root in roots.items() for item in python_files(root)]
-    chunks = [files[i:i + 50] for i in range(0, len(files), 50)]
-    found = dict(in_parallel(parse_files, [(chunk,) for chunk in chunks], config['num_proc']))
+    tasks = [(files[i:i + 50],) for i in range(0, len(files), 50)]
+    found = dict(filter(None, in_parallel(parse_files, tasks, config['num_proc'])))
     output, seen, faults = Output(os.path.join(folder, 'docstrings.jsonl')), set(), []
-    for package, where, text, bad in itertools.chain.from_iterable(found[i] for i in range(len(chunks))):
+    for package, where, text, bad in itertools.chain.from_iterable(found[i] for i in range(len(tasks))):
         if bad:
             faults.append((where, bad))
         elif text not in seen:
@@ -464,16 +435,15 @@ def list_docstrings(source, subset, joined, folder, config):
     output.finish()
     for where, bad in faults[:5]:
         say(f'skipped {where}: {bad}')
-    units, _ = list_files(output.file_name, '', None, folder, config, field='text')
+    units, _ = list_files(output.file_name, subset, joined, config, folder, field='text')
     for unit in units:
         unit['pieces'] = [['docstrings.jsonl', *rest] for _, *rest in unit['pieces']]
-    skipped = collections.Counter(bad for _, bad in faults)
     packages = {package: package_version(package) for package in roots}
-    return units, {'packages': packages, 'files': len(files), 'skipped': skipped}
+    return units, {'packages': packages, 'files': len(files), 'skipped': collections.Counter(bad for _, bad in faults)}
 
 
 def parse_files(files):
-    """(package, root, Python file) of several -> (package, where, text, bad) of each docstring."""
+    """[(package, root, Python file)] -> [(package, where, text, bad)], a row of each docstring."""
     return [(package, *row) for package, root, file_name in files for row in parse_docstrings((root, file_name))]
 
 
@@ -885,7 +855,7 @@ def mark_words(text, ids, offsets, starts, word_start):
     return np.where(is_cjk(points[begin]), cut, word_start[ids])
 
 
-# ---- files ----
+# ---- files of ours: whole, or not there ----
 
 def need(module, purpose):
     """An optional package, or an error that names what to install."""
@@ -901,33 +871,29 @@ def read_bytes(file_name):
 
 
 def temporary_name(target):
-    """A name that no other process uses; remove_leftovers reads it."""
     return f'{target}~{platform.node()}~{os.getpid()}~{secrets.token_hex(4)}.tmp'
 
 
 def remove_leftovers(folder):
-    """Remove what this process, and killed ones of this host, began for a folder and in it."""
+    """Remove what this process, and processes of this host that were killed, began for a folder and in it."""
     folder = glob.escape(folder)
     for item in glob.glob(f'{folder}~*.tmp') + glob.glob(f'{folder}/*~*.tmp'):
         _, host, pid, _ = item.rsplit('~', 3)
-        if host == platform.node() and not others_process(int(pid)):
-            shutil.rmtree(item, ignore_errors=True)
-            with contextlib.suppress(OSError):
-                os.remove(item)
+        if host == platform.node() and not is_another(int(pid)):
+            shutil.rmtree(item) if os.path.isdir(item) else os.remove(item)
 
 
-def others_process(pid):
-    """Whether a process lives that is not this one."""
-    with contextlib.suppress(PermissionError):
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return False
+def is_another(pid):
+    """Whether a process other than this one has the number."""
+    try:
+        os.kill(pid, 0)
+    except OSError as error:
+        return not isinstance(error, ProcessLookupError)
     return pid != os.getpid()
 
 
 class Output:
-    """A file that is written under a temporary name and gets its own once all of it is on the disk."""
+    """A file under a temporary name, which gets its own once all of it is on the disk."""
 
     def __init__(self, file_name):
         self.file_name, self.digest = file_name, hashlib.sha256()
@@ -947,26 +913,28 @@ class Output:
 
 
 def write_bytes(file_name, data):
-    """The whole file or none of it; returns its sha256."""
     output = Output(file_name)
     output.write(data)
     return output.finish()
 
 
 def write_json(file_name, value):
-    write_bytes(file_name, json.dumps(value, indent=1).encode() + b'\n')
+    """A dict with a digest of itself, by which read_json knows what was damaged or edited."""
+    write_bytes(file_name, json.dumps({**value, 'digest': digest_of(value)}, indent=1).encode() + b'\n')
 
 
 def read_json(file_name, remedy):
-    """The dict in a .json file of ours."""
     try:
-        if os.path.getsize(file_name) < JSON_BYTES:
-            value = json.loads(read_bytes(file_name), parse_constant=int)       # int('NaN') is a ValueError
-            if isinstance(value, dict):
-                return value
-    except (ValueError, RecursionError):
+        value = json.loads(read_bytes(file_name))
+        if value.pop('digest') == digest_of(value):
+            return value
+    except (ValueError, LookupError, AttributeError, TypeError, RecursionError):
         pass
-    raise UserError(f'{file_name}: broken: {remedy}')
+    raise UserError(f'{file_name}: damaged or edited: {remedy}')
+
+
+def digest_of(value):
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def text_hash(text, seed=0):
@@ -975,12 +943,7 @@ def text_hash(text, seed=0):
     return int.from_bytes(digest, 'little')
 
 
-def digest_of(value):
-    """16 digits that stand for a value of JSON."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
-
-
-# ---- processes ----
+# ---- worker processes ----
 
 def die_with_parent():
     """Run in a worker: a killed main process must not leave workers behind."""
@@ -992,16 +955,22 @@ def die_with_parent():
 
 
 def in_parallel(function, tasks, num_proc):
-    """Yields (i, function(*tasks[i])) in the order in which they end; an error ends all workers at once."""
+    """Yields (i, function(*tasks[i])) in the order in which they end, None where that takes LINE_SECONDS.
+
+    An error or Ctrl-C ends all workers at once.
+    """
     if num_proc == 1:
         yield from ((i, function(*task)) for i, task in enumerate(tasks))
         return
     context = multiprocessing.get_context('spawn')
     pool = concurrent.futures.ProcessPoolExecutor(min(num_proc, len(tasks)), context, die_with_parent)
     try:
-        futures = {pool.submit(function, *task): i for i, task in enumerate(tasks)}
-        for future in concurrent.futures.as_completed(futures):
-            yield futures[future], future.result()
+        waiting = {pool.submit(function, *task): i for i, task in enumerate(tasks)}
+        while waiting:
+            ended, _ = concurrent.futures.wait(waiting, LINE_SECONDS, concurrent.futures.FIRST_COMPLETED)
+            yield from ((waiting.pop(future), future.result()) for future in ended)
+            if not ended:
+                yield None
     except concurrent.futures.BrokenExecutor:
         raise UserError('a worker process was killed; out of memory? Then a smaller --num_proc') from None
     finally:
@@ -1011,57 +980,23 @@ def in_parallel(function, tasks, num_proc):
         pool.shutdown(cancel_futures=True)
 
 
-class Progress:
-    """What is done: a bar on a terminal, else a line a minute."""
-
-    def __init__(self, folder, units, width):
-        self.folder, self.units, self.width, self.done, self.tokens = folder, units, width, 0, 0
-        self.started, self.ended, self.bar = time.monotonic(), threading.Event(), None
-        if sys.stderr and sys.stderr.isatty():
-            self.bar = need('tqdm', 'preparing').tqdm(total=units, unit='unit', leave=False)
-        threading.Thread(target=self.watch, daemon=True).start()
-
-    def add(self, tokens):
-        self.tokens += tokens
-        self.done += 1
-        if self.bar:
-            self.bar.update()
-
-    def watch(self):
-        while not self.ended.wait(1 if self.bar else LINE_SECONDS):
-            size = 0
-            with contextlib.suppress(OSError):                  # a file has just got its name
-                size = sum(map(os.path.getsize, glob.glob(f'{glob.escape(self.folder)}/*.bin~*.tmp')))
-            tokens = self.tokens + size // self.width
-            text = f'{tokens:,} tokens, {tokens / (time.monotonic() - self.started):,.0f} tokens/s'
-            if self.bar:
-                self.bar.set_postfix_str(text)
-            else:
-                say(f'{self.folder}: {self.done} of {self.units} units, {text}')
-
-    def close(self):
-        self.ended.set()
-        if self.bar:
-            self.bar.close()
-
-
 # ---- what all units need: docstrings.jsonl, tokenizer/ and units.json ----
 
 def make_folder(folder, sources, config, settings):
-    """Makes the folder under a temporary name; of processes that do so at once the first one's counts."""
-    fresh, source = temporary_name(folder), ' + '.join(source for _, source, *_ in sources)
+    """Makes the folder under a temporary name; of processes that do so at once, that of the first counts."""
+    fresh, source, units, origins = temporary_name(folder), ' + '.join(row[1] for row in sources), [], []
     os.makedirs(fresh)
-    units, origins = [], []
     for lister, *row in sources:
-        found, origin = lister(*row, fresh, config)
+        found, origin = lister(*row, config, fresh)
         units += found
         origins.append(origin)
     say(f'{folder}: {len(units)} units of {source}')
-    units = [{**unit, 'most': -(-config['max_documents'] // len(units))} for unit in units]
-    check_corpus(resolve(units, fresh), source, config)
-    versions = save_tools(fresh, resolve(units, fresh), config)
-    plan = {'settings': settings, 'corpus': source, 'source': origins, 'versions': versions, 'units': units}
-    write_json(os.path.join(fresh, 'units.json'), plan)
+    units = [{**unit, 'documents': -(-config['max_documents'] // len(units))} for unit in units]
+    found = units_in(fresh, units)
+    check_corpus(found, source, config)
+    versions = save_tools(fresh, found, config)
+    write_json(os.path.join(fresh, 'units.json'), {
+        'settings': settings, 'corpus': source, 'source': origins, 'versions': versions, 'units': units})
     try:
         os.rename(fresh, folder)
     except OSError as error:
@@ -1069,8 +1004,8 @@ def make_folder(folder, sources, config, settings):
             raise
 
 
-def resolve(units, folder):
-    """Units whose files have paths; files of the folder itself are listed by name."""
+def units_in(folder, units):
+    """Units as read_unit takes them: files of the folder itself are listed by name and get their path."""
     return [{**unit, 'pieces': [[os.path.join(folder, file), *rest] for file, *rest in unit['pieces']]}
             for unit in units]
 
@@ -1087,8 +1022,8 @@ class Tally:
             self.examples.append([where, detail, bad])
 
 
-def count_kinds(skipped):
-    return ', '.join(f'{kind} {count}' for kind, count in sorted(skipped.items()))
+def count_kinds(counts):
+    return ', '.join(f'{kind} {count}' for kind, count in sorted(counts.items()))
 
 
 def name_row(where, detail, bad):
@@ -1101,32 +1036,31 @@ def name_row(where, detail, bad):
 
 
 def check_corpus(units, source, config):
-    """Raises UserError unless there is a document; 10,000 rows without the field at its start are enough."""
-    tally = Tally()
-    for where, text, bad in itertools.chain.from_iterable(read_unit(unit, config) for unit in units):
+    """Raises UserError unless there is a document; 10,000 rows without the field at the start are enough."""
+    tally, fields = Tally(), ''
+    for where, text, bad in itertools.chain.from_iterable(read_unit(unit, config['max_bytes']) for unit in units):
         if not bad:
             return
         tally.add(where, text, bad)
-        fields = text if bad == 'missing field' else ''
+        fields = text if bad == 'missing field' else fields
         if tally.skipped['missing field'] == 10_000:
             break
     if tally.skipped['missing field']:
-        fields = next(detail for _, detail, bad in tally.examples if bad == 'missing field')
         raise UserError(f"text_field='{units[0]['field']}': no row of {source} has it; its fields are {fields}")
-    first = f'; skipped: {count_kinds(tally.skipped)}; the first: {name_row(*tally.examples[0])}' if tally.examples else ''
-    raise UserError(f'{source}: no document in it{first}')
+    first = f'; the first: {name_row(*tally.examples[0])}' if tally.examples else ''
+    raise UserError(f'{source}: no document in it; skipped: {count_kinds(tally.skipped) or 0}{first}')
 
 
 def documents(unit, config, tally):
     """Yields the texts of a unit, as many as are wanted; bad rows go to the tally."""
     count = 0
-    for where, text, bad in read_unit(unit, config):
+    for where, text, bad in read_unit(unit, config['max_bytes']):
         if bad:
             tally.add(where, text, bad)
             continue
         yield text
         count += 1
-        if count == unit['most']:
+        if count == unit['documents']:
             return
 
 
@@ -1177,21 +1111,15 @@ def take_characters(texts, most):
 
 def load_tool(folder, knob, table):
     """The tokenizer or segmenter of a prepared folder, or None."""
-    home = os.path.join(folder, 'tokenizer')
-    facts = read_json(os.path.join(home, 'settings.json'), f'prepare {folder} again').get(knob)
-    if knob == 'segmenter' and facts is None:
+    home, again = os.path.join(folder, 'tokenizer'), f'remove {folder} and prepare it again'
+    facts = read_json(os.path.join(home, 'settings.json'), again).get(knob)
+    if facts is None:
         return None
-    try:
-        kind = table[facts['kind']]
-        file_name = os.path.join(home, kind.file_name)
-        if kind.file_name and (os.path.getsize(file_name) > TOKENIZER_BYTES or facts['sha256'] != hashlib.sha256(
-                read_bytes(file_name)).hexdigest()):
-            raise UserError(f'{file_name}: damaged: its sha256 is not that of settings.json: prepare {folder} again')
-        return kind(home, facts)
-    except UserError:
-        raise
-    except (LookupError, TypeError, ValueError, OverflowError, AttributeError, MemoryError) as error:
-        raise UserError(f'{home}: with what settings.json says, no {knob}: {error!r}: prepare {folder} again') from None
+    kind = table[facts['kind']]
+    file_name = os.path.join(home, kind.file_name)
+    if kind.file_name and hashlib.sha256(read_bytes(file_name)).hexdigest() != facts['sha256']:
+        raise UserError(f'{file_name}: damaged, its sha256 is not that of settings.json: {again}')
+    return kind(home, facts)
 
 
 def load_tokenizer(folder):
@@ -1215,12 +1143,13 @@ def unit_tools(folder):
 
 
 class Shard:
-    """One split of a unit, written batch by batch; without a document there are no files."""
+    """One split of a unit, written batch by batch."""
 
     def __init__(self, stem, tokenizer, columns):
-        self.stem, self.tokenizer, self.columns = stem, tokenizer, columns
-        self.starts, self.held, self.files = array.array('q', [0]), {key: [] for key in columns}, {}
-        self.counts = np.zeros(tokenizer.vocab_size, np.int64)  # of each id
+        self.stem, self.tokenizer, self.columns = stem, tokenizer, columns          # {ending: dtype}
+        self.files = {ending: Output(f'{stem}.{ending}') for ending in columns}
+        self.held, self.starts = {ending: [] for ending in columns}, array.array('q', [0])
+        self.counts = np.zeros(tokenizer.vocab_size, np.int64)                      # of each id
 
     def add(self, *rows):
         """A document: ids (N,); with a segmenter also the marks of words (N,)."""
@@ -1231,42 +1160,35 @@ class Shard:
     def flush(self):
         """Write the documents that are held."""
         for ending, held in self.held.items():
-            if held:
-                column = np.concatenate(held).astype(self.columns[ending])
-                self.output(ending).write(column.data)
-                self.counts += np.bincount(column, minlength=len(self.counts)) if ending == 'bin' else 0
-                held.clear()
-
-    def output(self, ending):
-        if ending not in self.files:
-            self.files[ending] = Output(f'{self.stem}.{ending}')
-        return self.files[ending]
+            column = np.concatenate([*held, []]).astype(self.columns[ending])
+            self.files[ending].write(column.data)
+            held.clear()
+            if ending == 'bin':
+                self.counts += np.bincount(column, minlength=len(self.counts))
 
     def finish(self):
         """What unit_00017.json says of it."""
-        n = len(self.starts) - 1
-        if n:
-            self.output('idx').write(np.asarray(self.starts).astype('<i8').data)
-        return {'stem': os.path.basename(self.stem), 'documents': n, 'tokens': self.starts[-1],
+        self.files['idx'] = Output(f'{self.stem}.idx')
+        self.files['idx'].write(np.asarray(self.starts).astype('<i8').data)
+        return {'stem': os.path.basename(self.stem), 'documents': len(self.starts) - 1, 'tokens': self.starts[-1],
                 'sha256': {ending: output.finish() for ending, output in self.files.items()}}
 
 
-def unit_file(folder, number):
-    return os.path.join(folder, f'unit_{number:05}.json')
+def unit_file(folder, number, ending='json'):
+    return os.path.join(folder, f'unit_{number:05}.{ending}')
 
 
 def write_unit(folder, number, unit, config):
     """Write the shards of a unit, then unit_00017.json, which says that they are whole.  Returns its tokens."""
     tokenizer, segmenter, word_start = unit_tools(folder)
-    columns = {'bin': id_type(tokenizer.vocab_size)} | ({'words': np.uint8} if segmenter else {})
+    columns = {'bin': id_type(tokenizer.vocab_size)} | ({'words': np.dtype('u1')} if segmenter else {})
     train, val = [Shard(os.path.join(folder, f'{split}_{number:05}'), tokenizer, columns) for split in ('train', 'val')]
     tally, lowest, limit = Tally(), 2**64, config['val_fraction'] * 2**64
-    broken = os.path.join(folder, f'unit_{number:05}.broken')   # is there once a file could not be read
-    if not os.path.exists(broken):
-        check_source(folder, unit)
+    check_source(folder, number, unit)
     try:
-        for texts in batches(documents(unit, config, tally)):
-            for text, rows in zip(texts, encode(texts, tokenizer, segmenter, word_start), strict=True):
+        texts = documents(unit, config, tally)
+        while batch := list(take_characters(texts, BATCH)):
+            for text, rows in zip(batch, encode(batch, tokenizer, segmenter, word_start), strict=True):
                 if not len(rows[0]):
                     tally.skipped['no tokens'] += 1
                     continue
@@ -1276,31 +1198,24 @@ def write_unit(folder, number, unit, config):
             train.flush()
             val.flush()
     except BrokenFile:
-        write_bytes(broken, b'')
+        write_bytes(unit_file(folder, number, 'broken'), b'')
         raise
     counts = base64.b85encode(zlib.compress(train.counts.astype('<i8').tobytes())).decode()
     write_json(unit_file(folder, number), {
         'train': train.finish(), 'val': val.finish(), 'counts': counts, 'lowest_hash': lowest,
         'skipped': tally.skipped, 'examples': tally.examples})
     with contextlib.suppress(FileNotFoundError):
-        os.remove(broken)
+        os.remove(unit_file(folder, number, 'broken'))
     return train.starts[-1] + val.starts[-1]
 
 
-def check_source(folder, unit):
-    """Raises UserError where a file has not the size that it had when the units were listed."""
+def check_source(folder, number, unit):
+    """Raises UserError where a file has another size than when it was listed, unless it was broken then."""
     for file_name, _, _, size in unit['pieces']:
         found = os.path.getsize(file_name) if os.path.isfile(file_name) else 'no such file, no'
-        if found != size:
+        if found != size and not os.path.exists(unit_file(folder, number, 'broken')):
             raise UserError(f'{file_name}: {found} bytes, but {size} when {folder}/units.json was made: bring that '
                             f'file back, or remove {folder} to begin again')
-
-
-def batches(texts):
-    """Lists of texts of about BATCH_BYTES characters."""
-    texts = iter(texts)
-    while batch := list(take_characters(texts, BATCH_BYTES)):
-        yield batch
 
 
 def encode(texts, tokenizer, segmenter, word_start):
@@ -1319,13 +1234,14 @@ def write_meta(folder, plan, config):
     records = [read_record(folder, number) for number in range(len(plan['units']))]
     splits = {split: [record[split] for record in records if record[split]['documents']] for split in ('train', 'val')}
     check_splits(folder, splits, min(record['lowest_hash'] for record in records), plan['corpus'])
-    skipped = sum((collections.Counter(item.get('skipped', {})) for item in [*plan['source'], *records]),
+    skipped = sum((collections.Counter(item.get('skipped')) for item in [*plan['source'], *records]),
                   collections.Counter())
     for example in list(itertools.chain.from_iterable(record['examples'] for record in records))[:5]:
         say(f'skipped {name_row(*example)}')
     if skipped:
         say(f'skipped in all: {count_kinds(skipped)}')
     tokenizer, tools = load_tokenizer(folder), read_json(os.path.join(folder, 'tokenizer', 'settings.json'), '')
+    makes = {key: value for key, value in tools['tokenizer'].items() if key not in ('trained', 'name')}
     counts = sum(np.frombuffer(zlib.decompress(base64.b85decode(record['counts'])), '<i8') for record in records)
     meta = {
         'format': FORMAT, 'name': os.path.basename(folder), 'corpus': config['corpus'], **tools,
@@ -1333,27 +1249,16 @@ def write_meta(folder, plan, config):
         'special': tokenizer.special, 'unigram_entropy': entropy(counts, tokenizer.special['sep']),
         'splits': {split: [{key: shard[key] for key in ('stem', 'documents', 'tokens')} for shard in shards]
                    for split, shards in splits.items()},
-        'identity': identity_of(tools, splits), 'skipped': dict(sorted(skipped.items())),
-        **{key: plan[key] for key in ('settings', 'source', 'versions')}}
+        'identity': {'tokenizer': digest_of(makes), **{         # what a checkpoint remembers of its data
+            split: digest_of([shard['sha256'] for shard in shards]) for split, shards in splits.items()}},
+        'skipped': dict(sorted(skipped.items())), **{key: plan[key] for key in ('settings', 'source', 'versions')}}
     write_json(os.path.join(folder, 'meta.json'), meta)
     return meta
 
 
-def identity_of(tools, splits):
-    """Short digests of what makes the ids and of the shards: what a checkpoint remembers of its data."""
-    makes = {key: value for key, value in tools['tokenizer'].items() if key not in ('trained', 'name')}
-    return {'tokenizer': digest_of(makes),
-            **{split: digest_of([shard['sha256'] for shard in shards]) for split, shards in splits.items()}}
-
-
 def read_record(folder, number):
-    """unit_00017.json as a dict."""
     file_name = unit_file(folder, number)
-    remedy = f'remove {file_name} and repeat the command that prepared it'
-    record = read_json(file_name, remedy)
-    if not set(record) >= {'train', 'val', 'counts', 'lowest_hash', 'skipped', 'examples'}:
-        raise UserError(f'{file_name}: broken: {remedy}')
-    return record
+    return read_json(file_name, f'remove {file_name} and repeat the command that prepared it')
 
 
 def check_splits(folder, splits, lowest, source):
@@ -1379,45 +1284,20 @@ def entropy(counts, sep):
 
 
 def load_meta(folder):
-    """meta.json of a prepared folder as a dict, once it is sound.  check_sizes looks at the files."""
-    file_name, again = os.path.join(folder, 'meta.json'), f'remove {folder} and prepare it again'
+    """meta.json of a prepared folder as a dict; check_sizes and check_folder look at the files."""
+    file_name = os.path.join(folder, 'meta.json')
     if not os.path.isfile(file_name):
         name = os.path.basename(os.path.abspath(folder))
         raise UserError(f'{folder}: not prepared (no meta.json): run python prepare_data.py --name={name} '
                         'with its config/data_*.py or --corpus=...')
-    meta = read_json(file_name, again)
-    if meta.get('format') != FORMAT:
-        raise UserError(f"{file_name}: format {meta.get('format')}, expected {FORMAT}: {again}")
-    try:
-        fault = meta_fault(meta)
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
-        fault = f'{type(error).__name__}: {error}'
-    if fault:
-        raise UserError(f'{file_name}: broken ({fault}): {again}')
-    return meta
-
-
-def meta_fault(meta):
-    """The entry of a meta.json that cannot be, or ''."""
-    size, special, splits, entropy = (meta[key] for key in ('vocab_size', 'special', 'splits', 'unigram_entropy'))
-    shards = [(split, shard) for split in splits for shard in splits[split]]
-    good = {
-        'vocab_size': type(size) is int and 0 < size < 2**32,
-        'dtype': meta['dtype'] == id_type(size).name,
-        'special': set(special) | {'unk'} == {'pad', 'unk', 'cls', 'sep', 'mask'}
-        and all(type(item) is int and 0 <= item < size for item in special.values()),
-        'unigram_entropy': type(entropy) is float and 0 <= entropy < 100,
-        'splits': set(splits) == {'train', 'val'} and all(splits.values()),
-        'stem': all(re.fullmatch(f'{split}_[0-9]{{5}}', shard['stem']) for split, shard in shards),
-        'counts': all(type(shard[key]) is int and 0 < shard[key] < 2**60
-                      for _, shard in shards for key in ('documents', 'tokens')),
-        'identity': all(type(meta['identity'][key]) is str for key in ('tokenizer', 'train', 'val')),
-        'settings': type(meta['settings']) is dict, 'tokenizer': meta['tokenizer']['kind'] in TOKENIZERS}
-    return next((key for key, right in good.items() if not right), '')
+    again = f'remove {folder} and prepare it again'
+    if re.match(rb'\s*{\s*"format": (?!%d\b)' % FORMAT, read_bytes(file_name)):
+        raise UserError(f'{file_name}: of another version of prepare_data.py: {again}')
+    return read_json(file_name, again)
 
 
 def shard_files(meta):
-    """Yields (shard, ending, bytes of a token, size) of the files of all shards."""
+    """Yields (shard, ending, size) of each file of tokens."""
     width = np.dtype(meta['dtype']).itemsize
     for shard in itertools.chain(*meta['splits'].values()):
         yield shard, 'bin', width * shard['tokens']
@@ -1437,8 +1317,8 @@ def check_sizes(folder, meta):
 
 
 def how_to_mend(folder, name):
-    found = re.search('_([0-9]{5})', name)
-    return (f'remove {unit_file(folder, int(found[1]))} and repeat the command that prepared it' if found else
+    number = re.search('_([0-9]{5})', name)
+    return (f'remove {unit_file(folder, int(number[1]))} and repeat the command that prepared it' if number else
             f'remove {folder} and prepare it again')
 
 
@@ -1448,25 +1328,16 @@ def check_folder(folder):
     check_sizes(folder, meta)
     load_tokenizer(folder)
     for shard, ending, size in shard_files(meta):
-        name = f"{shard['stem']}.{ending}"
-        file_name = os.path.join(folder, name)
-        record = read_record(folder, int(shard['stem'][-5:]))[shard['stem'][:-6]]
-        data = np.memmap(file_name, np.uint8, 'r')
-        if hashlib.sha256(data).hexdigest() != record['sha256'][ending]:
-            raise UserError(f'{file_name}: damaged, its sha256 is another: {how_to_mend(folder, name)}')
+        name, record = f"{shard['stem']}.{ending}", read_record(folder, int(shard['stem'][-5:]))
+        data = np.memmap(os.path.join(folder, name), np.uint8, 'r')
         last = int(data.view(meta['dtype']).max()) if ending == 'bin' else 0
-        if last >= meta['vocab_size']:
-            raise UserError(f"{file_name}: holds the id {last}, but the vocabulary has {meta['vocab_size']}: "
-                            f'{how_to_mend(folder, name)}')
+        if hashlib.sha256(data).hexdigest() != record[shard['stem'][:-6]]['sha256'][ending] or last >= meta['vocab_size']:
+            raise UserError(f'{folder}/{name}: damaged, its sha256 is another: {how_to_mend(folder, name)}')
         total += size / 1e6
     say(f'{folder}: sound, {total:,.0f} MB, {total / (time.monotonic() - started):,.0f} MB/s')
 
 
 # ---- one run ----
-
-REASONS = {errno.ENOSPC: 'the disk is full', errno.EDQUOT: 'the disk quota is used up',
-           errno.EFBIG: 'the limit on the size of a file is reached (ulimit -f)'}
-
 
 def check_config(config):
     """Ranges and forms; returns the config with the number of processes filled in."""
@@ -1499,12 +1370,10 @@ def load_plan(folder, settings):
     if not os.path.isfile(os.path.join(folder, 'units.json')):
         raise UserError(f'{folder}: is there, but not of this version of prepare_data.py (no units.json): {other}')
     plan = read_json(os.path.join(folder, 'units.json'), other)
-    if not set(plan) >= {'settings', 'corpus', 'source', 'versions', 'units'}:
-        raise UserError(f'{folder}/units.json: broken: {other}')
     for knob, value in settings.items():
-        if plan['settings'].get(knob) != value:
-            raise UserError(f"{folder}: prepared with {knob}={plan['settings'].get(knob)!r}, now {knob}={value!r}: "
-                            f'{other}')
+        before = plan['settings'].get(knob)
+        if before != value:
+            raise UserError(f'{folder}: prepared with {knob}={before!r}, now {knob}={value!r}: {other}')
     return plan
 
 
@@ -1515,7 +1384,6 @@ def prepare(config):
     settings = {knob: value for knob, value in config.items() if knob not in WHERE_ONLY}
     folder = os.path.join(config['data_dir'], config['name'] or default_name)
     try:
-        remove_leftovers(folder)
         if not os.path.exists(folder):
             make_folder(folder, sources, config, settings)
         plan = load_plan(folder, settings)
@@ -1539,20 +1407,26 @@ def prepare(config):
 
 
 def write_units(folder, plan, todo, config):
-    """Write these units; returns their tokens."""
+    """Write these units with a bar on a terminal, else a line a minute.  Returns their tokens."""
     for package, there in plan['versions'].items():
         need(package, 'this preparation')
         here = importlib.metadata.version(package)
         if here != there:
             raise UserError(f'{folder}: begun with {package} {there}, here is {here}: pip install {package}=={there}')
-    units = resolve(plan['units'], folder)
-    progress = Progress(folder, len(todo), id_type(load_tokenizer(folder).vocab_size).itemsize)
-    try:
-        for _, tokens in in_parallel(write_unit, [(folder, k, units[k], config) for k in todo], config['num_proc']):
-            progress.add(tokens)
-    finally:
-        progress.close()
-    return progress.tokens
+    units, done, tokens = units_in(folder, plan['units']), 0, 0
+    started = told = time.monotonic()
+    quiet = not (sys.stderr and sys.stderr.isatty())
+    with need('tqdm', 'preparing').tqdm(total=len(todo), unit='unit', leave=False, disable=quiet) as bar:
+        for found in in_parallel(write_unit, [(folder, k, units[k], config) for k in todo], config['num_proc']):
+            done += found is not None
+            tokens += found[1] if found else 0
+            rate = f'{tokens:,} tokens, {tokens / (time.monotonic() - started):,.0f} tokens/s'
+            bar.set_postfix_str(rate, refresh=False)
+            bar.update(found is not None)
+            if quiet and time.monotonic() - told >= LINE_SECONDS:
+                told = time.monotonic()
+                say(f'{folder}: {done} of {len(todo)} units, {rate}')
+    return tokens
 
 
 def tell(meta, rate):

@@ -579,6 +579,20 @@ def test_partition_is_one_of_unity(n_head, n_layer, block_size):
         assert torch.equal(table[:n_head // 2], table[n_head // 2:].flip(1))
 
 
+@pytest.mark.parametrize('unfold', [source.unfold, source.unfold_copy])
+@pytest.mark.parametrize('rows, length, size', [(1, 1, 1), (2, 5, 1), (2, 5, 5), (3, 11, 6), (4, 9, 3)])
+def test_unfold_is_that_of_pytorch(unfold, rows, length, size):
+    """Values and gradients; the copy is what torch_xla gets."""
+    x = torch.randn(rows, length, dtype=torch.float64, requires_grad=True)
+    wanted = x.unfold(1, size, 1)
+    onto = torch.randn(wanted.shape, dtype=torch.float64)
+    given = unfold(x, size)
+    assert torch.equal(given, wanted) and (given.data_ptr() == x.data_ptr()) == (unfold is source.unfold)
+    gradients = [torch.autograd.grad((y * onto).sum(), x)[0] for y in (given, wanted)]
+    assert difference(*gradients) < 1e-14
+    assert unfold(x.detach().to('meta'), size).shape == wanted.shape
+
+
 # ---- counts ----
 
 SHAPES = {'small': (4, 8, 512, 2048), 'base': (12, 12, 768, 3072), 'large': (24, 16, 1024, 4096)}
@@ -1487,8 +1501,9 @@ def test_bert_gives_the_gradients_of_hugging_face(bert, train):
     torch.manual_seed(9)
     ours.train(train)(ids, targets=targets, segments=segments, attention_mask=keep).sum().backward()
     gradients = {name: parameter.grad for name, parameter in theirs.named_parameters()}
-    for name, their_name in source.hugging_face_names(ours.config).items():
-        one, other = ours.get_parameter(name).grad, gradients[their_name]
+    names = source.hugging_face_names(ours.config)
+    for name, parameter in ours.named_parameters():
+        one, other = parameter.grad, gradients[names[name]]
         assert difference(one, other) < 1e-4 * max(other.abs().max().item(), 1e-2), name
 
 
@@ -1501,10 +1516,7 @@ def test_heads_give_the_logits_of_hugging_face(ours, theirs, head):
     theirs = randomised(getattr(transformers, theirs)(transformers.BertConfig(**SIZES)))
     ours = ours(EncoderConfig(40, 16, 3, 4, 24, 36)).eval()
     weights, names = theirs.state_dict(), source.hugging_face_names(ours.config)
-    names = {name: their_name for name, their_name in names.items() if name.startswith('encoder.')}
-    for kind in ('weight', 'bias'):
-        names[f'pooler.dense.{kind}'] = f'bert.pooler.dense.{kind}'
-        names[f'classifier.{kind}'] = f'{head}.{kind}'
+    names |= {f'classifier.{kind}': f'{head}.{kind}' for kind in ('weight', 'bias')}
     ours.load_state_dict({name: weights[names[name]] for name in ours.state_dict()})
     ids, segments, keep = padded_batch()
     if isinstance(ours, MultipleChoice):                            # (B, C, T): three choices for each of two
@@ -1578,8 +1590,8 @@ def test_rope_gives_the_logits_of_roformer():
     theirs = randomised(transformers.RoFormerForMaskedLM(config))
     ours = MaskedLM(EncoderConfig(40, 16, 3, 4, 24, 36, position='rope')).eval()
     names, weights = source.hugging_face_names(ours.config), theirs.state_dict()
-    del names['encoder.position.table.weight']
-    ours.load_state_dict({name: weights[names[name].replace('bert.', 'roformer.', 1)] for name in names})
+    ours.load_state_dict({
+        name: weights[names[name].replace('bert.', 'roformer.', 1)] for name in ours.state_dict()})
     ids, segments, keep = padded_batch()
     wanted = their_logits(theirs, ids, segments, keep)
     given = ours(ids, segments=segments, attention_mask=keep)

@@ -12,8 +12,8 @@ from configurator import UserError, configure, run, say, table  # first, so that
 # isort: split
 import atexit
 import contextlib
-import fcntl
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -76,8 +76,8 @@ pair_init = 'identity'          # pairwise: start of S; identity, fan_in or norm
 normaliser = 'softmax_plus'     # gau: softmax, softmax_plus, squared_relu or scaled_squared_relu
 relu_scale = 'ns'               # squared_relu: n2, n, ns or s2
 key_size = 128                  # gau: width of queries and keys
-clip_distance = 128             # rpe: distances are told apart up to one less
 clip_distance = 128             # rpe: relative distances are clipped at +-(clip_distance - 1)
+recompute = False               # Shatter: less memory for more time in the backward pass
 n_layer = 12                    # blocks
 n_head = 12                     # heads; must divide n_embd
 n_embd = 768                    # width
@@ -150,7 +150,7 @@ class StreamRows:
             raise UserError(f'{folder}: {split} holds less than one row of block_size={block_size}')
 
     def __len__(self):
-        return int(self.ends[-1]) if len(self.ends) else 0
+        return int(self.ends[-1])
 
     def count(self, shard):
         """Number of rows in a shard; its last, incomplete one is left out."""
@@ -261,11 +261,9 @@ class Masker:
     """
 
     def __init__(self, meta, block_size, fraction, word_start=None):
-        if not 0 < fraction < 1:
-            raise UserError(f'mask_fraction={fraction}: must lie between 0 and 1; 0.15 is usual')
         self.fraction, self.word_start, self.special = fraction, word_start, meta['special']
-        self.block_size, self.k = block_size, max(1, int(self.share(block_size)))
         self.block_size, self.k = block_size, max(1, int(self.ceiling(block_size)))
+        self.is_special = np.zeros(meta['vocab_size'], bool)
         self.is_special[list(self.special.values())] = True
         self.ordinary = np.flatnonzero(~self.is_special)
 
@@ -344,7 +342,7 @@ class Loader:
     """Batches by step.  `share` is this rank's slice of the global batch; masks are drawn for all of it.
 
     total_batch  rows of the global batch
-    limit        0: every row once per epoch, in an order drawn from (seed, epoch); n: the first n of that order
+    limit        0: every row once per epoch, in an order drawn from (seed, epoch); n: only its first n rows
     offset       samples drawn before step s are offset + s total_batch; not 0 after total_batch was changed
     """
 
@@ -354,7 +352,7 @@ class Loader:
 
     def indices(self, step):
         """Row numbers in the corpus of this rank's part of a step."""
-        positions = self.offset + np.arange(step * self.total_batch, (step + 1) * self.total_batch)[self.share]
+        positions = self.offset + step * self.total_batch + np.arange(self.total_batch)[self.share]
         if self.limit:
             positions = positions[positions < self.limit]
         epochs, positions = np.divmod(positions, len(self.rows))
@@ -402,8 +400,8 @@ def micro_batches(batch, size, device):
 
 
 # ---- Runtime: devices and processes ----
-# XLA ('xla', TPUs) traces lazily: sync() compiles what was traced as one graph, once, and runs it. A Python
-# scalar is a constant of the graph, so a new value recompiles; a tensor is an input. A host read waits for all.
+# XLA, for TPUs, traces lazily: sync() compiles what was traced as one graph, once, and runs it. A Python
+# scalar is a constant of the graph, so a new value recompiles; a tensor is an input.
 
 @dataclass
 class Runtime:
@@ -413,7 +411,7 @@ class Runtime:
     rank: int = 0
     world: int = 1
     local: int = 0              # rank on its machine
-    host: object = None         # gloo group for numbers and objects of the host; None: this process is alone
+    host: object = None         # gloo group for numbers and objects of the host; None: no other process
 
     @property
     def main(self):
@@ -424,33 +422,29 @@ class Runtime:
         return self.device.type == 'xla'
 
     def share(self, n):
-        """This rank's slice of n rows; sizes differ by one at most, and not on XLA, where all run one graph."""
+        """This rank's slice of n rows; sizes differ by one at most, not at all on XLA: one graph."""
         if self.is_xla and n % self.world:
             raise UserError(f"device='xla': {n} rows a step on {self.world} processes: choose a multiple")
         return slice(n * self.rank // self.world, n * (self.rank + 1) // self.world)
 
     def sum(self, *numbers):
         """Sums over the ranks of numbers of the host, as floats."""
-        if self.host is None:
-            return [float(number) for number in numbers]
         tensor = torch.tensor(numbers, dtype=torch.float64)
-        dist.all_reduce(tensor, group=self.host)
+        if self.host is not None:
+            dist.all_reduce(tensor, group=self.host)
         return tensor.tolist()
 
     def gather(self, items):
         """The lists of all ranks, joined, on every rank."""
-        if self.host is None:
-            return items
-        boxes = [None] * self.world
-        dist.all_gather_object(boxes, items, self.host)
+        boxes = [items]
+        if self.host is not None:
+            boxes = [None] * self.world
+            dist.all_gather_object(boxes, items, self.host)
         return [item for box in boxes for item in box]
 
     def agree(self, value):
         """Rank 0's value, on every rank."""
-        box = [value]
-        if self.host is not None:
-            dist.broadcast_object_list(box, group=self.host)
-        return box[0]
+        return self.gather([value])[0]
 
     def autocast(self):
         half = self.dtype != torch.float32
@@ -478,54 +472,45 @@ def join(device, dtype, timeout=0, group=True):
     """
     rank, world, local = (int(os.environ.get(name, default)) for name, default in
                           (('RANK', 0), ('WORLD_SIZE', 1), ('LOCAL_RANK', 0)))
-    found, host, limit = find_device(device, local, world), None, timedelta(seconds=timeout or 10 ** 8)
-    try:
-        if group and world > 1:
-            backend = {'cpu': 'gloo', 'mps': 'gloo', 'cuda': 'nccl', 'xla': 'xla'}[found.type]
-            dist.init_process_group(backend, 'xla://' if backend == 'xla' else None, limit)
-            rank = xla_rank(world) if backend == 'xla' else rank
-            host = dist.new_group(backend='gloo', timeout=limit)        # it does not inherit the timeout
+    found, host = find_device(device, world, local), None
+    backend = {'cuda': 'nccl', 'xla': 'xla'}.get(found.type, 'gloo')
+    if group and world > 1:
+        limit = timedelta(seconds=timeout or 10 ** 8)
+        dist.init_process_group(backend, 'xla://' if backend == 'xla' else None, limit)
+        if dist.get_world_size() != world:              # XLA counts for itself
+            raise UserError(f"device='xla': torch_xla sees {dist.get_world_size()} process(es), torchrun "
+                            f'started {world}; --nproc_per_node must be the TPU devices of a machine')
+        rank, host = dist.get_rank(), dist.new_group(backend='gloo', timeout=limit)
+    if backend == 'xla':                                # made after the group, before any backward pass
         found = torch.zeros(1, device=found).device
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise UserError(f'device={device!r}: {reason}; choose auto, cpu, cuda, mps or xla') from None
     return Runtime(found, choose_dtype(dtype, found), rank, world, local, host)
 
 
-def find_device(device, local, world):
+def find_device(device, world=1, local=0):
     """torch.device of a process; local is its number on this machine.  Raises UserError."""
     if device == 'auto':
         accelerator = 'mps' if torch.backends.mps.is_available() else 'cpu'
         device = 'cuda' if torch.cuda.is_available() else accelerator
+    if world > 1 and ':' in device:
+        raise UserError(f"device={device!r}: torchrun gives each process its own; say {device.split(':')[0]}")
     try:
-        found = torch.device(device)
-    except RuntimeError:
-        found = None
-    if found is None or found.type not in ('cpu', 'cuda', 'mps', 'xla'):
-        raise UserError(f'device={device!r}: choose auto, cpu, cuda, mps or xla')
-    if world > 1 and found.index is not None:
-        raise UserError(f'device={device!r}: torchrun gives each process its own; choose {found.type}')
-    if found.type == 'xla':
-        try:
-            import torch_xla.distributed.xla_backend                    # noqa: F401
-        except ImportError as error:
-            command = "pip install torch==2.9.1 'torch_xla[tpu]==2.9.0'"
-            raise UserError(f'device={device!r} needs torch_xla: {command} ({error})') from None
-    if found.type == 'cuda' and torch.cuda.is_available():
-        found = found if found.index is not None else torch.device('cuda', local)
+        found = torch.device('cuda', local) if device == 'cuda' else torch.device(device)
+        if found.type not in ('cpu', 'cuda', 'mps', 'xla'):
+            raise RuntimeError('nothing here trains on it')
+        if found.type == 'xla':
+            import torch_xla.distributed.xla_backend  # noqa: F401
+        else:
+            torch.zeros(1, device=found)
+    except ImportError as error:
+        command = "pip install torch==2.9.1 'torch_xla[tpu]==2.9.0'"
+        raise UserError(f'device={device!r} needs torch_xla: {command} ({error})') from None
+    except (RuntimeError, AssertionError) as error:
+        raise UserError(f'device={device!r}: {str(error).splitlines()[0]}; choose auto, cpu, cuda, mps or xla'
+                        ) from None
+    if found.type == 'cuda':
         torch.cuda.set_device(found)
         torch.set_float32_matmul_precision('high')      # TF32 where float32 is left
     return found
-
-
-def xla_rank(world):
-    """This process's rank as torch_xla counts.  Raises UserError where it sees another number of processes."""
-    import torch_xla
-    seen = torch_xla.runtime.world_size()
-    if seen != world:
-        raise UserError(f"device='xla': torch_xla sees {seen} process(es), torchrun started {world}; "
-                        '--nproc_per_node must be the number of TPU devices of a machine')
-    return torch_xla.runtime.global_ordinal()
 
 
 def choose_dtype(dtype, device):
@@ -539,11 +524,8 @@ def choose_dtype(dtype, device):
 
 
 def leave(runtime, status=0):
-    """End a run; the processes of a group end together, skipping interpreter shutdown.
-
-    PyTorch's threads may hang while the interpreter shuts down: pytorch/pytorch#190489.
-    """
-    if runtime.host is not None:
+    """End a run; the processes of a group end together, skipping interpreter shutdown."""
+    if runtime.host is not None:                        # PyTorch's threads may hang there: pytorch#190489
         dist.barrier(runtime.host)                      # nobody leaves while another still talks
         dist.destroy_process_group()
         atexit._run_exitfuncs()                         # of wandb and torch_xla
@@ -555,7 +537,7 @@ def leave(runtime, status=0):
 
 
 def to_device(model, runtime):
-    """Move a model.  `recompute` is off on XLA: its compiler does that, torch.utils.checkpoint knows no XLA."""
+    """Move a model.  On XLA `recompute` is off: its compiler does it, torch.utils.checkpoint cannot."""
     for module in model.modules() if runtime.is_xla else ():
         if hasattr(module, 'recompute'):
             module.recompute = False
@@ -569,10 +551,7 @@ def to_host(tree, runtime):
 
 
 def as_input(number, runtime):
-    """A number that changes from step to step; on XLA a tensor, so that nothing is compiled again.
-
-    A vector of one entry: XLA makes scalars of equal value one input, and so another graph.
-    """
+    """A number that changes from step to step; on XLA a vector, for equal scalars would be one input."""
     return torch.tensor([number], device=runtime.device) if runtime.is_xla else number
 
 
@@ -590,8 +569,7 @@ def device_name(device):
 
 def peak_flops(runtime):
     """Data-sheet FLOP/s of a CUDA device in 16 bits, or None."""
-    half = runtime.device.type == 'cuda' and runtime.dtype != torch.float32
-    name = torch.cuda.get_device_name(runtime.device) if half else ''
+    name = device_name(runtime.device) if runtime.dtype != torch.float32 else ''
     return next((peak for known, peak in PEAK_FLOPS.items() if re.fullmatch(known + '(-.*)?', name)), None)
 
 
@@ -622,14 +600,9 @@ def make_optimizer(model, lr, betas, eps, weight_decay, runtime):
     """AdamW, fused where it can be, with decay on all of two or more dimensions, S of `pairwise` included."""
     groups = [{'params': [p for p in model.parameters() if p.dim() >= 2], 'weight_decay': weight_decay},
               {'params': [p for p in model.parameters() if p.dim() < 2], 'weight_decay': 0.0}]
-    kernel = {'capturable': True, 'foreach': False} if runtime.is_xla else {
-        'fused': runtime.device.type in ('cuda', 'cpu')}
+    kernel = {'fused': runtime.device.type in ('cuda', 'cpu')}
+    kernel = {'capturable': True, 'foreach': False} if runtime.is_xla else kernel
     return torch.optim.AdamW(groups, as_input(lr, runtime), betas, eps, **kernel)
-
-
-def load_optimizer(optimizer, state):
-    """Take the tensors of a checkpoint's optimizer; decay, betas and kernels stay those of this run."""
-    optimizer.load_state_dict({**state, 'param_groups': optimizer.state_dict()['param_groups']})
 
 
 def get_lr(step, peak, low, warmup, total, schedule):
@@ -639,6 +612,7 @@ def get_lr(step, peak, low, warmup, total, schedule):
     progress = (step - warmup) / max(1, total - warmup)
     assert 0 <= progress <= 1, f'step {step} lies outside a schedule of {total} steps'
     return low + (peak - low) * SCHEDULE[schedule](progress)
+
 
 def set_lr(optimizer, lr, runtime):
     for group in optimizer.param_groups:
@@ -655,17 +629,14 @@ def seed_step(seed, step, runtime):
 
 
 def update(model, optimizer, scaler, parts, count, grad_clip, runtime):
-    """One optimizer step on this rank's micro-batches.  Returns (its part of the loss, gradient norm), tensors.
+    """One optimizer step on this rank's micro-batches; returns its part of the loss and the gradient norm.
 
-    model      what runtime.wrap returned; it gives losses (b, k)
-    parts      as micro_batches makes them; their 'weights' (b, k) are taken out
-    count      predicted tokens of the step over all ranks and micro-batches: its loss is their mean
-    grad_clip  largest gradient norm, 0 for no clipping
-    The host reads nothing here. After it, health.add, then runtime.sync(), with which XLA runs the step.
+    count  predicted tokens of the step over all ranks and micro-batches: the loss is their mean
+    Both results are tensors: the host reads nothing here. On XLA the step runs at the next runtime.sync().
     """
     total, count = torch.zeros(1, device=runtime.device), as_input(max(1.0, count), runtime)
     for i, part in enumerate(parts):
-        weights = part.pop('weights')
+        weights = part.pop('weights')                               # (b, k)
         silent = runtime.host is not None and i < len(parts) - 1    # DDP adds up gradients once a step
         with model.no_sync() if silent else contextlib.nullcontext():
             with runtime.autocast():
@@ -684,50 +655,48 @@ def update(model, optimizer, scaler, parts, count, grad_clip, runtime):
 class Health:
     """Watches losses and gradient norms on the device; the host sees them when it looks.
 
-    A healthy step has a finite loss and gradient norm; float16 may skip steps while it searches for its scale.
-    What is not finite spoils all weights after it, so the looks before validations and saves find it in time.
+    What is not finite spoils the weights of all later steps. So no look misses it, and one comes before every
+    validation and save. float16 alone may have such norms: it skips their steps while it searches its scale.
     """
 
     def __init__(self, runtime):
         self.runtime, self.scaler, self.steps = runtime, None, 0
         self.healthy = torch.ones((), device=runtime.device)            # 0 from the first bad step on
-        self.count = torch.zeros((), device=runtime.device)             # healthy steps before that
-        self.last = torch.zeros(3, device=runtime.device)
+        self.last = torch.zeros(3, device=runtime.device)               # loss, norm, healthy steps so far
 
     def add(self, loss, norm, scaler):
-        """Follow one step.  The host reads nothing here."""
+        """Take in a step.  The host reads nothing here."""
         finite = loss.isfinite() if scaler.is_enabled() else loss.isfinite() & norm.isfinite()
         self.healthy = self.healthy * finite
-        self.count = self.count + self.healthy
-        self.last = torch.stack([loss, norm, self.count])
-        self.steps, self.scaler = self.steps + 1, scaler
+        self.last = torch.stack([loss, norm, self.last[2] + self.healthy])
+        self.scaler, self.steps = scaler, self.steps + 1
 
     def look(self, step, where):
-        """(loss summed over the ranks, gradient norm) of the last step, `step`, as numbers.
+        """(loss summed over the ranks, gradient norm) of the last step, which was `step`, as numbers.
 
-        Raises the same UserError on all ranks once a step of one was not healthy.  where: names the run
+        Raises the same UserError on all ranks once a step of any was bad.  where: names the run
         """
-        loss, norm, count = self.last.tolist()
-        found = self.runtime.gather([(loss, count)])
-        healthy = min(count for _, count in found)
-        if healthy < self.steps:
-            raise UserError(f'{where}: loss or gradient norm of step {step - self.steps + healthy + 1:.0f} is not '
-                            'finite; no checkpoint has it; try a lower learning_rate')
+        loss, norm, healthy = self.last.tolist()
+        losses, counts = zip(*self.runtime.gather([(loss, healthy)]), strict=True)
+        if min(counts) < self.steps:
+            first = step - self.steps + int(min(counts)) + 1
+            raise UserError(f'{where}: loss or gradient norm of step {first} is not finite; no checkpoint has '
+                            'it; try a lower learning_rate')
         if self.scaler and self.scaler.is_enabled() and self.scaler.get_scale() <= 1:
-            raise UserError(f'{where}: up to step {step} float16 found no scale with finite gradients; no '
-                            "checkpoint has them; try a lower learning_rate or dtype='bfloat16'")
-        return sum(loss for loss, _ in found), norm
+            raise UserError(f'{where}: float16 found no scale with finite gradients up to step {step}; try a '
+                            "lower learning_rate, or dtype='bfloat16'")
+        return sum(losses), norm
 
 
 @torch.no_grad()
 def evaluate(model, loader, batch_size, runtime, stop=()):
     """Loss (nats), accuracy and perplexity a masked token, over a loader with a limit and all ranks.
 
-    stop  numbers of signals, looked at after each of the loader's batches; once a rank has one: None
+    stop  signals caught, looked at after each of the loader's batches; None once a rank has one
     """
     model.eval()
     number = torch.float32 if runtime.device.type == 'mps' else torch.float64
-    sums, stopped = torch.zeros(3, dtype=number, device=runtime.device), False      # loss, hits, tokens
+    sums = torch.zeros(3, dtype=number, device=runtime.device)      # loss, hits, tokens
     for batch in prefetch(loader.batch, range(-(-loader.limit // loader.total_batch))):
         for part in micro_batches(batch, batch_size, runtime.device):
             weights, targets = part.pop('weights'), part.pop('targets')
@@ -737,12 +706,9 @@ def evaluate(model, loader, batch_size, runtime, stop=()):
             hits = (logits.argmax(-1) == targets) * weights
             sums += torch.stack([losses.sum(), hits.sum(), weights.sum()])
             runtime.sync()
-        stopped, = runtime.sum(len(stop))
-        if stopped:
-            break
+        if any(runtime.sum(len(stop))):
+            return None
     model.train()
-    if stopped:
-        return None
     loss, hits, tokens = runtime.sum(*sums.tolist())
     loss, accuracy = loss / max(1, tokens), hits / max(1, tokens)
     return {'loss': loss, 'accuracy': accuracy, 'perplexity': math.exp(min(loss, 700))}
@@ -754,6 +720,10 @@ def checkpoint_name(step):
     return f'ckpt_{step:07d}.pt'
 
 
+def step_of(path):
+    return int(os.path.basename(path)[len('ckpt_'):-len('.pt')])
+
+
 def checkpoints(folder):
     """Checkpoint files of a run, oldest first; other names are the user's."""
     names = os.listdir(folder) if os.path.isdir(folder) else []
@@ -761,14 +731,8 @@ def checkpoints(folder):
     return [os.path.join(folder, name) for name in sorted(found, key=step_of)]
 
 
-def step_of(path):
-    return int(os.path.basename(path)[len('ckpt_'):-len('.pt')])
-
 def write_checkpoint(path, content):
-    """Write `content` so that `path` is whole or not there: temporary file, flush, rename.
-
-    Raises UserError when it cannot be written; what was there stays intact.
-    """
+    """Write `content` so that `path` is whole or not there, or raise UserError; what was there stays."""
     temporary = path + '.tmp'
     try:
         with open(temporary, 'wb') as file:
@@ -782,31 +746,29 @@ def write_checkpoint(path, content):
         system = error if isinstance(error, OSError) else error.__context__     # torch.save ends with its own
         if not isinstance(system, OSError):
             raise
-        raise UserError(f'{path}: cannot be written: {system.strerror}; is the disk full? Earlier checkpoints '
-                        'are intact') from None
+        raise UserError(f'{path}: cannot be written: {system.strerror}; those before it are intact') from None
 
 
 def read_checkpoint(path):
     """Content of a checkpoint.  Raises UserError when it is missing, damaged or no checkpoint."""
     try:
         with open(path, 'rb') as file, zipfile.ZipFile(file) as archive:
-            if archive.testzip():                       # a part whose CRC-32 does not match
+            if archive.testzip():                       # a part whose CRC-32 is not what it should be
                 raise zipfile.BadZipFile
         content = torch.load(path, map_location='cpu', weights_only=True)
-        earlier = 'lm_head' not in content['model_config']
+    except (FileNotFoundError, IsADirectoryError, PermissionError) as error:
+        raise UserError(f'{path}: cannot be read: {error.strerror}') from None
     except pickle.UnpicklingError:                      # whole, but not what write_checkpoint wrote
         raise UserError(f'{path}: holds more than tensors and plain Python, so it is not loaded') from None
-    except Exception as error:                          # of many kinds: a flipped bit may be anywhere
-        if isinstance(error, (FileNotFoundError, IsADirectoryError, PermissionError)):
-            raise UserError(f'{path}: cannot be read: {error.strerror}') from None
+    except Exception:                                   # of many kinds, for a flipped bit may be anywhere
         raise UserError(f'{path}: damaged, or not a checkpoint') from None
-    if earlier:
+    if 'lm_head' not in content.get('model_config', {}):
         raise UserError(f'{path}: of an earlier version, with other names and order of parameters')
     return content
 
 
 def checkpoint_identity(path):
-    """Short digest of a checkpoint, from the checksums in the archive's table of contents."""
+    """Short digest of a checkpoint, from the checksums in its archive's table of contents."""
     try:
         with zipfile.ZipFile(path) as archive:
             sums = [(part.file_size, part.CRC) for part in archive.infolist()]
@@ -829,42 +791,45 @@ def newest_checkpoint(folder):
     return None
 
 
-def hold(folder):
-    """Refuse a second run in `folder`: the operating system's lock, which no process outlives."""
-    HELD.clear()                                        # a process has one run at a time
-    os.makedirs(folder, exist_ok=True)
-    HELD.append(open(os.path.join(folder, 'lock'), 'a'))
-    try:
-        fcntl.flock(HELD[0], fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise UserError(f'{folder}: in use by another run; end that first, or choose another --out_dir') from None
-    except OSError:                                     # of file systems without locks
-        say(f'{folder} cannot be locked here: start no second run in it')
-
-
 def find_checkpoint(init_from, out_dir):
     """Path of the checkpoint that init_from means; None where weights are new or a BERT's."""
     if init_from == 'scratch':
         return None
-    if init_from in ('auto', 'resume'):
-        path = newest_checkpoint(out_dir)
-        if path is None and init_from == 'resume':
-            raise UserError(f"init_from='resume': no checkpoint in {out_dir}")
-        return path
-    return init_from if init_from.endswith('.pt') else newest_checkpoint(init_from)
+    if init_from not in ('auto', 'resume'):
+        return init_from if init_from.endswith('.pt') else newest_checkpoint(init_from)
+    path = newest_checkpoint(out_dir)
+    if path is None and init_from == 'resume':
+        raise UserError(f"init_from='resume': no checkpoint in {out_dir}")
+    return path
+
 
 def start_from(init_from, out_dir, runtime):
     """(path, content) of the checkpoint that this run goes on from, (None, {}) without.  Raises UserError."""
-    seen = runtime.gather([''.join(map(os.path.basename, checkpoints(out_dir)[-1:])) or 'none'])
-    if len(set(seen)) > 1:
-        raise UserError(f'{out_dir}: the newest checkpoint is {seen[0]} for rank 0 and another for others '
-                        f'({", ".join(sorted(set(seen[1:])))}); out_dir must be a folder that all machines share')
+    there = checkpoints(out_dir)[-1:]
+    seen = sorted({os.path.basename(path) for path in runtime.gather(there or ['none'])})
+    if len(seen) > 1:
+        raise UserError(f"{out_dir}: the newest checkpoint is {' here and '.join(seen)} there; out_dir must be "
+                        'a folder that all machines share')
     path = runtime.agree(find_checkpoint(init_from, out_dir) if runtime.main else None)
-    content, there = read_checkpoint(path) if path else {}, checkpoints(out_dir)
-    if init_from not in ('auto', 'resume') and there and step_of(there[-1]) > content.get('step', -1):
-        raise UserError(f'init_from={init_from!r}: {out_dir} holds {os.path.basename(there[-1])}; go on from '
+    content = read_checkpoint(path) if path else {}
+    if init_from not in ('auto', 'resume') and there and step_of(there[0]) > content.get('step', -1):
+        raise UserError(f'init_from={init_from!r}: {out_dir} holds {os.path.basename(there[0])}; go on from '
                         'it with --init_from=resume, or choose another --out_dir')
     return path, content
+
+
+def hold(folder):
+    """Refuse a second run in `folder`, by a lock of the operating system, which no process outlives."""
+    HELD.clear()                                        # a process has one run at a time
+    os.makedirs(folder, exist_ok=True)
+    HELD.append(open(os.path.join(folder, 'lock'), 'a'))                # noqa: SIM115, it stays open
+    try:
+        import fcntl
+        fcntl.flock(HELD[0], fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise UserError(f'{folder}: in use by another run; end that, or choose another --out_dir') from None
+    except (ImportError, OSError):                      # Windows, and file systems without locks
+        say(f'{folder} cannot be locked here: start no second run in it')
 
 
 def refuse_difference(where, stored, ours, what):
@@ -874,22 +839,10 @@ def refuse_difference(where, stored, ours, what):
             raise UserError(f'{where}: {what} differs: {key} is {stored.get(key)!r} there and {value!r} here')
 
 
-def data_identity(meta):
-    """What a checkpoint remembers of its data: digests of the tokenizer and of the shards of each split."""
-    return {'vocab_size': meta['vocab_size'], **meta['identity']}
-
-
-def prune_checkpoints(folder, keep, milestones):
-    """Delete all but the milestones and the newest `keep` of the others."""
-    spared = {checkpoint_name(step) for step in milestones}
-    for path in [path for path in checkpoints(folder) if os.path.basename(path) not in spared][:-keep]:
-        os.remove(path)
-
-
 # ---- log ----
 
 def tell(text):
-    """Print on stdout. When nobody reads it any more, as after `| head`, the run ends as after SIGTERM."""
+    """Print on stdout.  When nobody reads it any more, as after `| head`, the run ends as after SIGTERM."""
     try:
         tqdm.write(text)                                # above the progress bar, if there is one
         sys.stdout.flush()
@@ -903,14 +856,12 @@ class Log:
 
     def __init__(self, folder, step, runtime, project, config):
         self.main, self.path, self.wandb = runtime.main, os.path.join(folder, 'metrics.jsonl'), None
-        if not self.main:
-            return
-        kept = [line for line in read_metrics(folder) if step and line['step'] <= step]
-        write_whole(self.path, ''.join(json.dumps(line) + '\n' for line in kept))
-        if project:
+        if self.main:
+            kept = [line for line in read_metrics(folder) if step and line['step'] <= step]
+            write_whole(self.path, ''.join(json.dumps(line) + '\n' for line in kept))
+        if self.main and project:                       # finetune.py starts a run for each trial
             self.wandb = need('wandb', 'wandb_project').init(
-                project=project, name=os.path.basename(folder), config=config,
-                reinit='finish_previous')               # finetune.py: a run for each trial
+                project=project, name=os.path.basename(folder), config=config, reinit='finish_previous')
 
     def write(self, kind, step, text, **values):
         if not self.main:
@@ -927,10 +878,10 @@ def read_metrics(folder):
     """Lines of a run's metrics.jsonl as dicts; what a kill cut off or something else damaged is dropped."""
     lines, path = [], os.path.join(folder, 'metrics.jsonl')
     with contextlib.suppress(FileNotFoundError), open(path, encoding='utf-8', errors='replace') as file:
-        for line in file:
+        for text in file:
             with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError):
-                line = json.loads(line)
-                lines += [line] if line['kind'] and line['step'] >= 0 else []
+                line = json.loads(text)
+                lines += [line] if line['kind'] in ('train', 'val') and line['step'] >= 0 else []
     return lines
 
 
@@ -943,9 +894,9 @@ def write_whole(path, text):
 
 
 def catch_signals():
-    """A list to which SIGTERM, SIGINT and SIGHUP append their numbers from now on, instead of ending the process.
+    """A list to which SIGTERM, SIGINT and SIGHUP add their numbers from now on instead of ending the process.
 
-    A second Ctrl-C ends a process that is alone at once; to others torchrun repeats what the terminal sent.
+    A second Ctrl-C ends a process that is alone at once; torchrun's processes get the first one twice.
     """
     caught = []
 
@@ -953,54 +904,32 @@ def catch_signals():
         caught.append(number)
         if number == signal.SIGINT and 'RANK' not in os.environ:
             signal.signal(number, signal.SIG_DFL)
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:       # nohup ignores it
+
+    for number in (signal.SIGTERM, signal.SIGINT, getattr(signal, 'SIGHUP', signal.SIGTERM)):
+        if signal.getsignal(number) != signal.SIG_IGN or number == signal.SIGINT:       # nohup ignores SIGHUP
             signal.signal(number, catch)
     return caught
 
 
 def clock(seconds):
-    minutes, seconds = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f'{hours}:{minutes:02d}:{seconds:02d}' if hours else f'{minutes}:{seconds:02d}'
-
-
-def describe(config, origins, model, loader, runtime):
-    """The head of a log: the resolved knobs and what follows from them."""
-    share = -(-loader.total_batch // runtime.world)
-    return '\n'.join([
-        table(config, origins),
-        f'{count_parameters(model):,} parameters on {runtime.device} in {str(runtime.dtype)[6:]}; '
-        f'{len(loader.rows):,} training rows of {loader.rows.block_size} tokens',
-        f"total_batch {loader.total_batch} = {runtime.world} process(es) x {-(-share // config['batch_size'])} "
-        f"micro-step(s) of at most {config['batch_size']} sequences"])
-
-
-def changed_knobs(old, new):
-    """Knobs that differ from a checkpoint's, for the log."""
-    pairs = [f'{key} {old.get(key)!r} -> {value!r}' for key, value in new.items() if old.get(key) != value]
-    return f"; changed: {', '.join(pairs)}" if pairs else ''
+    return str(timedelta(seconds=int(seconds)))
 
 
 def write_manifest(folder, config, data, runtime):
     """Append to run.json what makes this launch: command, revision, versions, device, data and knobs."""
-    def git(*arguments):
-        with contextlib.suppress(OSError):              # git may not be installed
-            here = os.path.dirname(os.path.abspath(__file__))
-            result = subprocess.run(['git', '-C', here, *arguments], capture_output=True, text=True)
-            return result.stdout.strip() if result.returncode == 0 else None
-
-    path, launches = os.path.join(folder, 'run.json'), []
+    path, launches, here = os.path.join(folder, 'run.json'), [], os.path.dirname(os.path.abspath(__file__))
     with contextlib.suppress(FileNotFoundError, ValueError, RecursionError), open(path) as file:
         launches = json.load(file)
-    status = git('status', '--porcelain')
-    launches = [*(launches if isinstance(launches, list) else []), {
-        'argv': sys.argv, 'date': time.strftime('%Y-%m-%dT%H:%M:%S%z'),
-        'git_revision': git('rev-parse', 'HEAD'), 'git_dirty': None if status is None else bool(status),
-        'world_size': runtime.world, 'device': device_name(runtime.device),
-        'python': platform.python_version(), 'torch': torch.__version__, 'numpy': np.__version__,
-        'data': data, 'config': config}]
-    write_whole(path, json.dumps(launches, indent=1))
+    revision = None
+    with contextlib.suppress(OSError):                  # git may not be installed
+        revision = subprocess.run(['git', '-C', here, 'describe', '--always', '--dirty', '--abbrev=40'],
+                                  capture_output=True, text=True).stdout.strip()
+    launch = {'argv': sys.argv, 'date': time.strftime('%Y-%m-%dT%H:%M:%S%z'), 'revision': revision,
+              'world_size': runtime.world, 'device': device_name(runtime.device),
+              'python': platform.python_version(), 'torch': torch.__version__, 'numpy': np.__version__,
+              'data': data, 'config': config}
+    launches = launches if isinstance(launches, list) else []
+    write_whole(path, json.dumps([*launches, launch], indent=1))
 
 
 def plot_losses(folder, unigram):
@@ -1012,10 +941,10 @@ def plot_losses(folder, unigram):
     metrics, figure = read_metrics(folder), Figure(figsize=(7, 4))
     axes = figure.subplots()
     for kind, style in (('train', '-'), ('val', 'o-')):
-        lines = [line for line in metrics if line['kind'] == kind and 'loss' in line]
-        axes.plot([line['step'] for line in lines], [line['loss'] for line in lines], style, label=kind)
+        points = [(line['step'], line['loss']) for line in metrics if line['kind'] == kind and 'loss' in line]
+        axes.plot(*zip(*points, strict=True), style, label=kind)
     axes.axhline(unigram, color='gray', linestyle='--', label='unigram entropy')
-    axes.set(xlabel='step', ylabel='masked-LM loss, nats a token', title=os.path.basename(folder))
+    axes.set(xlabel='step', ylabel='loss, nats a predicted token', title=os.path.basename(folder))
     axes.legend()
     figure.savefig(os.path.join(folder, 'loss.png'), dpi=120, bbox_inches='tight')
 
@@ -1039,49 +968,48 @@ def predictions(model, tokenizer, ids):
 
 def fill_masks(model, tokenizer, text):
     """`text` and the predictions for its [MASK]s.  Raises UserError when it has none or is too long."""
-    text = text.encode('utf-8', 'surrogateescape').decode('utf-8', 'replace')   # a command line in any locale
+    text = text.encode('utf-8', 'surrogateescape').decode('utf-8', 'replace')   # of any locale's command line
     first, *others = text.split('[MASK]')
     if not others:
         raise UserError(f'fill={text!r}: put a [MASK] where a word is to be filled in')
     ids, *parts = tokenizer.encode([first.rstrip(), *others])
-    ids = [*ids, *(token for part in parts for token in (tokenizer.special['mask'], *part))]
+    for part in parts:
+        ids = [*ids, tokenizer.special['mask'], *part]
     if len(ids) + 2 > model.config.block_size:
         raise UserError(f'fill: {len(ids)} tokens, but the model reads at most {model.config.block_size - 2}')
     return '\n'.join([text, *predictions(model, tokenizer, ids)])
 
 
-def masked_sentences(documents, tokenizer, n):
-    """First sentences of `n` rows, each with a whole word masked: [(text, the word, ids)], always the same.
+def masked_sentences(documents, tokenizer, word_start):
+    """Yield (ids before it, a whole word, ids after it) for first sentences of documents, always the same.
 
-    documents  DocumentRows; of 10,000 those are taken that start with 8 to 30 tokens of prose up to a full stop
+    documents  DocumentRows, of which 10,000 are tried: 8 to 30 tokens of prose up to a full stop are taken
     """
-    rng, sentences, total = np.random.default_rng(0), [], len(documents)
-    stops, starts = ('.', '\u3002'), tokenizer.word_starts()
-    for index in shuffled(np.arange(min(total, 10_000)), total, 0, 0) if n else ():
-        ids = documents.get([index])[0, 1:].tolist()
-        length = next((i + 1 for i, token in enumerate(ids[:30]) if tokenizer.pieces[token].endswith(stops)), 0)
-        ids, text = ids[:length], tokenizer.decode(ids[:length])
-        whole = [i for i in range(2, length - 1) if starts[ids[i]] and starts[ids[i + 1]] and is_word(
-            tokenizer.decode([ids[i]]).strip())]
-        prose = sum(letter.isalpha() or letter == ' ' for letter in text) > 0.93 * len(text)
-        if length < 8 or not whole or not prose or not starts[ids[0]]:
-            continue
-        i = int(rng.choice(whole))
-        text = f'{tokenizer.decode(ids[:i])} [MASK] {tokenizer.decode(ids[i + 1:]).strip()}'
-        word = tokenizer.decode([ids[i]]).strip()
-        sentences.append((text, word, [*ids[:i], tokenizer.special['mask'], *ids[i + 1:]]))
-        if len(sentences) == n:
-            break
-    return sentences
+    rng = np.random.default_rng(0)
+    for index in shuffled(np.arange(min(len(documents), 10_000)), len(documents), 0, 0):
+        ids = documents.get([index])[0, 1:31].tolist()
+        stops = (i for i, token in enumerate(ids) if tokenizer.pieces[token].endswith(('.', '\u3002')))
+        ids = ids[:next(stops, -1) + 1]
+        words = [tokenizer.decode([token]).strip() for token in ids]
+        whole = [i for i in range(2, len(ids) - 1) if word_start[ids[i]] and word_start[ids[i + 1]]
+                 and words[i].isalpha() and (len(words[i]) > 3 or not words[i].isascii())]
+        text = tokenizer.decode(ids)
+        prose = sum(letter.isalpha() or letter == ' ' for letter in text) > 0.9 * len(text)
+        if len(ids) >= 8 and whole and prose and word_start[ids[0]]:
+            i = int(rng.choice(whole))
+            yield ids[:i], words[i], ids[i + 1:]
 
 
-def show_sentences(model, documents, tokenizer, n):
+def show_sentences(model, documents, tokenizer, word_start, n):
     """Print `n` of masked_sentences with what the model fills in."""
-    sentences = masked_sentences(documents, tokenizer, n)
-    for text, word, ids in sentences:
-        tell('\n'.join(['', text, f'    masked: {word}', *predictions(model, tokenizer, ids)]))
-    if n and not sentences:
-        tell('no sentence to fill in: no validation row looked at starts with a short one that ends in a full stop')
+    shown = 0
+    for before, word, after in itertools.islice(masked_sentences(documents, tokenizer, word_start), n):
+        best = predictions(model, tokenizer, [*before, tokenizer.special['mask'], *after])
+        text = f'{tokenizer.decode(before)} [MASK] {tokenizer.decode(after).strip()}'
+        tell('\n'.join(['', text, f'    masked: {word}', *best]))
+        shown += 1
+    if n and not shown:
+        tell('no sentence to fill in: no document of the validation split begins with a short one')
 
 
 def load_bert(name, read=MaskedLM.from_pretrained):
@@ -1100,20 +1028,21 @@ def use_checkpoint(fill, export, init_from, out_dir, folder, meta):
     path = find_checkpoint('resume' if init_from in ('auto', 'scratch') else init_from, out_dir)
     if path:
         content = read_checkpoint(path)
-        refuse_difference(path, content['data'], {'tokenizer': data_identity(meta)['tokenizer']}, 'the data')
+        refuse_difference(path, content['data'], {'tokenizer': meta['identity']['tokenizer']}, 'the data')
         model = OBJECTIVE[content['config']['objective']][0](EncoderConfig(**content['model_config']))
         model.load_state_dict(content['model'])
     else:
         model = load_bert(init_from)
         ours = {'vocab_size': meta['vocab_size']}
         refuse_difference(init_from, asdict(model.config), ours, 'the tokenizer')
+    tokenizer = load_tokenizer(folder)
     if fill:
-        tell(fill_masks(model, load_tokenizer(folder), fill))
+        tell(fill_masks(model, tokenizer, fill))
     if export:
         if not isinstance(model, MaskedLM):
-            raise UserError(f"export={export!r}: transformers' BERT is a masked language model, {path} is not")
+            raise UserError(f"export={export!r}: transformers' BERT is no permuted language model, as {path}")
         model.save_pretrained(export)
-        shutil.copy(os.path.join(folder, 'tokenizer', load_tokenizer(folder).file_name), export)
+        shutil.copy(os.path.join(folder, 'tokenizer', tokenizer.file_name), export)
         tell(f'wrote {export}: transformers.BertForMaskedLM.from_pretrained({export!r}) loads it')
 
 
@@ -1123,7 +1052,8 @@ def check_limits(config, limits):
     """Raise UserError for a knob out of range, as far as nothing else checks it where it is used."""
     for key, (low, high) in limits.items():
         if config[key] < low or (high is not None and config[key] > high):
-            raise UserError(f'{key}={config[key]}: must be at least {low}' + (f' and at most {high}' if high else ''))
+            rest = '' if high is None else f' and at most {high}'
+            raise UserError(f'{key}={config[key]}: must be at least {low}{rest}')
 
 
 def check_knobs(config):
@@ -1136,26 +1066,17 @@ def check_knobs(config):
         choose(key, config[key], rows)
 
 
-def warmup_steps(warmup, total):
-    """Steps of warmup; a tenth of a run that is shorter than `warmup`."""
-    if warmup <= total:
-        return warmup
-    say(f'warmup_iters={warmup} is longer than the run: {total // 10} of its {total} steps warm up')
-    return total // 10
-
-
 def prepared(dataset, data_dir, prepare, runtime):
     """(folder, meta) of a prepared corpus, prepared first when `prepare` names a config file for that."""
-    folder = os.path.join(data_dir, dataset)
+    folder, here = os.path.join(data_dir, dataset), os.path.dirname(os.path.abspath(__file__))
     if prepare and not os.path.exists(os.path.join(folder, 'meta.json')):
         words = [prepare, f'--name={dataset}', f'--data_dir={data_dir}']
         if runtime.world > 1:
-            raise UserError(f"{folder}: not prepared; first run python prepare_data.py {' '.join(words)}")
+            raise UserError(f"{folder}: not prepared; run first: python prepare_data.py {' '.join(words)}")
         tell(f'{folder} is not there yet: preparing it with {prepare}')
-        script = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'prepare_data.py')
-        status = subprocess.run([sys.executable, script, *words, '--part=0/1']).returncode
-        if status:
-            raise UserError(f'{prepare}: preparing {folder} failed with status {status}')
+        script = os.path.join(here, 'prepare_data.py')
+        if subprocess.run([sys.executable, script, *words, '--part=0/1']).returncode:
+            raise UserError(f'{prepare}: preparing {folder} failed')
     meta = load_meta(folder)
     if runtime.local == 0:
         check_sizes(folder, meta)
@@ -1164,17 +1085,16 @@ def prepared(dataset, data_dir, prepare, runtime):
 
 def make_model(encoder_config, objective, init_from, path, content):
     """Model with a checkpoint's weights, a BERT's, or new ones.  Raises UserError where shapes differ."""
-    shape = {key: value for key, value in asdict(encoder_config).items() if key not in MAY_CHANGE}
-    if path:
-        refuse_difference(path, asdict(EncoderConfig(**content['model_config'])), shape, 'the model')
-        refuse_difference(path, content['config'], {'objective': objective}, 'the model')
     model = OBJECTIVE[objective][0](encoder_config)
+    ours = {key: value for key, value in asdict(encoder_config).items() if key not in MAY_CHANGE}
+    ours['objective'] = objective
     if path:
+        theirs = {**asdict(EncoderConfig(**content['model_config'])), **content['config']}
+        refuse_difference(path, theirs, ours, 'the model')
         model.load_state_dict(content['model'])
     elif init_from not in ('auto', 'scratch'):
         bert = load_bert(init_from)
-        refuse_difference(init_from, {**asdict(bert.config), 'objective': 'mlm'},
-                          {**shape, 'objective': objective}, 'the model')
+        refuse_difference(init_from, {**asdict(bert.config), 'objective': 'mlm'}, ours, 'the model')
         model.load_state_dict(bert.state_dict())
     return model
 
@@ -1194,99 +1114,108 @@ def main():
     model_class, masker_class = OBJECTIVE[objective]
     masker = masker_class(meta, block_size, mask_fraction, word_start if whole_word else None)
     train_rows, val_rows = (PACKING[packing](folder, meta, split, block_size) for split in ('train', 'val'))
-    val_loader = Loader(val_rows, masker, 0, EVAL_ROWS, runtime.share(EVAL_ROWS), eval_samples or len(val_rows))
-    identity, unigram = data_identity(meta), meta['unigram_entropy']
+    val_loader = Loader(val_rows, masker, 0, EVAL_ROWS, runtime.share(EVAL_ROWS),
+                        limit=eval_samples or len(val_rows))
+    identity, unigram = {'vocab_size': meta['vocab_size'], **meta['identity']}, meta['unigram_entropy']
 
-    # model and optimizer, new, a BERT's or where a checkpoint left them
+    # model and optimizer: new, a BERT's, or where a checkpoint left them
     path, content = start_from(init_from, out_dir, runtime)
     torch.manual_seed(seed)
     raw = make_model(model_config(config, meta['vocab_size']), objective, init_from, path, content)
     raw = to_device(raw, runtime)
     optimizer = make_optimizer(raw, learning_rate, (beta1, beta2), adam_eps, weight_decay, runtime)
     scaler = torch.amp.GradScaler(runtime.device.type, enabled=runtime.dtype == torch.float16)
-    step, samples, best_loss, validated, changes = 0, 0, math.inf, False, ''
+    step, samples, best_loss, validated, news = 0, 0, math.inf, False, ''
     if path:
         refuse_difference(path, content['data'], identity, 'the data')
-        load_optimizer(optimizer, content['optimizer'])
+        groups = optimizer.state_dict()['param_groups']         # decay, betas and kernels are this run's
+        optimizer.load_state_dict({**content['optimizer'], 'param_groups': groups})
         if content['scaler'] and scaler.is_enabled():
             scaler.load_state_dict(content['scaler'])
-        step, samples, best_loss, validated = (
-            content[key] for key in ('step', 'samples', 'best_loss', 'validated'))
-        config['milestones'] = tuple(sorted({*milestones, *content['config']['milestones']}))
-        changes = f"continuing {path} at step {step}{changed_knobs(content['config'], config)}"
+        step, samples, best_loss, validated, before = (
+            content[key] for key in ('step', 'samples', 'best_loss', 'validated', 'config'))
+        config['milestones'] = tuple(sorted({*milestones, *before['milestones']}))
+        changed = [f'{key} {before.get(key)!r} -> {value!r}' for key, value in config.items()
+                   if before.get(key) != value]
+        news = f"continuing {path} at step {step}{'; changed: ' * bool(changed)}{', '.join(changed)}\n"
     content.clear()                                     # weights and optimizer have their copies
     loader = Loader(train_rows, masker, seed, total_batch, runtime.share(total_batch),
                     offset=samples - step * total_batch)
     model = runtime.wrap(compiled(raw, compile, loader.batch(step), batch_size, runtime))
-    flops, peak = training_flops(raw.config, block_size, masker.k, model_class, total_batch), peak_flops(runtime)
+    peak = peak_flops(runtime)
+    flops = training_flops(raw.config, block_size, masker.k, model_class, total_batch) if peak else 0
 
     # log and signals
+    stop = catch_signals()
+    warmup = warmup_iters if warmup_iters <= max_iters else max_iters // 10
+    if warmup < warmup_iters:
+        say(f'warmup_iters={warmup_iters} is longer than the run: {warmup} of its {max_iters} steps warm up')
     if runtime.main:
         write_manifest(out_dir, config, identity, runtime)
-        tell('\n'.join(filter(None, [describe(config, origins, raw, loader, runtime), changes])))
-    log = Log(out_dir, step, runtime, wandb_project, config)
-    warmup, health, stop = warmup_steps(warmup_iters, max_iters), Health(runtime), catch_signals()
+        tell(f'{table(config, origins)}\n{count_parameters(raw):,} parameters on {runtime.world} x '
+             f'{runtime.device} in {str(runtime.dtype)[6:]}; {len(train_rows):,} training rows\n{news}')
+    log, health = Log(out_dir, step, runtime, wandb_project, config), Health(runtime)
     bar = tqdm(initial=step, total=max_iters, disable=not (runtime.main and sys.stderr.isatty()))
 
     def ends(interval):
         return step == max_iters or (interval and step % interval == 0)
 
     def validate():
-        """(best loss, whether the validation came to its end before a signal)"""
+        """(best loss so far, True), or False if a signal came before the end"""
         scores = evaluate(raw, val_loader, batch_size, runtime, stop)
         if scores is None:
             return best_loss, False
-        text = (f"step {step}: validation loss {scores['loss']:.4f} (unigram {unigram:.4f}), masked accuracy "
-                f"{scores['accuracy']:.2%}, perplexity {scores['perplexity']:.1f}")
-        log.write('val', step, text, **scores)
+        log.write('val', step, f"step {step}: validation loss {scores['loss']:.4f} (unigram {unigram:.4f}), "
+                  f"masked accuracy {scores['accuracy']:.2%}, perplexity {scores['perplexity']:.1f}", **scores)
         return min(best_loss, scores['loss']), True
 
     def save():
         if runtime.main:
             content = {'step': step, 'samples': samples, 'model': raw.state_dict(), 'config': config,
-                       'optimizer': optimizer.state_dict(), 'scaler': scaler.state_dict(), 'data': identity,
-                       'model_config': asdict(raw.config), 'best_loss': best_loss, 'validated': validated}
+                       'optimizer': optimizer.state_dict(), 'scaler': scaler.state_dict(),
+                       'model_config': asdict(raw.config), 'data': identity,
+                       'best_loss': best_loss, 'validated': validated}
             write_checkpoint(os.path.join(out_dir, checkpoint_name(step)), to_host(content, runtime))
-            prune_checkpoints(out_dir, keep_checkpoints, config['milestones'])
+            others = [path for path in checkpoints(out_dir) if step_of(path) not in config['milestones']]
+            for path in others[:-keep_checkpoints]:
+                os.remove(path)
 
     # the loop
     if not validated:
         best_loss, validated = validate()
-    logged, since = step, time.perf_counter()           # the last log line
+    logged, since = step, time.perf_counter()           # at the last log line
     for batch in prefetch(loader.batch, range(step, max_iters)):
         count, stopping = runtime.sum(batch['weights'].sum(), len(stop))
         if stopping:
             break
-        parts = micro_batches(batch, batch_size, runtime.device)
         lr = get_lr(step, learning_rate, min_lr, warmup, max_iters, schedule)
         set_lr(optimizer, lr, runtime)
         seed_step(seed, step, runtime)
+        parts = micro_batches(batch, batch_size, runtime.device)
         loss, norm = update(model, optimizer, scaler, parts, count, grad_clip, runtime)
         health.add(loss, norm, scaler)
         runtime.sync()
         step, samples = step + 1, samples + total_batch
         bar.update()
-        saving = ends(checkpoint_interval) or step in milestones
-        if saving or ends(log_interval) or ends(eval_interval):     # the host reads the device here alone
+        due = ends(checkpoint_interval) or step in milestones
+        if due or ends(log_interval) or ends(eval_interval):        # the host reads the device here alone
             loss, norm = health.look(step, out_dir)
         if ends(log_interval):
             seconds = (time.perf_counter() - since) / (step - logged)
             speed, mfu = total_batch * block_size / seconds, flops / seconds / runtime.world / peak if peak else None
             graphs = compilations(runtime)
-            log.write('train', step, f'step {step}/{max_iters}: loss {loss:.4f}, lr {lr:.2e}, norm {norm:.2f}, '
-                      f"{speed:,.0f} tokens/s, mfu {f'{mfu:.1%}' if mfu else 'n/a'}, "
-                      f"eta {clock((max_iters - step) * seconds)}{''.join(f', {key} {n}' for key, n in graphs.items())}",
-                      loss=loss, lr=lr, norm=norm, tokens_per_second=speed, mfu=mfu, **graphs)
+            text = (f'step {step}/{max_iters}: loss {loss:.4f}, lr {lr:.2e}, norm {norm:.2f}, {speed:,.0f} '
+                    f"tokens/s, mfu {f'{mfu:.1%}' if mfu else 'n/a'}, eta {clock((max_iters - step) * seconds)}"
+                    f"{''.join(f', {key} {n}' for key, n in graphs.items())}")
+            log.write('train', step, text, loss=loss, lr=lr, norm=norm, tokens_per_second=speed, mfu=mfu, **graphs)
             logged, since = step, time.perf_counter()
         paused = time.perf_counter()
-        validated = not ends(eval_interval)
-        if not validated:
+        if ends(eval_interval):
             best_loss, validated = validate()
-        if saving:
+        if due:
             save()
         since += time.perf_counter() - paused
 
-    bar.close()
     stopping, = runtime.sum(len(stop))
     if stopping:
         health.look(step, out_dir)
@@ -1297,7 +1226,7 @@ def main():
         plot_losses(out_dir, unigram)
         if fill_samples:
             documents = DocumentRows(folder, meta, 'val', block_size)
-            show_sentences(to_host(raw, runtime), documents, load_tokenizer(folder), fill_samples)
+            show_sentences(to_host(raw, runtime), documents, load_tokenizer(folder), word_start, fill_samples)
     leave(runtime, 128 + (stop[0] if stop else signal.SIGTERM) if stopping else 0)
 
 

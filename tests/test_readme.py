@@ -1,4 +1,9 @@
-"""Every fenced command of README.md runs as it stands there, with tiny overrides where it is long."""
+"""The commands of README.md and results/machines.md.
+
+The first of each kind really run, on four packages of the standard library. The others are taken in process
+as far as their data: knobs, config files, checkpoints, files, tasks. `-m slow` runs every command, made tiny.
+"""
+import importlib
 import json
 import os
 import re
@@ -8,122 +13,253 @@ import subprocess
 import sys
 
 import pytest
-from conftest import ROOT, TINY
+import torch
+from conftest import ROOT, TINY, stage
 from published import publish
 from test_finetune import pretrained
 
-from finetune import TASKS
+import bench
+import finetune
+import prepare_data
+import train
+from configurator import UserError, configure
+from model import ALLOWED_POSITIONS, ATTENTION, POSITION, EncoderConfig, MaskedLM, model_config
 
-with open(os.path.join(ROOT, 'README.md')) as readme:
-    PAGE = readme.read()
-COMMANDS = [command for block in re.findall(r'```sh\n(.*?)```', PAGE, re.S)
+with open(os.path.join(ROOT, 'README.md')) as file:
+    PAGE = file.read()
+with open(os.path.join(ROOT, 'results', 'machines.md')) as file:
+    MACHINES = file.read()
+COMMANDS = [command for block in re.findall(r'```sh\n(.*?)```', PAGE + MACHINES, re.S)
             for line in block.splitlines() for command in line.split(' && ')]
-TINY_BENCH = ['--what=params,speed,partition', '--n_layer=2', '--n_head=4', '--n_embd=16', '--n_inner=32',
-              '--lengths=16', '--step_tokens=32', '--rounds=1', '--warmup=1', '--vocab_size=400',
-              '--dataset=wikipedia', '--device=cpu']
-STARTS = 'quickstart', 'base_pairwise', 'base_original', 'base_shared', 'base_shatter', 'base_gau'
-TINY_TRIALS = ['--trials=1', '--epochs=1', '--eval_interval=0', '--device=cpu', '--train_samples=8']
+STAGES = [command for command in COMMANDS if '.py' in command]
+FILL = 'python train.py config/quickstart.py --fill="returns the [MASK] of a matrix"'
+FIRST = {               # really run, in this order -> what makes them small
+    'python train.py config/quickstart.py': ['--max_iters=20', '--eval_samples=64', '--device=cpu'],
+    FILL: ['--device=cpu'],
+    'python finetune.py config/finetune_quickstart.py': [
+        '--tasks=docstring_order', '--trials=1', '--epochs=1', '--train_samples=8', '--eval_samples=32',
+        '--device=cpu'],
+    'python bench.py': [
+        '--what=params,speed', '--variants=original,shatter', '--peers=hf_bert', '--n_layer=2', '--n_head=4',
+        '--n_embd=16', '--n_inner=32', '--lengths=16', '--batches=2', '--rounds=1', '--warmup=1',
+        '--vocab_size=400', '--device=cpu'],
+}
+STARTS = 'quickstart', 'base_pairwise', 'base_original'
 BERT = {'num_hidden_layers': 2, 'num_attention_heads': 4, 'hidden_size': 16, 'intermediate_size': 32,
         'max_position_embeddings': 32, 'vocab_size': 400}
 
 
-@pytest.fixture(scope='module')
-def home(corpus, tmp_path_factory):
-    """A copy of the repository with the small corpus under every name that the page uses."""
-    home = tmp_path_factory.mktemp('home')
+def copy_of_repository(home):
+    """The repository in `home`, where the quickstart's corpus is four packages of the standard library."""
     for name in os.listdir(ROOT):
         if name.endswith(('.py', '.txt', '.toml', '.md')):
             shutil.copy(os.path.join(ROOT, name), home)
     for name in ('config', 'tests', 'results'):
         shutil.copytree(os.path.join(ROOT, name), home / name)
-    for name in ('oscar', 'wikipedia', 'books_wikipedia'):
-        shutil.copytree(corpus, home / 'data' / name)
+    with open(home / 'config' / 'data_docstrings.py', 'a') as file:
+        file.write("path = 'email unittest asyncio logging'\n"
+                   'vocab_size, val_fraction, num_proc = 400, 0.1, 1\n')
     return home
 
 
-def changed(command):
-    """`command` with what makes it small; the words that the page has stay in front."""
-    words = shlex.split(command)
-    if 'train.py' in words and '--help' not in words:
-        quick = ['--max_iters=20', '--warmup_iters=2', '--eval_samples=64']
-        words += quick if 'config/quickstart.py' in words else [*TINY, '--max_iters=4']
-    if 'finetune.py' in words:
-        offline = 'config/finetune_quickstart.py' in words
-        words += TINY_TRIALS if offline else ['--data_dir=benchmarks', *TINY_TRIALS]
-    if 'bench.py' in words:
-        words += TINY_BENCH
-    if 'prepare_data.py' in words:
-        words += ['--vocab_size=200', '--val_fraction=0.1']
-        words += ['--segmenter_vocab=100'] if '--segmenter=sentencepiece' in words else []
-        if not any(word.startswith('--corpus=') for word in words):
-            words += ['--tokenizer=sentencepiece', '--corpus=texts', '--text_field=body', '--name=tiny']
-    if words[0] == 'torchrun':
-        words = [sys.executable, '-m', 'torch.distributed.run', *words[1:], '--device=cpu']
-        words = ['--nproc_per_node=2' if word == '--nproc_per_node=8' else word for word in words]
-        words = [word.replace('HOST:29500', 'localhost:29511') for word in words]
-    elif words[0] == 'python':
-        words = [sys.executable, *words[1:]]
-    else:
-        words = [sys.executable, '-m', 'pytest', '--collect-only', '-q']
-    return ['--init_from=bert' if word.startswith('--init_from=google-bert/') else word for word in words]
+def check_output(command, out, home):
+    if command == FILL:
+        assert re.search(r'returns the \[MASK\] of a matrix\n    \S+ 0\.\d{3}', out)
+    elif command == 'python train.py config/quickstart.py':
+        assert 'unigram' in out and out.count('[MASK]') == out.count('masked: ') == 5
+        assert (home / 'out' / 'quickstart' / 'loss.png').exists() or 'pip install matplotlib' in out
+    elif command == 'python bench.py':
+        assert 'Parameters' in out and '| original ' in out and '/ hf_bert' in out
+    elif 'finetune.py' in command:
+        assert '## Every metric' in out and 'majority' in out
 
 
-def prepare_for(words, home):
-    """What the command needs besides the repository: texts, a BERT, an out_dir of its own."""
-    (home / 'texts').mkdir(exist_ok=True)
+@pytest.fixture(scope='module')
+def quick_home(tmp_path_factory):
+    return copy_of_repository(tmp_path_factory.mktemp('quick'))
+
+
+@pytest.mark.parametrize('command', FIRST)
+def test_the_first_commands_run(command, quick_home):
+    """In the order of the page: each uses what the ones above it left."""
+    assert command in COMMANDS
+    words = shlex.split(command)[1:] + FIRST[command]
+    done = stage(*words, cwd=quick_home, env={**os.environ, 'PYTHONPATH': ''})
+    assert done.returncode == 0, done.stderr
+    check_output(command, done.stdout, quick_home)
+
+
+# ---- every command, in process ----
+
+@pytest.fixture(scope='module')
+def files_home(corpus, tmp_path_factory):
+    """What the page's commands read: texts, benchmarks as published, checkpoints, prepared corpora."""
+    home = tmp_path_factory.mktemp('files')
+    for name in ('oscar', 'wikipedia'):
+        shutil.copytree(corpus, home / 'data' / name)
+    write_texts(home)
+    write_benchmarks(home)
+    return home
+
+
+def write_texts(home):
+    (home / 'texts').mkdir()
     with open(home / 'texts' / 'a.jsonl', 'w') as file:
         for i in range(300):
             print(json.dumps({'body': f'{PAGE[i * 20:i * 20 + 300]} {i}'}), file=file)
-    subprocess.run(['gzip', '-kf', 'a.jsonl'], cwd=home / 'texts', check=True)
-    (home / 'novels').mkdir(exist_ok=True)
+    subprocess.run(['gzip', '-k', 'a.jsonl'], cwd=home / 'texts', check=True)
+    (home / 'novels').mkdir()
     for i in range(40):                                 # ideographs in pairs, which a segmenter can find
         pairs = ''.join(2 * chr(0x4e00 + (i * j * j) % 60) for j in range(1, 40))
         (home / 'novels' / f'{i}.txt').write_text(f'{pairs} word {pairs}')
     letters = [mark + chr(code) for mark in ('', '##') for code in range(33, 127)]
     (home / 'vocab.txt').write_text('\n'.join(['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]', *letters]))
-    if any('wordpiece' in word for word in words):
-        pytest.importorskip('tokenizers')
-    if '--init_from=bert' in words:
-        transformers = pytest.importorskip('transformers')
-        transformers.BertForMaskedLM(transformers.BertConfig(**BERT)).save_pretrained(home / 'bert')
-        pieces = [f'piece{i}' for i in range(BERT['vocab_size'] - len(letters) - 5)]
-        (home / 'bert' / 'vocab.txt').write_text((home / 'vocab.txt').read_text() + '\n'.join(['', *pieces]))
-    if 'finetune.py' in words:
-        for name in STARTS:
-            pretrained(home / 'out' / name, str(home / 'data' / 'wikipedia'))
-        for name in TASKS if not (home / 'benchmarks').exists() else ():
-            if not TASKS[name].source:
-                publish(name, home / 'benchmarks')
-        shutil.copy(home / 'benchmarks' / 'squad' / 'train-v1.1.json', home / 'triviaqa.json')
+
+
+def write_benchmarks(home):
+    for name in finetune.TASKS:
+        if not name.startswith('docstring'):
+            publish(name, home / 'benchmarks')
+    shutil.copy(home / 'benchmarks' / 'squad' / 'train-v1.1.json', home / 'triviaqa.json')
+    for name in STARTS:
+        pretrained(home / 'out' / name, str(home / 'data' / 'wikipedia'))
+
+
+def resolved(command):
+    """(the stage, its knobs as its main() gets them)"""
+    words = shlex.split(command)
+    at = next(i for i, word in enumerate(words) if word.endswith('.py'))
+    module = importlib.import_module(words[at].removesuffix('.py'))
+    config, _ = configure(dict(vars(module)), words[at + 1:])
+    return module, config
+
+
+def prepared_names():
+    """Names of the corpora that config/data_*.py and the page's own commands prepare."""
+    files = [f'prepare_data.py config/{name}' for name in os.listdir(os.path.join(ROOT, 'config'))
+             if name.startswith('data_')]
+    configs = [resolved(command)[1] for command in [*files, *STAGES]
+               if 'prepare_data.py' in command and '--check=' not in command]
+    return {config['name'] or prepare_data.find_corpus(config)[0] for config in configs}
+
+
+def ready_to_prepare(config):
+    if config['check']:
+        assert os.path.basename(config['check']) in prepared_names()
         return
-    if any(word.startswith('--export=') for word in words):
-        pytest.importorskip('transformers')
-    elif 'config/quickstart.py' not in words:
-        shutil.rmtree(home / 'out', ignore_errors=True)
+    config = prepare_data.check_config(config)
+    prepare_data.find_part(config)
+    sources = prepare_data.find_corpus(config)[1]
+    if os.path.dirname(config['corpus']):               # files: those of the page are there
+        units = prepare_data.list_units(sources, '', config)['units']
+        assert next(iter(prepare_data.documents(units[0], config, prepare_data.Tally())))
 
 
+def ready_to_train(config):
+    train.check_knobs(config)
+    model_config(config, 30522)
+    assert config['prepare'] or config['dataset'] in prepared_names()
+
+
+def ready_to_finetune(config):
+    config = {**config, 'data_dir': config['data_dir'] or 'benchmarks'}
+    finetune.noise_levels(config['noise'])
+    assert finetune.find_sources(config['init_from'], config['compare'])
+    assert not config['paper'] or config['paper'] in finetune.read_papers()
+    for name in finetune.find_tasks(config['tasks']):
+        if not name.startswith('docstring'):            # the docstrings are those of the command above
+            finetune.survey(name, config)
+
+
+READY = {prepare_data: ready_to_prepare, train: ready_to_train, finetune: ready_to_finetune,
+         bench: bench.checked}
+
+
+@pytest.mark.parametrize('command', STAGES)
+def test_a_command_finds_its_knobs_files_and_tasks(command, files_home, monkeypatch):
+    monkeypatch.chdir(files_home)
+    module, config = resolved(command)
+    READY[module](config)
+
+
+def test_a_wrong_command_is_noticed(files_home, monkeypatch):
+    """What the test above rests on: knobs, config files, names and files that are not there are refused."""
+    monkeypatch.chdir(files_home)
+    for wrong in ('train.py --no_knob=1', 'train.py config/none.py', 'train.py --attention=none',
+                  'finetune.py --tasks=none', 'finetune.py --init_from=out/none', 'bench.py --variants=none',
+                  "prepare_data.py --corpus='none/*.txt'", 'prepare_data.py --part=2/2'):
+        with pytest.raises(UserError):
+            module, config = resolved(wrong)
+            READY[module](config)
+
+
+# ---- every command, for real ----
+
+@pytest.fixture(scope='module')
+def home(corpus, tmp_path_factory):
+    home = copy_of_repository(tmp_path_factory.mktemp('home'))
+    for name in ('oscar', 'wikipedia'):
+        shutil.copytree(corpus, home / 'data' / name)
+    write_texts(home)
+    write_benchmarks(home)
+    shutil.rmtree(home / 'out' / 'quickstart')          # its own command makes it
+    transformers = pytest.importorskip('transformers')
+    transformers.BertForMaskedLM(transformers.BertConfig(**BERT)).save_pretrained(home / 'bert')
+    letters = (home / 'vocab.txt').read_text()
+    pieces = [f'piece{i}' for i in range(BERT['vocab_size'] - len(letters.split('\n')))]
+    (home / 'bert' / 'vocab.txt').write_text('\n'.join([letters, *pieces]))
+    return home
+
+
+def made_small(command):
+    """The words of `command`, with what makes it small after those of the page."""
+    words = shlex.split(command)
+    if command in FIRST:
+        words += FIRST[command]
+    elif 'train.py' in words:
+        words += ['--max_iters=20', '--eval_samples=64'] if 'config/quickstart.py' in words else TINY
+    elif 'finetune.py' in words:
+        words += ['--data_dir=benchmarks', '--trials=1', '--epochs=1', '--train_samples=8', '--device=cpu']
+    elif 'bench.py' in words:
+        words += FIRST['python bench.py']
+    elif 'prepare_data.py' in words and '--check=' not in command:
+        words += ['--vocab_size=200', '--val_fraction=0.1']
+        words += ['--segmenter_vocab=100'] if '--segmenter=sentencepiece' in words else []
+        if '--corpus=' not in command:
+            words += ['--tokenizer=sentencepiece', '--corpus=texts', '--text_field=body', '--name=tiny']
+    if 'train.py' in words and 'config/quickstart.py' not in words and '--max_iters=' not in command:
+        words += ['--max_iters=4']
+    return words
+
+
+def start_of(words):
+    """The words of a process on this machine: python or torchrun with two processes, nothing from the hub."""
+    if words[0] == 'pytest':
+        return [sys.executable, '-m', 'pytest', '--collect-only', '-q']
+    if words[0] == 'torchrun':
+        words = ['-m', 'torch.distributed.run', *words[1:], '--device=cpu']
+    words = [sys.executable, *words[words[0] == 'python':]]
+    words = ['--nproc_per_node=2' if word == '--nproc_per_node=8' else word for word in words]
+    words = ['--init_from=bert' if word.startswith('--init_from=google-bert/') else word for word in words]
+    return [word.replace('HOST:29500', 'localhost:29511') for word in words]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize('command', [command for command in COMMANDS if not command.startswith('pip ')])
-def test_command(command, home):
-    """In the order of the page: --fill and --export use what the commands above them left."""
-    words = changed(command)
-    prepare_for(words, home)
-    n_nodes = 2 if '--nnodes=2' in words else 1
-    environment = {**os.environ, 'HF_HUB_OFFLINE': '1', 'PYTHONPATH': ''}
-    nodes = [subprocess.Popen(words, cwd=home, env=environment, text=True, stdout=subprocess.PIPE,
-                              stderr=subprocess.PIPE) for _ in range(n_nodes)]
+def test_every_command_runs(command, home):
+    """In the order of the page: --fill, --export and --check use what the commands above them left."""
+    words = start_of(made_small(command))
+    if 'config/base_original.py' in words and '--export=' not in command:
+        shutil.rmtree(home / 'out' / 'base_original')   # not to be resumed
+    nodes = [subprocess.Popen(words, cwd=home, env={**os.environ, 'PYTHONPATH': ''}, text=True,
+                              stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+             for _ in range(2 if '--nnodes=2' in words else 1)]
     outputs = [node.communicate(timeout=300) for node in nodes]
-    assert [node.returncode for node in nodes] == [0] * n_nodes, outputs
-    out = ''.join(out for out, _ in outputs)
-    if '--fill=' in command:
-        assert re.search(r'returns the \[MASK\] of a matrix\n    \S+ 0\.\d{3}', out)
-    elif 'bench.py' in command:
-        assert 'Parameters' in out and '| original ' in out and '/ hf_bert' in out
-    elif 'finetune.py' in command:
-        assert '## Every metric' in out and 'majority' in out
-    elif command == 'python train.py config/quickstart.py':
-        assert 'unigram' in out and out.count('[MASK]') == out.count('masked: ') == 5
-        assert (home / 'out' / 'quickstart' / 'loss.png').exists() or 'pip install matplotlib' in out
+    assert [node.returncode for node in nodes] == [0] * len(nodes), outputs
+    check_output(command, ''.join(out for out, _ in outputs), home)
 
+
+# ---- the page itself ----
 
 def test_the_page_has_its_commands_and_files():
     assert len(COMMANDS) >= 12 and COMMANDS[0] == 'pip install -r requirements.txt'
@@ -134,11 +270,13 @@ def test_the_page_has_its_commands_and_files():
     assert all(os.path.exists(os.path.join(ROOT, name)) for name in listed)
     stages = {name for name in os.listdir(ROOT) if name.endswith('.py')}
     assert stages <= set(listed)
+    for folder, text in (('.', PAGE), ('results', MACHINES)):
+        for link in re.findall(r'\]\(([^):#]+)\)', text):
+            assert os.path.exists(os.path.join(ROOT, folder, link)), link
 
 
 def test_the_tables_of_systems_are_those_of_the_model():
     """Every row of ATTENTION and POSITION is there, in order, with the counts of its models."""
-    from model import ALLOWED_POSITIONS, ATTENTION, POSITION
     number, page = r'([\d,]+)', PAGE[PAGE.index('## Systems'):PAGE.index('## Pretrain')]
     shared = re.findall(rf'^\| `(\w+)` \|.*\| {number} \| {number} \| {number} \|$', page, re.M)
     order = re.findall(rf'^\| `(\w+)` \|[^|]*\|[^|]*\| {number} \|$', page, re.M)
@@ -162,10 +300,10 @@ SHAPES = (4, 8, 512, 2048), (12, 12, 768, 3072), (24, 16, 1024, 4096)
 
 def count(shape, matrices=False, **settings):
     """Parameters of a masked LM, or of the matrices of its blocks, as the page prints them."""
-    import torch
-
-    from model import EncoderConfig, MaskedLM
-    with torch.device('meta'):
-        model = MaskedLM(EncoderConfig(30522, 512, *shape, **settings))
-    counted = model.encoder.blocks if matrices else model
-    return f'{sum(p.numel() for p in counted.parameters() if p.dim() > 1 or not matrices):,}'
+    def counted(n_layer):
+        with torch.device('meta'):
+            model = MaskedLM(EncoderConfig(30522, 512, n_layer, *shape[1:], **settings))
+        part = model.encoder.blocks if matrices else model
+        return sum(p.numel() for p in part.parameters() if p.dim() > 1 or not matrices)
+    one, two = counted(1), counted(2)                   # all blocks are alike
+    return f'{one + (shape[0] - 1) * (two - one):,}'

@@ -1,28 +1,37 @@
 """train.py: batches, masks, resume, ranks, signals, checkpoints under damage, refusals, fill and export."""
-import contextlib
+import fcntl
 import glob
-import hashlib
 import json
 import math
 import os
+import pathlib
 import random
-import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import ROOT, refused, stage, tiny, torchrun, train
+from conftest import ROOT, stage, tiny, torchrun, train
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import train as source
-from configurator import UserError
-from model import ALLOWED_POSITIONS, ATTENTION, NORMALISER, POSITION, EncoderConfig, MaskedLM, PermutationLM
-from prepare_data import load_meta, load_tokenizer
+from configurator import UserError, configure
+from model import (
+    ALLOWED_POSITIONS,
+    ATTENTION,
+    NORMALISER,
+    POSITION,
+    EncoderConfig,
+    MaskedLM,
+    PermutationLM,
+    token_losses,
+)
+from prepare_data import WordPieceTokenizer, load_meta, load_tokenizer
 from train import (
     OBJECTIVE,
     PACKING,
@@ -31,10 +40,12 @@ from train import (
     Loader,
     Masker,
     Permuter,
-    Ranks,
+    Runtime,
     StreamRows,
     shuffled,
 )
+
+CPU = torch.device('cpu')
 
 
 @pytest.fixture(scope='module')
@@ -45,9 +56,9 @@ def meta(corpus):
 def split_ids(corpus, meta, split):
     """The documents of a split, in file order, read as prepare_data's format says."""
     documents = []
-    for shard in meta['splits'][split]['shards']:
-        ids = np.fromfile(os.path.join(corpus, shard['tokens']), meta['dtype']).astype(np.int64)
-        starts = np.fromfile(os.path.join(corpus, shard['documents']), np.int64)
+    for shard in meta['splits'][split]:
+        ids = np.fromfile(os.path.join(corpus, f"{shard['stem']}.bin"), meta['dtype']).astype(np.int64)
+        starts = np.fromfile(os.path.join(corpus, f"{shard['stem']}.idx"), np.int64)
         documents.append([ids[a:b] for a, b in zip(starts[:-1], starts[1:], strict=True)])
     return documents
 
@@ -77,19 +88,31 @@ def same_checkpoint(one, other):
 
 
 @pytest.fixture
-def train_here(corpus, monkeypatch):
+def train_here(corpus):
     """train.main() in this process, which is faster than a new one; what it changes is put back."""
-    def main(out_dir, *knobs):
-        monkeypatch.setattr(sys, 'argv', ['train.py', *tiny(corpus, out_dir), *knobs])
-        for name in source.configure(dict(vars(source)), [])[0]:
-            monkeypatch.setattr(source, name, getattr(source, name))    # back to the default afterwards
-        source.main()
-        monkeypatch.undo()
+    def main(out_dir, *knobs, signal_at=None, number=signal.SIGTERM, status=None):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, 'argv', ['train.py', *tiny(corpus, out_dir), *knobs])
+            patch.setattr(source, 'plot_losses', lambda *arguments: None)       # half of a tiny run's time
+            for name in knobs_of(source):
+                patch.setattr(source, name, getattr(source, name))      # back to the default afterwards
+            if signal_at is not None:
+                interrupt(signal_at, patch, number)
+            if status is None:
+                return source.main()
+            with pytest.raises(SystemExit) as end:
+                source.main()
+            assert end.value.code == status
 
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
     yield main
+    source.HELD.clear()
     for number, handler in handlers.items():
         signal.signal(number, handler)
+
+
+def knobs_of(scope):
+    return configure(dict(vars(scope)), [])[0]
 
 
 # ---- rows ----
@@ -100,7 +123,7 @@ def test_stream_rows_are_the_stream_cut(corpus, meta):
     for shard in split_ids(corpus, meta, 'train'):
         stream = np.concatenate(shard)
         wanted += [stream[i:i + 30] for i in range(0, len(stream) - 29, 30)]
-    assert len(meta['splits']['train']['shards']) > 2 and len(rows) == len(wanted)
+    assert len(meta['splits']['train']) > 2 and len(rows) == len(wanted)
     ids = rows.get(np.arange(len(rows)))
     assert (ids[:, 0] == meta['special']['cls']).all() and (ids[:, -1] == meta['special']['sep']).all()
     assert (ids[:, 1:-1] == np.stack(wanted)).all()
@@ -143,7 +166,7 @@ def test_an_epoch_sees_every_row_once(corpus, meta):
 def test_ranks_see_the_batches_of_one_process(packing, objective, world, corpus, meta):
     rows, masker = PACKING[packing](corpus, meta, 'train', 32), OBJECTIVE[objective][1](meta, 32, 0.15)
     whole = Loader(rows, masker, 1, 16, slice(0, 16)).batch(5)
-    parts = [Loader(rows, masker, 1, 16, Ranks(rank, world).share(16)).batch(5) for rank in range(world)]
+    parts = [Loader(rows, masker, 1, 16, Runtime(CPU, rank=rank, world=world).share(16)).batch(5) for rank in range(world)]
     for key, value in whole.items():
         assert (np.concatenate([part[key] for part in parts]) == value).all()
     assert whole.keys() == parts[0].keys() and ('order' in whole) == (objective == 'plm')
@@ -202,7 +225,7 @@ def test_short_rows_give_weight_0_to_the_surplus(corpus, meta):
 
 
 def test_whole_words_are_taken_whole(corpus, meta):
-    word_start = np.fromfile(os.path.join(corpus, 'word_start.bin'), np.uint8)
+    word_start = np.fromfile(os.path.join(corpus, 'tokenizer', 'word_start.bin'), np.uint8)
     rows, masker = StreamRows(corpus, meta, 'train', 64), Masker(meta, 64, 0.15, word_start)
     ids = rows.get(np.arange(500))
     batch = masker.apply(ids, *masker.draw(1, 0, len(ids)))
@@ -227,10 +250,10 @@ def test_word_starts_of_a_segmenter_replace_those_of_the_vocabulary(packing, cor
     """Bytes beside the tokens: here a word starts at every token with an id that 3 divides."""
     shutil.copytree(corpus, tmp_path / 'words')
     meta = json.loads(json.dumps(meta))
-    for shard in meta['splits']['train']['shards']:
-        shard['words'] = shard['tokens'].replace('.bin', '.words')
-        ids = np.fromfile(os.path.join(corpus, shard['tokens']), meta['dtype'])
-        (ids % 3 == 0).astype(np.uint8).tofile(tmp_path / 'words' / shard['words'])
+    meta['segmenter'] = {}
+    for shard in meta['splits']['train']:
+        ids = np.fromfile(os.path.join(corpus, f"{shard['stem']}.bin"), meta['dtype'])
+        (ids % 3 == 0).astype(np.uint8).tofile(tmp_path / 'words' / f"{shard['stem']}.words")
     plain = PACKING[packing](corpus, load_meta(corpus), 'train', 64)
     rows = PACKING[packing](str(tmp_path / 'words'), meta, 'train', 64)
     assert plain.word_starts([0, 1]) is None
@@ -254,7 +277,7 @@ def test_word_starts_of_a_segmenter_replace_those_of_the_vocabulary(packing, cor
             assert members <= taken
             multiple += len(members) > 1
     assert multiple > 100
-    os.truncate(tmp_path / 'words' / meta['splits']['train']['shards'][0]['words'], 5)
+    os.truncate(tmp_path / 'words' / f"{meta['splits']['train'][0]['stem']}.words", 5)
     with pytest.raises(UserError, match='words: truncated'):
         rows.word_starts(range(len(rows)))
 
@@ -283,21 +306,21 @@ def test_a_permutation_has_special_tokens_first_and_predicted_ones_last(corpus, 
 
 @pytest.mark.parametrize('schedule', SCHEDULE)
 def test_schedule(schedule):
-    rates = [source.rate_at(step, 1.0, 0.1, 10, 110, schedule) for step in range(110)]
+    rates = [source.get_lr(step, 1.0, 0.1, 10, 110, schedule) for step in range(110)]
     assert rates[0] == pytest.approx(0.1) and rates[9] == rates[10] == 1
     assert rates[:10] == sorted(rates[:10]) and rates[10:] == sorted(rates[10:], reverse=True)
     middle, end = {'linear': (0.55, 0.109), 'cosine': (0.55, 0.1), 'constant': (1, 1),
                    'thirds': (0.28, 0.118)}[schedule]
     assert rates[60] == pytest.approx(middle) and rates[109] == pytest.approx(end, abs=1e-3)
     with pytest.raises(AssertionError):
-        source.rate_at(111, 1.0, 0.1, 10, 110, schedule)
+        source.get_lr(111, 1.0, 0.1, 10, 110, schedule)
 
 
 @pytest.mark.parametrize('attention', ATTENTION)
 def test_decay_is_on_matrices_alone(attention):
     position = ALLOWED_POSITIONS.get(attention, ['absolute'])[0]
     model = MaskedLM(EncoderConfig(50, 8, 2, 4, 8, 16, attention=attention, position=position))
-    optimizer = source.make_optimizer(model, 1e-3, (0.9, 0.999), 1e-8, 0.01, torch.device('cpu'))
+    optimizer = source.make_optimizer(model, 1e-3, (0.9, 0.999), 1e-8, 0.01, Runtime(CPU))
     decay = {id(p): group['weight_decay'] for group in optimizer.param_groups for p in group['params']}
     for name, parameter in model.named_parameters():
         plain = name.endswith(('bias', 'diag')) or 'norm.' in name
@@ -308,7 +331,7 @@ def test_evaluation_equals_full_logits(corpus, meta):
     rows = StreamRows(corpus, meta, 'val', 32)
     loader = Loader(rows, Masker(meta, 32, 0.15), 0, 16, slice(0, 16), limit=40)
     model = MaskedLM(EncoderConfig(400, 32, 2, 2, 16, 32))
-    scores = source.evaluate(model, loader, 5, Ranks(), torch.device('cpu'), torch.float32)
+    scores = source.evaluate(model, loader, 5, Runtime(CPU))
     assert model.training
     losses, hits = [], []
     for step in range(3):
@@ -335,17 +358,13 @@ SYSTEMS = {                                             # name: knobs
     'roformer_v2': ['--position=rope', '--norm=rms', '--bias=False', '--lm_head=decoder'],
     'xlnet plm': ['--attention=xlnet', '--position=none', '--objective=plm'],
     'recomputed': ['--attention=shatter', '--position=none', '--recompute=True'],
-    'processes': ['--attention=shared'],                # the same through the command line
 }
 
 
 @pytest.mark.parametrize('system', SYSTEMS)
-def test_ten_steps_and_ten_resumed_are_twenty(system, corpus, tmp_path, train_here, capsys):
+def test_ten_steps_and_ten_resumed_are_twenty(system, tmp_path, train_here, capsys):
     """Dropout on, every logged loss, parameter and optimizer tensor, to the bit."""
     knobs = [*SYSTEMS[system], '--max_iters=20', '--eval_interval=5', '--milestones=10']
-    if system == 'processes':
-        def train_here(out_dir, *knobs):
-            print(train(corpus, out_dir, *knobs).stdout)
     train_here(tmp_path / 'whole', *knobs)
     (tmp_path / 'parts').mkdir()
     shutil.copy(tmp_path / 'whole' / 'ckpt_0000010.pt', tmp_path / 'parts')
@@ -361,13 +380,14 @@ def test_ten_steps_and_ten_resumed_are_twenty(system, corpus, tmp_path, train_he
     assert losses[-1] < losses[0] - 0.01                # and it learns
 
 
-def test_a_finished_run_stays_as_it_is_and_a_longer_one_says_what_changed(corpus, tmp_path, train_here):
+def test_a_finished_run_stays_as_it_is_and_a_longer_one_says_what_changed(tmp_path, train_here, capsys):
     train_here(tmp_path, '--max_iters=4')
     before = (tmp_path / 'ckpt_0000004.pt').read_bytes()
-    done = train(corpus, tmp_path, '--max_iters=4')
-    assert 'at step 4' in done.stdout and (tmp_path / 'ckpt_0000004.pt').read_bytes() == before
-    done = train(corpus, tmp_path, '--max_iters=6', '--seed=5')
-    assert 'max_iters 4 -> 6' in done.stdout and 'seed 1 -> 5' in done.stdout
+    train_here(tmp_path, '--max_iters=4')
+    assert 'at step 4' in capsys.readouterr().out and (tmp_path / 'ckpt_0000004.pt').read_bytes() == before
+    train_here(tmp_path, '--max_iters=6', '--seed=5')
+    out = capsys.readouterr().out
+    assert 'max_iters 4 -> 6' in out and 'seed 1 -> 5' in out
     assert weights(tmp_path / 'ckpt_0000006.pt')['step'] == 6
     train_here(tmp_path, '--max_iters=7', '--weight_decay=0.5', '--beta1=0.8', '--adam_eps=1e-3')
     group = weights(tmp_path / 'ckpt_0000007.pt')['optimizer']['param_groups'][0]
@@ -375,16 +395,17 @@ def test_a_finished_run_stays_as_it_is_and_a_longer_one_says_what_changed(corpus
     assert len(json.loads((tmp_path / 'run.json').read_text())) == 4
 
 
-def test_checkpoints_that_stay(corpus, tmp_path, train_here):
+def test_checkpoints_that_stay(tmp_path, train_here, capsys):
     train_here(tmp_path, '--max_iters=12', '--checkpoint_interval=2', '--milestones=3,4')
     assert [os.path.basename(path) for path in source.checkpoints(tmp_path)] == [
         f'ckpt_{step:07d}.pt' for step in (3, 4, 10, 12)]
     content = weights(tmp_path / 'ckpt_0000012.pt')
-    assert set(content) == {'step', 'model', 'optimizer', 'scaler', 'rng', 'config', 'model_config', 'data',
+    assert set(content) == {'step', 'samples', 'model', 'optimizer', 'scaler', 'config', 'model_config', 'data',
                             'best_loss', 'validated'}
+    assert content['samples'] == 12 * 8
     shutil.copy(tmp_path / 'ckpt_0000003.pt', tmp_path / 'ckpt_best.pt')        # a user's own
-    done = train(corpus, tmp_path, '--max_iters=14', '--checkpoint_interval=1', '--keep_checkpoints=1')
-    assert 'ckpt_0000012.pt at step 12' in done.stdout
+    train_here(tmp_path, '--max_iters=14', '--checkpoint_interval=1', '--keep_checkpoints=1')
+    assert 'ckpt_0000012.pt at step 12' in capsys.readouterr().out
     assert sorted(path.name for path in tmp_path.glob('*.pt')) == [
         *(f'ckpt_{step:07d}.pt' for step in (3, 4, 14)), 'ckpt_best.pt']
     manifest = json.loads((tmp_path / 'run.json').read_text())[0]
@@ -411,41 +432,228 @@ def test_documents_and_whole_words_train(tmp_path, train_here):
     assert len(metrics(tmp_path)) == 8 and last['loss'] < first['loss']
 
 
-# ---- ranks ----
+def test_another_total_batch_goes_on_at_the_same_sample(corpus, meta, tmp_path, train_here, monkeypatch):
+    """256 rows a step, then 128, cut off by a signal: no row is left out or comes twice, and weights are equal."""
+    drawn, indices = {}, Loader.indices
 
-def test_two_processes_equal_accumulation_equal_one(corpus, tmp_path, train_here):
-    knobs = ['--max_iters=6', '--dropout=0', '--attention_dropout=0', '--learning_rate=1e-4',
-             '--packing=documents']
-    train_here(tmp_path / 'one', *knobs)
-    train_here(tmp_path / 'micro', *knobs, '--batch_size=3')
-    train(corpus, tmp_path / 'two', *knobs, run=torchrun)
-    train(corpus, tmp_path / 'both', *knobs, '--batch_size=2', run=torchrun)
+    def recorded(self, step):
+        found = indices(self, step)
+        if not self.limit:
+            drawn[step, self.total_batch] = found
+        return found
+    monkeypatch.setattr(Loader, 'indices', recorded)
+    train_here(tmp_path / 'run', '--max_iters=3', '--total_batch=256')
+    shutil.copytree(tmp_path / 'run', tmp_path / 'cut')
+    knobs = ['--max_iters=16', '--total_batch=128']
+    train_here(tmp_path / 'run', *knobs)
+    wanted = [(step, 256 if step < 3 else 128) for step in range(16)]
+    n, samples = len(StreamRows(corpus, meta, 'train', 32)), 3 * 256 + 13 * 128
+    order = [shuffled(np.arange(n), n, 1, epoch) for epoch in range(samples // n + 1)]
+    assert np.concatenate([drawn[key] for key in wanted]).tolist() == np.concatenate(order)[:samples].tolist()
+    assert set(drawn) - {(3, 256)} == set(wanted)
+    assert weights(tmp_path / 'run' / 'ckpt_0000016.pt')['samples'] == samples
+    train_here(tmp_path / 'cut', *knobs, signal_at=9, status=128 + signal.SIGTERM)
+    train_here(tmp_path / 'cut', *knobs)
+    same_checkpoint(tmp_path / 'run' / 'ckpt_0000016.pt', tmp_path / 'cut' / 'ckpt_0000016.pt')
+
+
+DAMAGE = {'cut off': b'{"kind": "train", "st', 'bytes': bytes(range(256)), 'a number': b'3\n', 'a list': b'[]\n',
+          'no step': b'{"kind": "train"}\n', 'text for a step': b'{"kind": "val", "step": "x"}\n',
+          'deep': b'[' * 100_000 + b'\n', 'empty': b''}
+
+
+@pytest.mark.parametrize('damage', DAMAGE)
+def test_damaged_logs_stop_no_run(damage, tmp_path, train_here):
+    train_here(tmp_path, '--max_iters=2')
+    lines = (tmp_path / 'metrics.jsonl').read_bytes()
+    (tmp_path / 'metrics.jsonl').write_bytes(DAMAGE[damage] + b'\n' + lines)
+    (tmp_path / 'run.json').write_bytes(DAMAGE[damage])
+    train_here(tmp_path, '--max_iters=3')
+    assert [line['step'] for line in metrics(tmp_path)] == [1, 2, 3]
+    assert [launch['config']['max_iters'] for launch in json.loads((tmp_path / 'run.json').read_text())] == [3]
+
+
+def test_a_long_warmup_is_shortened_with_one_line(tmp_path, train_here, capsys):
+    train_here(tmp_path, '--max_iters=20', '--warmup_iters=10000', '--schedule=constant')
+    assert 'warmup_iters=10000 is longer than the run: 2 of its 20 steps warm up\n' in capsys.readouterr().err
+    assert [line['lr'] for line in metrics(tmp_path)][:3] == [0.0005, 0.001, 0.001]
+
+
+# ---- what the host reads ----
+
+class Reads(TorchDispatchMode):
+    """Appends 'read' to `events` at each item(), bool() or float() of a tensor."""
+
+    def __init__(self, events):
+        super().__init__()
+        self.events = events
+
+    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+        if function is torch.ops.aten._local_scalar_dense.default:
+            self.events.append('read')
+        return function(*arguments, **(keywords or {}))
+
+
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16', 'float16'])
+@pytest.mark.parametrize('interval', [1, 4])
+def test_the_host_reads_the_device_where_a_step_logs_alone(interval, dtype, tmp_path, train_here, monkeypatch):
+    events = []
+
+    def counted(method):
+        def call(self, *arguments, **keywords):
+            events.append('read')
+            return method(self, *arguments, **keywords)
+        return call
+    for name in ('tolist', 'numpy', 'cpu'):
+        monkeypatch.setattr(torch.Tensor, name, counted(getattr(torch.Tensor, name)))
+    monkeypatch.setattr(Runtime, 'sum', lambda self, *numbers: list(map(float, numbers)))       # of the host
+    monkeypatch.setattr(source, 'seed_step', lambda *arguments: events.append('step'))
+    with Reads(events):
+        train_here(tmp_path, '--max_iters=12', f'--log_interval={interval}', f'--dtype={dtype}', '--grad_clip=1')
+    steps = ' '.join(events).split('step')[1:]          # what was read in each step
+    assert [bool(read.strip()) for read in steps] == [step % interval == 0 for step in range(1, 13)]
+
+
+# ---- two processes ----
+
+EQUAL = ['--max_iters=6', '--dropout=0', '--attention_dropout=0', '--learning_rate=1e-4', '--packing=documents']
+EIGHT = ['--max_iters=8', '--milestones=4']
+CASES = {                                               # name: knobs, what befalls a rank
+    'two': (EQUAL, None), 'both': ([*EQUAL, '--batch_size=2'], None), 'whole': (EIGHT, None),
+    'parts': (EIGHT, 'start'), 'cut': (EIGHT, 'signal'), 'nan': (['--max_iters=20', '--log_interval=4'], 'nan'),
+    'inf': (['--max_iters=20', '--log_interval=4', '--checkpoint_interval=3'], 'inf'),
+    'apart': (['--max_iters=4'], 'folder'), 'late': (['--max_iters=8'], 'validation'),
+    'not prepared': (['--prepare=config/data_docstrings.py', '--dataset=no/such'], None),
+}
+
+
+def befall(kind, rank, folder, patch):
+    """What happens to one of two ranks in a case."""
+    if kind == 'start' and rank == 0:
+        (folder / 'parts').mkdir()
+        shutil.copy(folder / 'whole' / 'ckpt_0000004.pt', folder / 'parts')
+    if kind == 'signal' and rank == 1:
+        interrupt(4, patch)
+    if kind == 'validation' and rank == 1:
+        patch.setattr(source, 'token_losses', lambda *arguments: signal.raise_signal(signal.SIGTERM) or
+                      token_losses(*arguments))
+    if kind in ('nan', 'inf') and rank == 1:
+        harm(5, float(kind), patch)
+    if kind == 'folder' and rank == 1:                  # a machine with a disk of its own
+        patch.setattr(source, 'checkpoints', lambda out_dir: ['out/ckpt_0000003.pt'])
+
+
+def interrupt(step, patch, number=signal.SIGTERM):
+    seed_step = source.seed_step
+
+    def signalled(seed, now, runtime):
+        if now == step:
+            signal.raise_signal(number)
+        seed_step(seed, now, runtime)
+    patch.setattr(source, 'seed_step', signalled)
+
+
+def harm(step, value, patch):
+    batch = Loader.batch
+
+    def harmed(self, now):
+        found = batch(self, now)
+        if not self.limit and now == step:
+            found['weights'] = found['weights'] * np.float32(value)
+        return found
+    patch.setattr(Loader, 'batch', harmed)
+
+
+def twin(corpus, folder, ports):
+    """All CASES in this process, one of two; torchrun starts it once for the fixture `pairs`."""
+    rank, defaults = int(os.environ['RANK']), {name: getattr(source, name) for name in knobs_of(source)}
+    os.environ.pop('TORCHELASTIC_USE_AGENT_STORE')      # a group and a store for each case
+    for (name, (knobs, kind)), port in zip(CASES.items(), ports, strict=True):
+        os.environ['MASTER_PORT'] = port
+        vars(source).update(defaults)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(source, 'plot_losses', lambda *arguments: None)
+            patch.setattr(source, 'leave', lambda runtime, status=0: sys.exit(status))
+            patch.setattr(sys, 'argv', ['train.py', *tiny(corpus, folder / name), *knobs])
+            befall(kind, rank, folder, patch)
+            try:
+                source.main()
+                end = 'returned'
+            except UserError as error:
+                end = str(error)
+            except SystemExit as error:
+                end = f'finished with {error.code}'
+        (folder / f'{name}.{rank}').write_text(end)
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+
+
+@pytest.fixture(scope='module')
+def pairs(corpus, tmp_path_factory):
+    """(folder, {case: how each rank ended}) of two gloo processes."""
+    folder = tmp_path_factory.mktemp('pairs')
+    done = torchrun(os.path.abspath(__file__), corpus, str(folder), *(str(free_port()) for _ in CASES))
+    assert done.returncode == 0, done.stderr
+    return folder, {name: [(folder / f'{name}.{rank}').read_text() for rank in range(2)] for name in CASES}
+
+
+def free_port():
+    with socket.socket() as server:
+        server.bind(('127.0.0.1', 0))
+        return server.getsockname()[1]
+
+
+def test_two_processes_equal_accumulation_equal_one(pairs, tmp_path, train_here):
+    folder, ends = pairs
+    assert ends['two'] == ends['both'] == ['finished with 0'] * 2
+    train_here(folder / 'one', *EQUAL)
+    train_here(folder / 'micro', *EQUAL, '--batch_size=3')
     for name in ('micro', 'two', 'both'):
         for kind in ('train', 'val'):
-            for one, other in zip(*(metrics(tmp_path / run, kind) for run in ('one', name)), strict=True):
+            for one, other in zip(*(metrics(folder / run, kind) for run in ('one', name)), strict=True):
                 assert one['loss'] == pytest.approx(other['loss'], rel=1e-5)
                 assert one['norm'] == other['norm'] or one['norm'] == pytest.approx(other['norm'], rel=1e-4)
-        for key, value in weights(tmp_path / 'one' / 'ckpt_0000006.pt')['model'].items():
-            other = weights(tmp_path / name / 'ckpt_0000006.pt')['model'][key]
+        for key, value in weights(folder / 'one' / 'ckpt_0000006.pt')['model'].items():
+            other = weights(folder / name / 'ckpt_0000006.pt')['model'][key]
             assert (value - other).abs().max() < 6e-5, (name, key)      # Adam's steps are 1e-4 each
 
 
-def test_shared_moments_change_nothing_and_resume_anywhere(corpus, tmp_path, train_here):
-    """ZeRO-1 with two processes, then with one, against the plain optimizer: to the bit."""
-    knobs = ['--max_iters=6', '--checkpoint_interval=3', '--attention=shared']
-    for name, zero in (('plain', 'false'), ('zero', 'true')):
-        train(corpus, tmp_path / name, *knobs, f'--zero={zero}', run=torchrun)
-    for step in (3, 6):
-        same_checkpoint(tmp_path / 'plain' / f'ckpt_{step:07d}.pt', tmp_path / 'zero' / f'ckpt_{step:07d}.pt')
-    for name in ('plain', 'zero'):
-        (tmp_path / f'{name}1').mkdir()
-        shutil.copy(tmp_path / name / 'ckpt_0000003.pt', tmp_path / f'{name}1')
-        train_here(tmp_path / f'{name}1', *knobs, '--zero=true')
-    same_checkpoint(tmp_path / 'plain1' / 'ckpt_0000006.pt', tmp_path / 'zero1' / 'ckpt_0000006.pt')
-    shutil.copytree(tmp_path / 'plain1', tmp_path / 'both')
-    os.remove(tmp_path / 'both' / 'ckpt_0000006.pt')
-    train(corpus, tmp_path / 'both', *knobs, '--zero=true', run=torchrun)       # from one process to two
-    same_checkpoint(tmp_path / 'both' / 'ckpt_0000006.pt', tmp_path / 'zero' / 'ckpt_0000006.pt')
+def test_a_resumed_pair_of_processes_repeats_itself(pairs):
+    folder, ends = pairs
+    assert ends['whole'] == ends['parts'] == ['finished with 0'] * 2
+    same_checkpoint(folder / 'whole' / 'ckpt_0000008.pt', folder / 'parts' / 'ckpt_0000008.pt')
+
+
+def test_a_signal_to_one_rank_saves_and_ends_all(pairs):
+    """In a step, and in the validation before the first one."""
+    folder, ends = pairs
+    for name, step in (('cut', 5), ('late', 0)):
+        assert ends[name] == [f'finished with {128 + signal.SIGTERM}'] * 2
+        assert weights(source.checkpoints(folder / name)[-1])['step'] == step
+    assert not weights(folder / 'late' / 'ckpt_0000000.pt')['validated'] and not metrics(folder / 'late', 'val')
+
+
+@pytest.mark.parametrize('value', ['nan', 'inf'])
+def test_what_is_not_finite_on_one_rank_ends_all_and_names_its_step(value, pairs):
+    """Step 6 of rank 1 is harmed; the next look is at a save or a log line."""
+    folder, ends = pairs
+    assert ends[value] == [f'{folder / value}: loss or gradient norm of step 6 is not finite; no checkpoint has it; '
+                           'try a lower learning_rate'] * 2
+    steps = [source.step_of(path) for path in source.checkpoints(folder / value)]
+    assert steps == {'nan': [], 'inf': [3]}[value]
+    assert all(value.isfinite().all() for step in steps for value in
+               weights(folder / 'inf' / f'ckpt_{step:07d}.pt')['model'].values())
+
+
+def test_a_folder_that_machines_do_not_share_is_refused(pairs):
+    ends = pairs[1]['apart']
+    assert ends[0] == ends[1] and 'the newest checkpoint is ckpt_0000003.pt here and none there' in ends[0]
+    assert 'out_dir must be a folder that all machines share' in ends[0]
+
+
+def test_several_processes_name_the_command_that_prepares(pairs):
+    for end in pairs[1]['not prepared']:
+        assert 'not prepared; run first: python prepare_data.py config/data_docstrings.py --name=no/such' in end
 
 
 LINGERS = """
@@ -454,72 +662,123 @@ class Stuck:
     def __del__(self, wait=threading.Event().wait):
         wait()
 stuck = Stuck()
-ranks, _ = train.join_ranks('cpu')
-atexit.register(sys.stdout.write, f'a hook of rank {ranks.rank}' + chr(10))
-train.leave(ranks, int(sys.argv[1]))
+runtime = train.join('cpu', 'float32')
+atexit.register(sys.stdout.write, f'a hook of rank {runtime.rank}' + chr(10))
+train.leave(runtime, 3)
 """
 
 
-@pytest.mark.parametrize('status', [0, 3])
-def test_what_hangs_while_python_is_taken_apart_holds_no_process(status, tmp_path):
+def test_what_hangs_at_interpreter_shutdown_holds_no_process(tmp_path):
     (tmp_path / 'lingers.py').write_text(LINGERS)
-    here = {**os.environ, 'PYTHONPATH': ROOT}
-    done = torchrun(str(tmp_path / 'lingers.py'), str(status), timeout=60, env=here)
-    assert (done.returncode == 0) == (status == 0), done.stderr
+    done = torchrun(str(tmp_path / 'lingers.py'), timeout=60, env={**os.environ, 'PYTHONPATH': ROOT})
+    assert done.returncode != 0 and 'exitcode  : 3' in done.stderr
     assert sorted(done.stdout.splitlines()) == ['a hook of rank 0', 'a hook of rank 1']
-    assert status == 0 or 'exitcode  : 3' in done.stderr
 
 
-def test_a_resumed_pair_of_processes_repeats_itself(corpus, tmp_path):
-    train(corpus, tmp_path / 'whole', '--max_iters=8', '--milestones=4', run=torchrun)
-    (tmp_path / 'parts').mkdir()
-    shutil.copy(tmp_path / 'whole' / 'ckpt_0000004.pt', tmp_path / 'parts')
-    train(corpus, tmp_path / 'parts', '--max_iters=8', run=torchrun)
-    same_checkpoint(tmp_path / 'whole' / 'ckpt_0000008.pt', tmp_path / 'parts' / 'ckpt_0000008.pt')
+# ---- signals ----
+
+@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_saves_after_its_step_and_nothing_is_lost(number, tmp_path, train_here, capsys):
+    knobs = ['--max_iters=8', '--eval_interval=5']
+    train_here(tmp_path / 'cut', *knobs, signal_at=4, number=number, status=128 + number)
+    assert 'stopped by signal after step 5' in capsys.readouterr().err
+    assert len(metrics(tmp_path / 'cut', 'val')) == 1 and len(source.checkpoints(tmp_path / 'cut')) == 1
+    assert not weights(tmp_path / 'cut' / 'ckpt_0000005.pt')['validated']       # the next run makes up for it
+    train_here(tmp_path / 'cut', *knobs)
+    train_here(tmp_path / 'whole', *knobs)
+    for kind in ('train', 'val'):
+        assert metrics(tmp_path / 'cut', kind) == metrics(tmp_path / 'whole', kind)
+    same_checkpoint(tmp_path / 'whole' / 'ckpt_0000008.pt', tmp_path / 'cut' / 'ckpt_0000008.pt')
 
 
-def started(corpus, out_dir, *knobs, command=(), steps=3):
-    """A long run in the background, once it has logged a few steps."""
-    process = subprocess.Popen(
-        [sys.executable, *command, 'train.py', *tiny(corpus, out_dir), *knobs], cwd=ROOT, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
-    deadline = time.time() + 90
-    while time.time() < deadline and process.poll() is None:
-        with contextlib.suppress(OSError):
-            if len(metrics(out_dir)) >= steps:
-                return process
-        time.sleep(0.05)
-    os.killpg(process.pid, signal.SIGKILL)
-    raise AssertionError(process.communicate())
+def test_the_second_interrupt_ends_a_process_that_is_alone(monkeypatch):
+    monkeypatch.delenv('RANK', raising=False)
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+    try:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)    # as nohup does
+        caught = source.catch_signals()
+        signal.raise_signal(signal.SIGHUP)
+        signal.raise_signal(signal.SIGINT)
+        assert caught == [signal.SIGINT] and signal.getsignal(signal.SIGINT) == signal.SIG_DFL
+        monkeypatch.setenv('RANK', '0')
+        caught = source.catch_signals()
+        for _ in range(2):
+            signal.raise_signal(signal.SIGINT)
+        assert caught == [signal.SIGINT] * 2
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
-LONG = ['--max_iters=200', '--log_interval=1', '--eval_interval=50']
+def test_a_signal_in_a_validation_ends_it(tmp_path, train_here, monkeypatch):
+    monkeypatch.setattr(source, 'EVAL_ROWS', 8)
+    calls = []
+
+    def signalled(*arguments):
+        calls.append(1)
+        if len(calls) == 6:                             # the second of four batches, the second validation
+            signal.raise_signal(signal.SIGTERM)
+        return token_losses(*arguments)
+    with monkeypatch.context() as patch:
+        patch.setattr(source, 'token_losses', signalled)
+        train_here(tmp_path / 'cut', '--max_iters=4', '--eval_interval=2', status=128 + signal.SIGTERM)
+    assert len(calls) == 6 and weights(tmp_path / 'cut' / 'ckpt_0000002.pt')['validated'] is False
+    for name in ('cut', 'whole'):
+        train_here(tmp_path / name, '--max_iters=4', '--eval_interval=2')
+    assert metrics(tmp_path / 'cut', 'val') == metrics(tmp_path / 'whole', 'val')
+    same_checkpoint(tmp_path / 'whole' / 'ckpt_0000004.pt', tmp_path / 'cut' / 'ckpt_0000004.pt')
 
 
-@pytest.fixture(scope='module')
-def undisturbed(corpus, tmp_path_factory):
-    """{processes: folder of a run of LONG}"""
-    folders = {n: tmp_path_factory.mktemp(f'undisturbed{n}') for n in (1, 2)}
-    for n, folder in folders.items():
-        train(corpus, folder, *LONG, run=torchrun if n > 1 else stage)
-    return folders
+def test_closed_output_ends_a_run_with_a_checkpoint(tmp_path, train_here, monkeypatch):
+    """As in `python train.py ... | head`."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open(writing, 'w') as closed, monkeypatch.context() as patch:
+        patch.setattr(sys, 'stdout', closed)
+        train_here(tmp_path, '--max_iters=4', status=128 + signal.SIGTERM)
+    assert [source.step_of(path) for path in source.checkpoints(tmp_path)] == [0]
+    train_here(tmp_path, '--max_iters=4')
+    assert [line['step'] for line in metrics(tmp_path)] == [1, 2, 3, 4]
 
 
-@pytest.mark.parametrize('number, n', [(signal.SIGTERM, 1), (signal.SIGINT, 1), (signal.SIGTERM, 2)])
-def test_a_signal_saves_at_the_next_step_and_nothing_is_lost(number, n, corpus, tmp_path, undisturbed):
-    command = ('-m', 'torch.distributed.run', '--standalone', f'--nproc_per_node={n}') if n > 1 else ()
-    process = started(corpus, tmp_path / 'cut', *LONG, command=command)
-    process.send_signal(number)
-    out, err = process.communicate(timeout=60)
-    assert process.returncode != 0
-    paths = source.checkpoints(tmp_path / 'cut')
-    step = weights(paths[-1])['step']
-    assert len(paths) == 1 and 3 <= step < 200 and f'stopped by signal after step {step}' in err
-    if n == 1:
-        assert process.returncode == 128 + number and 'Traceback' not in err
-    train(corpus, tmp_path / 'cut', *LONG, run=torchrun if n > 1 else stage)
-    same_checkpoint(undisturbed[n] / 'ckpt_0000200.pt', tmp_path / 'cut' / 'ckpt_0000200.pt')
-    assert metrics(undisturbed[n]) == metrics(tmp_path / 'cut')
+KILL = """
+import sys
+sys.path.insert(0, {root!r})
+import os, signal, torch, configurator, train
+save = torch.save
+def killed(content, file):
+    save(content, file)
+    if content['step'] == 8:
+        file.truncate(100)
+        file.flush()
+        os.kill(os.getpid(), signal.SIGKILL)
+torch.save = killed
+sys.argv[0] = 'train.py'
+configurator.run(train.main)
+"""
+
+
+def test_a_kill_in_the_middle_of_a_save_loses_nothing(corpus, tmp_path, train_here):
+    knobs = ['--max_iters=12', '--checkpoint_interval=4']
+    (tmp_path / 'killed.py').write_text(KILL.format(root=ROOT))
+    done = stage(str(tmp_path / 'killed.py'), *tiny(corpus, tmp_path / 'cut'), *knobs)
+    assert done.returncode == -signal.SIGKILL
+    assert [os.path.basename(path) for path in source.checkpoints(tmp_path / 'cut')] == ['ckpt_0000004.pt']
+    assert os.path.exists(tmp_path / 'cut' / 'ckpt_0000008.pt.tmp')
+    train_here(tmp_path / 'cut', *knobs)
+    train_here(tmp_path / 'whole', *knobs)
+    same_checkpoint(tmp_path / 'whole' / 'ckpt_0000012.pt', tmp_path / 'cut' / 'ckpt_0000012.pt')
+    assert not glob.glob(str(tmp_path / 'cut' / '*.tmp'))
+
+
+def test_a_second_run_in_a_folder_is_refused(tmp_path, train_here):
+    tmp_path.joinpath('run').mkdir()
+    with open(tmp_path / 'run' / 'lock', 'a') as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(UserError, match='run: in use by another run'):
+            train_here(tmp_path / 'run', '--max_iters=2')
+        assert os.listdir(tmp_path / 'run') == ['lock']
+    train_here(tmp_path / 'run', '--max_iters=2')       # the system took the lock back
 
 
 def test_what_the_step_and_the_seed_change(corpus, meta):
@@ -530,7 +789,7 @@ def test_what_the_step_and_the_seed_change(corpus, meta):
     assert all((a == b).all() for a, b in zip(draws[0], draws[3], strict=True))
     numbers = set()
     for seed, step, rank in ((1, 0, 0), (1, 1, 0), (1, 0, 1), (2, 0, 0)):
-        source.seed_step(seed, step, rank)
+        source.seed_step(seed, step, Runtime(CPU, rank=rank))
         numbers.add(torch.rand(()).item())
     assert len(numbers) == 4
     first = Loader(rows, masker, 1, 4, slice(0, 4))                 # a row is masked anew in each epoch
@@ -558,107 +817,45 @@ def test_seed_leaves_validation_alone_and_knobs_reach_the_optimizer(tmp_path, tr
     assert metrics(tmp_path / 'other', 'val')[-1]['loss'] == pytest.approx(last['one'], abs=1e-6)
 
 
-def patched(tmp_path, code):
-    """A train.py with `code` in front of its main."""
-    path = tmp_path / 'patched.py'
-    head = f'import sys\nsys.path.insert(0, {ROOT!r})\nimport configurator, numpy, os, signal, train\n'
-    path.write_text(f"{head}{code}\nsys.argv[0] = 'train.py'\nconfigurator.run(train.main)\n")
-    return str(path)
+def test_fp16_gives_up_when_no_scale_helps(tmp_path, train_here, monkeypatch):
+    """Each step halves the scale, from 65,536 on; the refusal names fp16, not a step."""
+    make_optimizer = source.make_optimizer
+
+    def hooked(model, *arguments):
+        model.head.bias.register_hook(lambda gradient: gradient * math.inf)
+        return make_optimizer(model, *arguments)
+    monkeypatch.setattr(source, 'make_optimizer', hooked)
+    with pytest.raises(UserError, match='float16 found no scale with finite gradients up to step 20'):
+        train_here(tmp_path, '--max_iters=60', '--dtype=float16', '--log_interval=10')
+    assert len(metrics(tmp_path)) == 1 and 'NaN' not in (tmp_path / 'metrics.jsonl').read_text()
 
 
-HARM = '''
-batch = train.Loader.batch
-def harmed(self, step):
-    result = batch(self, step)
-    if not self.limit and step == 5 and os.environ.get('RANK', '0') == '{rank}':
-        result['weights'] = result['weights'] * numpy.float32('{value}')
-    return result
-train.Loader.batch = harmed
-'''
-KILL = '''
-save = train.torch.save
-def killed(content, file):
-    save(content, file)
-    if content['step'] == 8:
-        file.truncate(100)
-        file.flush()
-        os.kill(os.getpid(), signal.SIGKILL)
-train.torch.save = killed
-'''
-TERMINATE = '''
-seed_step = train.seed_step
-def terminated(seed, step, rank):
-    if step == 4:
-        os.kill(os.getpid(), signal.SIGTERM)
-    seed_step(seed, step, rank)
-train.seed_step = terminated
-'''
-INFINITE = '''
-make_optimizer = train.make_optimizer
-def hooked(model, *arguments):
-    model.head.bias.register_hook(lambda gradient: gradient * numpy.inf)
-    return make_optimizer(model, *arguments)
-train.make_optimizer = hooked
-'''
-BAD_LUCK = '''
-make_optimizer = train.make_optimizer
-def unlucky(*arguments):
-    if os.environ['RANK'] == '1':
-        raise configurator.UserError('bad luck')
-    return make_optimizer(*arguments)
-train.make_optimizer = unlucky
-'''
+@pytest.mark.parametrize('value', [math.nan, math.inf])
+@pytest.mark.parametrize('dtype', ['float32', 'float16'])
+def test_what_is_not_finite_is_refused_at_the_next_look(dtype, value, tmp_path, train_here, monkeypatch):
+    """Step 6 is harmed, the look before the save of step 10 finds it."""
+    harm(5, value, monkeypatch)
+    with pytest.raises(UserError, match='loss or gradient norm of step 6 is not finite'):
+        train_here(tmp_path, '--max_iters=20', '--checkpoint_interval=5', '--log_interval=100',
+                   f'--dtype={dtype}')
+    assert [source.step_of(path) for path in source.checkpoints(tmp_path)] == [5]
 
 
-def test_a_signal_skips_validation_and_the_next_run_makes_up_for_it(corpus, tmp_path, train_here):
-    knobs = ['--max_iters=8', '--eval_interval=5']
-    done = stage(patched(tmp_path, TERMINATE), *tiny(corpus, tmp_path / 'cut'), *knobs)
-    assert done.returncode == 128 + signal.SIGTERM and 'after step 5' in done.stderr
-    assert len(metrics(tmp_path / 'cut', 'val')) == 1
-    assert not weights(tmp_path / 'cut' / 'ckpt_0000005.pt')['validated']
-    train_here(tmp_path / 'cut', *knobs)
-    train_here(tmp_path / 'whole', *knobs)
-    for kind in ('train', 'val'):
-        assert metrics(tmp_path / 'cut', kind) == metrics(tmp_path / 'whole', kind)
-    same_checkpoint(tmp_path / 'whole' / 'ckpt_0000008.pt', tmp_path / 'cut' / 'ckpt_0000008.pt')
+@pytest.mark.parametrize('place', ['one entry', 'the squares'])
+def test_an_infinite_gradient_norm_is_refused(place, tmp_path, train_here, monkeypatch):
+    """One infinite entry, of which clipping makes NaN; or a norm that overflows, of which it makes zeros."""
+    make_optimizer = source.make_optimizer
 
-
-def test_fp16_gives_up_when_no_scale_helps(corpus, tmp_path):
-    done = stage(patched(tmp_path, INFINITE), *tiny(corpus, tmp_path), '--max_iters=60', '--dtype=float16')
-    assert re.match(r'error: step 1\d, samples .* loss 5\.\d+, gradient norm (nan|inf)', refused(done))
-    assert len(metrics(tmp_path)) < 40 and 'NaN' not in (tmp_path / 'metrics.jsonl').read_text()
-
-
-def test_an_error_of_one_rank_is_said(corpus, tmp_path):
-    done = torchrun(patched(tmp_path, BAD_LUCK), *tiny(corpus, tmp_path / 'out'), '--max_iters=4')
-    assert done.returncode != 0 and 'error on local rank 1: bad luck' in done.stderr
-
-
-@pytest.mark.parametrize('value', ['nan', 'inf'])
-@pytest.mark.parametrize('n', [1, 2])
-def test_a_loss_that_is_not_finite_on_one_rank_stops_all_before_the_update(n, value, corpus, tmp_path):
-    script = patched(tmp_path, HARM.format(rank=n - 1, value=value))
-    command = [script, *tiny(corpus, tmp_path), '--max_iters=20', '--checkpoint_interval=5']
-    done = torchrun(*command) if n > 1 else stage(*command)
-    lines = [line for line in done.stderr.splitlines() if line.startswith('error: ')]
-    assert done.returncode != 0 and len(lines) == 1
-    assert lines[0].startswith('error: step 5, samples 40 to 47: loss ')
-    if n == 1:
-        assert refused(done) == lines[0]
-    assert [line['step'] for line in metrics(tmp_path)] == [1, 2, 3, 4, 5]
-    assert weights(source.checkpoints(tmp_path)[-1])['step'] == 5
-
-
-def test_a_kill_in_the_middle_of_a_save_loses_nothing(corpus, tmp_path, train_here):
-    knobs = ['--max_iters=12', '--checkpoint_interval=4']
-    done = stage(patched(tmp_path, KILL), *tiny(corpus, tmp_path / 'cut'), *knobs)
-    assert done.returncode == -signal.SIGKILL
-    assert [os.path.basename(path) for path in source.checkpoints(tmp_path / 'cut')] == ['ckpt_0000004.pt']
-    assert os.path.exists(tmp_path / 'cut' / 'ckpt_0000008.pt.tmp')
-    train_here(tmp_path / 'cut', *knobs)
-    train_here(tmp_path / 'whole', *knobs)
-    same_checkpoint(tmp_path / 'whole' / 'ckpt_0000012.pt', tmp_path / 'cut' / 'ckpt_0000012.pt')
-    assert not glob.glob(str(tmp_path / 'cut' / '*.tmp'))
+    def hooked(model, *arguments):
+        size = model.encoder.token.weight.shape
+        extra = torch.full(size, 1e25) if place == 'the squares' else torch.zeros(size)
+        extra[7] += math.inf if place == 'one entry' else 0
+        model.encoder.token.weight.register_hook(lambda gradient: gradient + extra)
+        return make_optimizer(model, *arguments)
+    monkeypatch.setattr(source, 'make_optimizer', hooked)
+    with pytest.raises(UserError, match='loss or gradient norm of step 1 is not finite'):
+        train_here(tmp_path, '--max_iters=4', '--log_interval=4')
+    assert not source.checkpoints(tmp_path)
 
 
 # ---- checkpoints under damage ----
@@ -677,29 +874,42 @@ def flip(content, position):
     return bytes(changed)
 
 
-def test_every_kind_of_damage_is_found(finished, tmp_path):
+def test_damage_is_found_or_changes_nothing(finished, tmp_path):
+    """30 flipped bits in the whole file and 30 in what describes its parts, 10 truncations, and worse."""
     path = tmp_path / 'ckpt_0000008.pt'
     whole = (finished / 'ckpt_0000008.pt').read_bytes()
-    rng = random.Random(1)
+    good, rng = source.read_checkpoint(str(finished / 'ckpt_0000008.pt')), random.Random(1)
+    directory = 8 * whole.index(b'PK\1\2')
     damaged = [whole[:length] for length in (0, 1, 70, len(whole) // 2, len(whole) - 1)]
-    damaged += [whole + b'\0', bytes(len(whole))]
-    damaged += [flip(whole, rng.randrange(8 * len(whole))) for _ in range(100)]
-    damaged += [flip(whole, 8 * (len(whole) - i) - 1) for i in range(1, 100)]      # the comment
-    for content in damaged:
-        path.write_bytes(content)
-        with pytest.raises(UserError, match='damaged'):
-            source.read_checkpoint(str(path))
-    path.write_bytes(whole)
-    assert source.read_checkpoint(str(path))['step'] == 8
-    assert torch.load(path, weights_only=True)['step'] == 8                     # the digest is no obstacle
+    damaged += [whole[:rng.randrange(len(whole))] for _ in range(10)] + [bytes(len(whole))]
+    found = [refusal(path, content) for content in damaged]
+    assert all(found), found
+    flipped = [flip(whole, rng.randrange(8 * len(whole))) for _ in range(30)]
+    flipped += [flip(whole, rng.randrange(directory, 8 * len(whole))) for _ in range(30)]
+    found = [refusal(path, content, good) for content in flipped]
+    assert sum(map(bool, found)) > 30                   # the others are equal: padding, dates, attributes
 
 
-def test_a_damaged_checkpoint_is_named_and_the_one_before_taken(finished, corpus, tmp_path):
+def refusal(path, content, good=None):
+    """The UserError with which a checkpoint of these bytes is refused; '' if it is `good` all the same."""
+    path.write_bytes(content)
+    try:
+        read = source.read_checkpoint(str(path))
+    except UserError as error:
+        assert 'ckpt_0000008.pt' in str(error) and '\n' not in str(error)
+        return str(error)
+    assert str(read) == str(good) and all(torch.equal(value, good['model'][name])
+                                          for name, value in read['model'].items())
+    return ''
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_taken(finished, tmp_path, train_here, capsys):
     shutil.copytree(finished, tmp_path / 'run')
     whole = (tmp_path / 'run' / 'ckpt_0000008.pt').read_bytes()
     (tmp_path / 'run' / 'ckpt_0000008.pt').write_bytes(flip(whole, 80_000))
-    done = train(corpus, tmp_path / 'run', '--max_iters=8', '--checkpoint_interval=4')
-    assert 'ckpt_0000008.pt: damaged' in done.stderr and 'ckpt_0000004.pt at step 4' in done.stdout
+    train_here(tmp_path / 'run', '--max_iters=8', '--checkpoint_interval=4')
+    said = capsys.readouterr()
+    assert 'ckpt_0000008.pt: damaged' in said.err and 'ckpt_0000004.pt at step 4' in said.out
     same_checkpoint(finished / 'ckpt_0000008.pt', tmp_path / 'run' / 'ckpt_0000008.pt')
     for path in source.checkpoints(tmp_path / 'run'):
         with open(path, 'w'):
@@ -708,13 +918,25 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_taken(finished, corpus
         source.newest_checkpoint(str(tmp_path / 'run'))
 
 
-def test_a_checkpoint_of_an_earlier_version_is_refused(finished, corpus, tmp_path):
+def test_the_identity_of_a_checkpoint_is_that_of_its_content(finished, tmp_path):
+    path = str(finished / 'ckpt_0000008.pt')
+    content = source.read_checkpoint(path)
+    source.write_checkpoint(str(tmp_path / 'same.pt'), content)
+    assert source.checkpoint_identity(str(tmp_path / 'same.pt')) == source.checkpoint_identity(path)
+    content['model']['encoder.token.weight'][3, 5] += 1e-6
+    source.write_checkpoint(str(tmp_path / 'other.pt'), content)
+    assert source.checkpoint_identity(str(tmp_path / 'other.pt')) != source.checkpoint_identity(path)
+    with pytest.raises(UserError, match='no.pt: missing'):
+        source.checkpoint_identity('no.pt')
+
+
+def test_a_checkpoint_of_an_earlier_version_is_refused(finished, tmp_path, train_here):
     content = weights(finished / 'ckpt_0000008.pt')
     del content['model_config']['lm_head']
     source.write_checkpoint(str(tmp_path / 'old.pt'), content)
     for knobs in ([], ['--fill=a [MASK]']):
-        line = refused(run_with(corpus, tmp_path / 'run', f'--init_from={tmp_path / "old.pt"}', *knobs))
-        assert 'old.pt: of an earlier version' in line
+        with pytest.raises(UserError, match='old.pt: of an earlier version'):
+            train_here(tmp_path / 'run', f'--init_from={tmp_path / "old.pt"}', '--max_iters=8', *knobs)
 
 
 def test_a_hostile_checkpoint_runs_nothing(tmp_path):
@@ -746,10 +968,6 @@ def test_an_error_of_the_device_is_not_told_as_a_full_disk(tmp_path):
 
 # ---- what is refused ----
 
-def run_with(corpus, out_dir, *knobs):
-    return stage('train.py', *tiny(corpus, out_dir), '--max_iters=8', *knobs)
-
-
 @pytest.mark.parametrize('knobs, words', [
     (['--n_layer=3'], 'the model differs: n_layer is 2 there and 3 here'),
     (['--attention=shared'], "attention is 'original' there and 'shared' here"),
@@ -772,11 +990,7 @@ def test_other_data_is_refused_by_name(part, finished, corpus, tmp_path, train_h
     shutil.copytree(corpus, tmp_path / 'tiny')
     path = tmp_path / 'tiny' / 'meta.json'
     text = json.loads(path.read_text())
-    name = next(name for name in text['files'] if name.startswith({'tokenizer': 'word'}.get(part, part)))
-    data = bytearray((tmp_path / 'tiny' / name).read_bytes())
-    data[0] ^= 1
-    (tmp_path / 'tiny' / name).write_bytes(data)
-    text['files'][name]['sha256'] = hashlib.sha256(data).hexdigest()
+    text['identity'][part] = 'another'
     path.write_text(json.dumps(text))
     with pytest.raises(UserError, match=f'the data differs: {part} is '):
         train_here(finished, '--max_iters=8', f'--data_dir={tmp_path}')
@@ -784,10 +998,10 @@ def test_other_data_is_refused_by_name(part, finished, corpus, tmp_path, train_h
 
 @pytest.mark.parametrize('knob, words', [
     ('--total_batch=0', 'total_batch=0: must be at least 1'), ('--batch_size=0', 'batch_size=0: must be'),
-    ('--learning_rate=0', 'learning_rate=0.0: must be positive'), ('--beta2=1', 'beta2=1.0: must be below 1'),
+    ('--learning_rate=0', 'learning_rate=0.0: must be at least 1e-12'), ('--beta2=1', 'beta2=1.0: must be'),
     ('--weight_decay=-1', 'weight_decay=-1.0: must be at'), ('--seed=-1', 'seed=-1: must be at least 0'),
-    (f'--seed={2 ** 63}', 'must be below'), ('--device=meta', "device='meta'"), ('--out_dir=', "out_dir=''"),
-    ('--warmup_iters=9', 'warmup_iters=9: must be at most max_iters=8'), ('--schedule=x', 'linear, cosine'),
+    (f'--seed={2 ** 63}', 'and at most'), ('--device=meta', "device='meta'"), ('--out_dir=', "out_dir=''"),
+    ('--warmup_iters=-1', 'warmup_iters=-1: must be at least 0'), ('--schedule=x', 'linear, cosine'),
     ('--min_lr=1', 'min_lr=1.0: must be at most learning_rate=0.001'), ('--dropout=1', 'dropout=1.0: must'),
     ('--n_head=3', 'n_embd=16: must be a multiple of n_head=3'), ('--attention=x', 'original, symmetric'),
     ('--position=x', 'absolute, none, rope, rpe, rab'), ('--objective=x', 'choose one of mlm, plm'),
@@ -801,6 +1015,8 @@ def test_other_data_is_refused_by_name(part, finished, corpus, tmp_path, train_h
     ('--dataset=none', 'none: not prepared'), ('--pair_rank=3', "pair_rank=3: only attention='pairwise'"),
     ('--init_from=some/bert', 'neither a checkpoint nor a BERT'),
     ('--init_from=resume', "init_from='resume': no checkpoint in"), ('--log_interval=0', 'log_interval=0'),
+    ('--timeout=-1', 'timeout=-1: must be'), ('--device=tpu', 'choose auto, cpu, cuda, mps or xla'),
+    ('--zero=true', "no such key 'zero'"),
 ])
 def test_knobs_out_of_range(knob, words, tmp_path, train_here):
     """In this process: the one line and the status of a stage are what test_configurator sees of it."""
@@ -811,22 +1027,26 @@ def test_knobs_out_of_range(knob, words, tmp_path, train_here):
     assert words in str(error.value) and '\n' not in str(error.value)
 
 
-def test_a_truncated_shard_is_named(corpus, meta, tmp_path):
+def test_a_shard_of_another_size_is_named(corpus, meta, tmp_path, train_here):
     shutil.copytree(corpus, tmp_path / 'tiny')
-    name = meta['splits']['train']['shards'][0]['tokens']
-    os.truncate(tmp_path / 'tiny' / name, 1000)
-    with pytest.raises(UserError, match=name):
-        load_meta(str(tmp_path / 'tiny'))
+    stem = meta['splits']['train'][0]['stem']
+    os.truncate(tmp_path / 'tiny' / f'{stem}.bin', 1000)
+    with pytest.raises(UserError, match=f'{stem}.bin: 1000 bytes, should have'):
+        train_here(tmp_path / 'run', '--max_iters=1', f'--data_dir={tmp_path}')
     rows = StreamRows(str(tmp_path / 'tiny'), meta, 'train', 32)
-    with pytest.raises(UserError, match=f'{name}: truncated'):
+    with pytest.raises(UserError, match=f'{stem}.bin: truncated'):
         rows.get([40])
+    with open(tmp_path / 'tiny' / f'{stem}.bin', 'r+b') as file:
+        file.write(b'\xff\xff')
+    with pytest.raises(UserError, match=f'{stem}.bin: ids beyond 400'):
+        rows.get([0])
 
 
-def test_compiled_training_equals_eager(corpus, tmp_path):
+def test_compiled_training_equals_eager(tmp_path, train_here, capsys):
     for name in ('true', 'false'):
-        done = train(corpus, tmp_path / name, '--max_iters=3', '--n_layer=1', '--dropout=0',
-                     '--attention_dropout=0', f'--compile={name}')
-        assert 'torch.compile fails' not in done.stderr
+        train_here(tmp_path / name, '--max_iters=3', '--n_layer=1', '--dropout=0', '--attention_dropout=0',
+                   f'--compile={name}')
+    assert 'torch.compile fails' not in capsys.readouterr().err
     for one, other in zip(metrics(tmp_path / 'true'), metrics(tmp_path / 'false'), strict=True):
         assert one['loss'] == pytest.approx(other['loss'], rel=1e-4)
 
@@ -835,36 +1055,90 @@ def test_compile_falls_back_with_one_line(monkeypatch, capsys, corpus, meta):
     monkeypatch.setattr(torch, 'compile', lambda model: lambda **part: 1 / 0)
     loader = Loader(StreamRows(corpus, meta, 'train', 32), Masker(meta, 32, 0.15), 1, 4, slice(0, 4))
     model = MaskedLM(EncoderConfig(400, 32, 1, 2, 16, 32))
-    cpu = torch.device('cpu')
-    assert source.compiled_or_eager(model, 'true', loader.batch(0), 4, cpu, torch.float32) is model
+    assert source.compiled(model, 'true', loader.batch(0), 4, Runtime(CPU)) is model
     assert capsys.readouterr().err == 'torch.compile fails here, running without it: division by zero\n'
 
 
 # ---- fill, export, BERT ----
 
-def test_fill_prints_five_predictions_for_each_mask(finished, corpus, meta):
-    done = run_with(corpus, finished, '--fill=the [MASK] of a [MASK]')
-    lines = done.stdout.splitlines()
-    assert done.returncode == 0 and lines[0] == 'the [MASK] of a [MASK]' and len(lines) == 3
-    tokenizer, special = load_tokenizer(corpus, meta), meta['special']
+def test_fill_prints_five_predictions_for_each_mask(finished, corpus, meta, train_here, capsys):
+    train_here(finished, '--fill=the [MASK] of a [MASK]')
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == 'the [MASK] of a [MASK]' and len(lines) == 3
+    tokenizer, special = load_tokenizer(corpus), meta['special']
     content = source.read_checkpoint(str(finished / 'ckpt_0000008.pt'))
     model = MaskedLM(EncoderConfig(**content['model_config'])).eval()
     model.load_state_dict(content['model'])
     mask = special['mask']
-    ids = [special['cls'], *tokenizer.encode('the'), mask, *tokenizer.encode(' of a'), mask]
+    first, second = tokenizer.encode(['the', ' of a'])
+    ids = [special['cls'], *first, mask, *second, mask]
     logits = model(torch.tensor([[*ids, special['sep']]]))[0]
     masks = [i for i, token in enumerate(ids) if token == mask]
     for line, where in zip(lines[1:], masks, strict=True):
         best = logits[where].softmax(-1).topk(5)
         best = zip(best.values.tolist(), best.indices.tolist(), strict=True)
-        words = [(tokenizer.piece(i).strip('\u2581') or '\u2581', p) for p, i in best]
+        words = [(tokenizer.pieces[i].strip('\u2581') or '\u2581', p) for p, i in best]
         assert line.strip() == '   '.join(f'{word} {p:.3f}' for word, p in words)
 
 
-def test_export_loads_in_transformers_and_comes_back(finished, corpus, tmp_path, train_here):
+def test_text_is_filled_in_under_any_locale(finished, corpus):
+    """A real process: what Python makes of its arguments and streams is decided at its start."""
+    words = ['train.py', *tiny(corpus, finished), '--fill=\u4e2d [MASK] \u03b1']
+    here = {**os.environ, 'LC_ALL': 'C', 'PYTHONIOENCODING': 'ascii', 'PYTHONUTF8': '0', 'PYTHONCOERCECLOCALE': '0'}
+    done = subprocess.run([sys.executable, *words], cwd=ROOT, env=here, capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.startswith('\\u4e2d [MASK] \\u03b1\n'), done
+
+
+class Documents:
+    """Rows of a WordPiece vocabulary, as DocumentRows gives them."""
+
+    def __init__(self, tokenizer, texts):
+        self.rows = [[0, *ids] for ids in tokenizer.encode(texts)]
+
+    def __len__(self):
+        return len(self.rows)
+
+    def get(self, indices):
+        return np.array([self.rows[index] for index in indices])
+
+
+@pytest.fixture
+def chinese(tmp_path):
+    pytest.importorskip('tokenizers')
+    words = ['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]', '.', '\u3002', '\uff0c', *map(chr, range(0x4e00, 0x4e40))]
+    (tmp_path / 'vocab.txt').write_text('\n'.join(words), encoding='utf-8')
+    return WordPieceTokenizer(str(tmp_path), {'lower_case': True})
+
+
+def test_chinese_sentences_end_in_their_own_full_stop(chinese):
+    ideographs = ''.join(map(chr, range(0x4e00, 0x4e14)))
+    documents = Documents(chinese, [f'{ideographs}\u3002{ideographs}'] * 3)
+    found = list(source.masked_sentences(documents, chinese, chinese.word_starts()))
+    assert len(found) == 3
+    for before, word, after in found:
+        assert word == chinese.decode([*chinese.encode([ideographs])[0]])[2 * len(before)]
+        assert chinese.decode(after).endswith('\u3002') and len(before) + len(after) == 20
+
+
+def test_no_sentence_is_said_in_one_line(chinese, capsys):
+    ideographs = ''.join(map(chr, range(0x4e00, 0x4e14)))
+    documents = Documents(chinese, [ideographs] * 3)
+    source.show_sentences(None, documents, chinese, chinese.word_starts(), 2)
+    assert capsys.readouterr().out == ('no sentence to fill in: no document of the validation split begins with a '
+                                       'short one\n')
+
+
+def test_sentences_are_looked_for_where_wanted_alone(tmp_path, train_here, monkeypatch, capsys):
+    monkeypatch.setattr(source, 'show_sentences', lambda *arguments: print(arguments[-1], 'sentences'))
+    train_here(tmp_path, '--max_iters=1', '--fill_samples=0')
+    assert 'sentences' not in capsys.readouterr().out
+    train_here(tmp_path, '--max_iters=2', '--fill_samples=2')
+    assert '2 sentences' in capsys.readouterr().out
+
+
+def test_export_loads_in_transformers_and_comes_back(finished, tmp_path, train_here):
     transformers = pytest.importorskip('transformers')
-    done = run_with(corpus, finished, f'--export={tmp_path / "bert"}')
-    assert done.returncode == 0, done.stderr
+    train_here(finished, f'--export={tmp_path / "bert"}')
     assert os.path.exists(tmp_path / 'bert' / 'sentencepiece.model')
     theirs = transformers.BertForMaskedLM.from_pretrained(tmp_path / 'bert').eval()
     content = source.read_checkpoint(str(finished / 'ckpt_0000008.pt'))
@@ -876,26 +1150,30 @@ def test_export_loads_in_transformers_and_comes_back(finished, corpus, tmp_path,
                '--learning_rate=1e-12')
     back = weights(tmp_path / 'tuned' / 'ckpt_0000001.pt')['model']
     assert all((back[name] - value).abs().max() < 1e-9 for name, value in content['model'].items())
-    assert 'n_layer is 2 there and 3 here' in refused(
-        run_with(corpus, tmp_path / 'other', f'--init_from={tmp_path / "bert"}', '--n_layer=3'))
+    with pytest.raises(UserError, match='n_layer is 2 there and 3 here'):
+        train_here(tmp_path / 'other', f'--init_from={tmp_path / "bert"}', '--n_layer=3')
 
 
-def test_export_refuses_what_bert_cannot_hold(corpus, tmp_path, train_here):
+def test_export_refuses_what_bert_cannot_hold(tmp_path, train_here):
     train_here(tmp_path, '--max_iters=2', '--attention=shared')
-    line = refused(run_with(corpus, tmp_path, f'--export={tmp_path / "bert"}', '--attention=shared'))
-    assert "attention='shared'" in line and not (tmp_path / 'bert').exists()
+    with pytest.raises(UserError, match="attention='shared'"):
+        train_here(tmp_path, f'--export={tmp_path / "bert"}', '--attention=shared')
+    assert not (tmp_path / 'bert').exists()
 
 
-def test_a_permuted_model_fills_in_and_is_not_exported(corpus, tmp_path, train_here):
+def test_a_permuted_model_fills_in_and_is_not_exported(tmp_path, train_here, capsys):
     knobs = SYSTEMS['xlnet plm']
     train_here(tmp_path, '--max_iters=2', *knobs)
-    done = run_with(corpus, tmp_path, *knobs, '--fill=the [MASK] of a [MASK]')
-    assert done.returncode == 0 and len(done.stdout.splitlines()) == 3, done.stderr
-    assert 'is not' in refused(run_with(corpus, tmp_path, *knobs, f'--export={tmp_path / "bert"}'))
+    capsys.readouterr()
+    train_here(tmp_path, *knobs, '--fill=the [MASK] of a [MASK]')
+    assert len(capsys.readouterr().out.splitlines()) == 3
+    with pytest.raises(UserError, match='no permuted language model'):
+        train_here(tmp_path, *knobs, f'--export={tmp_path / "bert"}')
     content = source.read_checkpoint(str(tmp_path / 'ckpt_0000002.pt'))
     model = PermutationLM(EncoderConfig(**content['model_config']))
     model.load_state_dict(content['model'])
-    assert 'objective is' in refused(run_with(corpus, tmp_path, *knobs[:2]))        # masked from permuted
+    with pytest.raises(UserError, match='objective is'):
+        train_here(tmp_path, *knobs[:2])                # masked from permuted
 
 
 def test_predictions_of_a_trained_model_beat_chance(corpus, tmp_path, train_here):
@@ -905,3 +1183,7 @@ def test_predictions_of_a_trained_model_beat_chance(corpus, tmp_path, train_here
                '--attention_dropout=0', '--log_interval=100', '--attention=pairwise', '--eval_samples=0')
     score = metrics(tmp_path, 'val')[-1]
     assert score['loss'] < load_meta(corpus)['unigram_entropy'] - 0.3 and score['accuracy'] > 0.1
+
+
+if __name__ == '__main__':
+    twin(sys.argv[1], pathlib.Path(sys.argv[2]), sys.argv[3:])
