@@ -1503,7 +1503,7 @@ def run_trial(trial, levels, others, wanted, runtime):
     return True
 
 
-# ---- the report: one DataFrame with a line a number, from which pandas makes the tables ----
+# ---- the report: a DataFrame with a line a number, from which pandas makes the tables ----
 
 SIZES = {(4, 512): 'small', (12, 768): 'base', (24, 1024): 'large'}         # (n_layer, n_embd)
 
@@ -1523,10 +1523,9 @@ def paper_rows(table, models):
     rows = {name: re.findall(r'[\d.]+(?: \([\d.]+\))?', numbers)
             for name, numbers in (row.split(';') for row in table['rows'])}
     fits = [{name for name in rows if set(name.split(',')[0].split()) <= model} for model in models]
-    kept = {f'paper: {name}': row for name, row in rows.items()
-            if not all(fits) or name in set().union(*fits)}
-    return pd.DataFrame.from_dict(
-        kept, orient='index', columns=[*table['columns'].split(), *table.get('averages', ())])
+    kept = [name for name in rows if not all(fits) or name in set().union(*fits)]
+    return pd.DataFrame([rows[name] for name in kept], [f'paper: {name}' for name in kept],
+                        [*table['columns'].split(), *table.get('averages', ())])
 
 
 @functools.cache
@@ -1538,28 +1537,17 @@ def t_quantile(freedom, inside=0.95):
     return math.sqrt(freedom) * math.tan(np.interp(inside, below / below[-1], angles))
 
 
-def t_interval(values):
-    """(mean, sample sd, half the width of the 95 % confidence interval); of one value (mean, None, None)."""
-    mean = float(np.mean(values))
-    if len(values) == 1:
-        return mean, None, None
-    sd = float(np.std(values, ddof=1))
-    return mean, sd, t_quantile(len(values) - 1) * sd / math.sqrt(len(values))
-
-
 def over_seeds(wide):
-    """DataFrame of 'mean (sd)', half of the 95 % interval and number of seeds of each column."""
-    found = {}
-    for name, values in wide.items():
-        mean, sd, half = t_interval(values.dropna()) if values.count() else (None, None, None)
-        found[name] = show(mean) + ('' if sd is None else f' ({sd:.2f})'), show(half), values.count() or '-'
-    return pd.DataFrame(found, ['mean', '± 95 %', 'seeds'], dtype=object)
+    """For each column, whose rows are seeds: 'mean (sd)', half of the 95 % interval, number of seeds."""
+    n, mean, sd = wide.count(), wide.mean(), wide.std()
+    half = sd * [t_quantile(seeds - 1) / math.sqrt(seeds) if seeds > 1 else math.nan for seeds in n]
+    text = mean.map(show).where(n < 2, mean.map(show) + ' (' + sd.map(show) + ')')
+    return pd.DataFrame({'mean': text, '± 95 %': half.map(show), 'seeds': n.where(n > 0).map(show, 'ignore')}).T
 
 
 def each_row(wide):
     """'mean (sd)' over the seeds of each row, a line a row."""
-    found = {row: over_seeds(seeds).loc['mean'] for row, seeds in wide.groupby('row', sort=False)}
-    return pd.DataFrame(found).T
+    return pd.DataFrame({row: over_seeds(seeds).loc['mean'] for row, seeds in wide.groupby('row')}).T
 
 
 def show(value):
@@ -1573,12 +1561,10 @@ def show(value):
 
 def markdown(title, frame, *notes):
     """A heading, a DataFrame as a Markdown table and notes; nothing of an empty one."""
-    if frame.empty:
-        return ''
     cells = frame.astype(object).map(show).reset_index().values.tolist()
     rows = [['', *frame.columns], ['---'] * (1 + len(frame.columns)), *cells]
     table = '\n'.join(f"| {' | '.join(map(str, row))} |" for row in rows)
-    return '\n\n'.join([f'## {title}', table, *filter(None, notes)])
+    return '\n\n'.join([f'## {title}', table, *filter(None, notes)]) if cells else ''
 
 
 def row_names(trials):
@@ -1586,15 +1572,15 @@ def row_names(trials):
     recipes = pd.DataFrame([trial['recipe'] for trial in trials])
     varies = recipes.groupby([trial['task'] for trial in trials]).nunique(dropna=False).gt(1).any()
     names = []
-    for trial in trials:
-        others = [other for other in trials if other['task'] == trial['task']]
-        twins = [one for one in others if (one['init'], one['step']) == (trial['init'], trial['step'])]
-        words = [f'{key}={show_knob(trial["recipe"].get(key))}' for key in varies.index[varies]]
-        words += [f"data={text_hash(str(trial['data']), 0):016x}"[:11]] if any(
-            other['data'] != trial['data'] for other in others) else []
-        words += [f"weights={trial['weights'][:6]}"] if any(
-            one['weights'] != trial['weights'] for one in twins) else []
-        names.append(' '.join([trial['init'], *words]))
+    for one in trials:
+        twins = [other for other in trials if other['task'] == one['task']]
+        words = [f'{key}={show_knob(one["recipe"].get(key))}' for key in varies.index[varies]]
+        if any(other['data'] != one['data'] for other in twins):
+            words.append(f"data={text_hash(str(one['data'])):016x}"[:11])
+        if any(other['weights'] != one['weights'] for other in twins
+               if (other['init'], other['step']) == (one['init'], one['step'])):
+            words.append(f"weights={one['weights'][:6]}")
+        names.append(' '.join([one['init'], *words]))
     return names
 
 
@@ -1603,11 +1589,13 @@ def tidy(trials):
     lines = []
     for trial, row in zip(trials, row_names(trials), strict=True):
         step = -1 if trial['step'] is None else trial['step']
-        for kind in ('scores', 'majority', 'noise', 'cross'):
-            parts = {trial['task']: trial.get(kind, {})} if kind == 'cross' else trial.get(kind, {})
-            lines += [(kind, row, step, trial['seed'], task, f'{float(name):g}' if kind == 'noise' else name,
-                       100 * value) for task, values in parts.items() for name, value in values.items()]
-    return pd.DataFrame(lines, columns=['kind', 'row', 'step', 'seed', 'task', 'name', 'points'])
+        noise = {column: {f'{float(level):g}': value for level, value in values.items()}
+                 for column, values in trial.get('noise', {}).items()}
+        for kind, parts in (('scores', trial['scores']), ('majority', trial['majority']), ('noise', noise),
+                            ('cross', {trial['task']: trial.get('cross', {})})):
+            lines += [(kind, row, step, trial['seed'], column, name, 100 * value)
+                      for column, values in parts.items() for name, value in values.items()]
+    return pd.DataFrame(lines, columns=['kind', 'row', 'step', 'seed', 'column', 'name', 'points'])
 
 
 def layouts(book, trials, models):
@@ -1631,20 +1619,31 @@ def layouts(book, trials, models):
         yield 'Scores' if left == ran else 'Other tasks', list(left.values()), averages, pd.DataFrame(), ''
 
 
+def wide_scores(frame, tables):
+    """Points by (kind, row, step, seed), a column for each metric and average; and the tables' columns."""
+    scores = frame[frame.kind.isin(['scores', 'majority'])]
+    wide = scores.assign(name=scores.column + '.' + scores.name).pivot(
+        index=['kind', 'row', 'step', 'seed'], columns='name', values='points')
+    labels = list(dict.fromkeys(label for _, columns, averages, *_ in tables for label in (*columns, *averages)))
+    wide = wide.reindex(columns=[*labels, *wide.columns.difference(labels)])
+    for name, keys in (item for _, _, averages, *_ in tables for item in averages.items()):
+        wide[name] = wide[keys].mean(axis=1, skipna=False)          # of the seeds that ran all of them
+    return wide, labels
+
+
 def score_table(table, last, majority):
     """Ours, the majority class and the paper's rows in a table's columns, and what its averages leave out."""
     title, columns, averages, book, note = table
-    labels, parts, notes = [*columns, *averages], [], [note]
-    for row, seeds in last.groupby('row', sort=False):
-        parts.append(over_seeds(seeds[labels]).rename({'mean': f'ours: {row}'}))
+    parts, notes = [], [note]
+    for row, seeds in last.groupby('row'):
+        parts.append(over_seeds(seeds[[*columns, *averages]]).rename({'mean': f'ours: {row}'}))
         for name, keys in averages.items():
-            missing = [key for key in keys if not seeds[key].count()]
-            if not seeds[name].count():
-                notes.append(f"No {name} of {row}: missing {', '.join(missing) or 'a seed with all'}.")
+            missing = [key for key in keys if not seeds[key].count()] or ['a seed with all']
+            notes += [] if seeds[name].count() else [f"No {name} of {row}: missing {', '.join(missing)}."]
     for name, keys in averages.items():
         outside = [key for key in columns if key not in keys]
         notes += [f"{name} leaves out {', '.join(outside)}."] if outside else []
-    return markdown(title, pd.concat([*parts, majority[labels], book]), *notes)
+    return markdown(title, pd.concat([*parts, majority[[*columns, *averages]], book]), *notes)
 
 
 def curve_table(row, seeds, note):
@@ -1661,20 +1660,20 @@ def curve_table(row, seeds, note):
     return markdown(f'{row} by pretraining step', cells, note)
 
 
-def matrix(numbers, table, models):
-    """Noise or cross-task table: ours by (row, task), and the paper's."""
-    found = numbers.assign(row=numbers.row + ', ' + numbers.task)
-    wide = found.pivot(index=['row', 'seed'], columns='name', values='points')
+def matrix(title, numbers, table, models):
+    """Noise or cross-task table: ours by (row, column), and the paper's."""
+    wide = numbers.assign(row=numbers.row + ', ' + numbers.column).pivot(
+        index=['row', 'seed'], columns='name', values='points')
     if table:
-        book = paper_rows(table, models)
-        book = book[[name.split(', ')[1] in set(numbers.task) for name in book.index]].astype(float)
+        book = paper_rows(table, models).astype(float)
+        book = book[[name.split(', ')[1] in set(numbers.column) for name in book.index]]
         book.index = pd.MultiIndex.from_product([book.index, [0]], names=['row', 'seed'])
         wide = pd.concat([wide, book.reindex(columns=wide.columns)])
-    noise = set(numbers.kind) == {'noise'}
+    noise = 'noise' in set(numbers.kind)
     wide = wide[sorted(set(numbers.name), key=float) if noise else list(dict.fromkeys(numbers.name))]
     if noise:
         wide[f'drop at {wide.columns[-1]}'] = wide.iloc[:, 0] - wide.iloc[:, -1]
-    return each_row(wide)
+    return markdown(title, each_row(wide))
 
 
 def cost_tables(trials, rows, compare, note):
@@ -1688,52 +1687,42 @@ def cost_tables(trials, rows, compare, note):
     return [markdown('Seconds an epoch', times, note), markdown('Examples', read)]
 
 
-def wide_scores(frame, tables):
-    """Points indexed by (kind, row, step, seed), a column for each metric and each average of the tables."""
-    scores = frame[frame.kind.isin(['scores', 'majority'])]
-    wide = scores.assign(name=scores.task + '.' + scores.name).pivot(
-        index=['kind', 'row', 'step', 'seed'], columns='name', values='points')
-    labels = dict.fromkeys(label for _, columns, averages, *_ in tables for label in (*columns, *averages))
-    wide = wide.reindex(columns=[*labels, *wide.columns.difference(list(labels))])
-    for name, keys in (item for _, _, averages, *_ in tables for item in averages.items()):
-        wide[name] = wide[keys].mean(axis=1, skipna=False)          # of the seeds that ran all of them
-    return wide, list(labels)
-
-
 def make_report(trials, paper='', compare=''):
     """Markdown of finished trials, and scores by (row, step, seed).  A row is judged by its last step."""
     book = choose('paper', paper, read_papers()) if paper else {}
     rows, frame = row_names(trials), tidy(trials)
-    inits, shape = dict(zip(rows, trials, strict=True)), ['attention', 'position', 'norm', 'pooling']
-    shape += ['n_layer', 'n_head', 'n_embd']
-    head = pd.DataFrame({row: {'step': one['step'], **{key: one['model'][key] for key in shape},
-                               'device': one['device'], 'date': one['date']} for row, one in inits.items()}).T
-    models = [{*one[shape[:4]], SIZES.get((one.n_layer, one.n_embd))} for _, one in head.iterrows()]
+    inits = dict(zip(rows, trials, strict=True))                    # {row: its last trial}
+    words = ['attention', 'position', 'norm', 'pooling']
+    models = [{*map(one['model'].get, words), SIZES.get((one['model']['n_layer'], one['model']['n_embd']))}
+              for one in inits.values()]
+    head = pd.DataFrame({row: {'step': one['step'], **{key: one['model'][key] for key in (
+        *words, 'n_layer', 'n_head', 'n_embd')}, 'device': one['device'], 'date': one['date']}
+        for row, one in inits.items()}, dtype=object).T
     tables = list(layouts(book, trials, models))
     wide, labels = wide_scores(frame, tables)
     ends = frame.groupby('row').step.max()
     at, of = (wide.index.get_level_values(key).to_numpy() for key in ('step', 'row'))
-    final = wide[at == ends[of].to_numpy()]
-    last, majority = final.loc['scores'].droplevel('step'), final.loc['majority'].groupby('row').mean()
-    same = majority.nunique().max() <= 1
+    final = wide[at == ends[of].to_numpy()].droplevel('step')
+    last, majority = final.loc['scores'], final.loc['majority'].groupby('row').mean()
+    same = majority.nunique().max() <= 1                            # they differ where rows have other data
     majority = majority.max().to_frame('majority').T if same else majority.rename('majority: {}'.format)
 
     parts = [markdown(f"Fine-tuning: {', '.join(inits)}", head,
                       'Points: mean (standard deviation) over seeds; ± 95 %: half the confidence interval.')]
     parts += [score_table(table, last, majority) for table in tables]
     for row, one in inits.items():
-        other = compare + row[len(one['init']):]
+        other = compare + row[len(one['init']):]                    # the same recipe of `compare`
         if compare and one['init'] != compare and other in inits:
             pairs = over_seeds((last.loc[row] - last.loc[other])[labels]).T
-            parts.append(markdown(f'{row} - {other}, paired by seed', pairs[pairs.seeds != '-']))
-    for row, seeds in wide.loc['scores', labels].groupby('row'):
-        parts.append(curve_table(row, seeds.droplevel('row'), book.get('curve')))
-    metrics = [name for name in wide.columns if '.' in name]
-    parts.append(markdown('Every metric', pd.concat([each_row(last), majority])[metrics].T))
+            parts.append(markdown(f'{row} - {other}, paired by seed', pairs.dropna()))
+    parts += [curve_table(row, seeds.droplevel('row'), book.get('curve'))
+              for row, seeds in wide.loc['scores', labels].groupby('row')]
+    every = pd.concat([each_row(last), majority])[[name for name in wide.columns if '.' in name]].T
+    parts.append(markdown('Every metric', every))
     for kind, title in (('noise', 'Noise on the embeddings, as a fraction of their mean norm'),
                         ('cross', 'Trained on (rows), evaluated on (columns)')):
         found = frame[(frame.kind == kind) & (frame.step == frame.row.map(ends))]
-        parts += [markdown(title, matrix(found, book.get(kind), models))] if len(found) else []
+        parts += [matrix(title, found, book.get(kind), models)] if len(found) else []
     parts += cost_tables(trials, rows, compare, book.get('seconds'))
     return '\n\n'.join(filter(None, parts)), wide.loc['scores', labels]
 
