@@ -1219,10 +1219,11 @@ def training_flops(config, length, n_predicted, kind=MaskedLM, rows=1):
     A batch has `rows` rows of `length` tokens; n_predicted tokens of each reach the head.
     Matrix products of both passes are counted; embeddings, norms, biases and recomputation are left out.
     """
-    with torch.device('meta'), FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+    with torch.device('meta'):
         model = kind(replace(config, block_size=length, recompute=False))
         ids, positions = (torch.zeros(rows, n, dtype=torch.long) for n in (length, n_predicted))
-        model(ids, positions, positions).sum().backward()
+        with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+            model(ids, positions, positions).sum().backward()
     return counter.get_total_flops()
 
 

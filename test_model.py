@@ -33,6 +33,7 @@ from model import (
     POSITION,
     RELU_SCALE,
     SHATTER,
+    Block,
     Encoder,
     EncoderConfig,
     MaskedLM,
@@ -549,18 +550,18 @@ PARTS = {       # (H, L, k, x): f_0(x) to f_(H/2-1)(x), by hand from Tian, A.1. 
 }
 
 
-def partition_tables(attention, n_head, n_layer, block_size):
-    """N (H, 2 T - 1) of each layer, column j - i + T - 1."""
+def partition_table(attention, n_head, n_layer, layer, block_size):
+    """N (H, 2 T - 1) of a layer, column j - i + T - 1."""
     settings = {'attention': attention, 'position': 'none'}
-    encoder = Encoder(EncoderConfig(9, block_size, n_layer, n_head, n_head, 4, **settings))
-    return [block.attention.partition.table for block in encoder.blocks]
+    config = EncoderConfig(9, block_size, n_layer, n_head, n_head, 4, **settings)
+    return Block(config, layer).attention.partition.table
 
 
 @pytest.mark.parametrize('attention', SHATTER)
 def test_partition_has_the_values_of_the_paper(attention):
     for (n_head, n_layer, layer, x), values in PARTS.items():
         for block_size in (x + 1, 70):                                      # the row's length plays no part
-            table = partition_tables(attention, n_head, n_layer, block_size)[layer]
+            table = partition_table(attention, n_head, n_layer, layer, block_size)
             wanted, half = torch.tensor(values), n_head // 2
             right, left = table[:, block_size - 1 + x], table[:, block_size - 1 - x]
             assert difference(right[:half], wanted) < 1e-7 and difference(left[half:], wanted) < 1e-7
@@ -572,7 +573,8 @@ def test_partition_has_the_values_of_the_paper(attention):
 @pytest.mark.parametrize('block_size', [1, 2, 50, 3000])
 @pytest.mark.parametrize('n_head, n_layer', [(4, 1), (6, 3), (12, 12), (16, 24), (32, 2)])
 def test_partition_is_one_of_unity(n_head, n_layer, block_size):
-    for table in partition_tables('shatter', n_head, n_layer, block_size):
+    for layer in range(n_layer):
+        table = partition_table('shatter', n_head, n_layer, layer, block_size)
         assert table.shape == (n_head, 2 * block_size - 1) and table.dtype == torch.float32
         assert (table >= 0).all()
         assert difference(table.double().sum(0), torch.ones(2 * block_size - 1)) < 1e-6
@@ -630,6 +632,7 @@ def on_paper(kind, shape, vocab_size=30522, **settings):
         return kind(EncoderConfig(vocab_size, 512, *SHAPES[shape], **settings))
 
 
+@cache
 def count_of(kind, shape, attention='original'):
     return source.count_parameters(on_paper(kind, shape, attention=attention))
 
@@ -1248,31 +1251,38 @@ def test_bfloat16_autocast(settings):
 EDGES = {           # keep (B, T): T = 1, T beyond clip_distance; no real token, one, the last alone, all
     'one token': torch.tensor([[1], [0]]).bool(),
     'long': torch.tensor([[0] * 12, [1] + [0] * 11, [0] * 11 + [1], [1] * 12]).bool(),
+    'all real': torch.ones(2, 12).bool(),               # given as None
 }
 
 
-@pytest.mark.parametrize('growth', [1, 5])                  # 5: scores grow 25 times, far into saturation
-@pytest.mark.parametrize('autocast', [False, True])
 @pytest.mark.parametrize('settings', rows_of([*SYSTEMS, *GATED]))
-def test_edges_are_finite(settings, autocast, growth):
+def test_edges_are_finite(settings):
     for kind in [MaskedLM, SequenceClassifier, *[PermutationLM] * (settings == XLNET)]:
         model = build(kind, **settings, pooling='layerwise').float()
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.mul_(growth)
-        for keep in (*EDGES.values(), None):
-            ids, segments = batch(*(keep.shape if keep is not None else (2, 12)))
-            with torch.autocast('cpu', torch.bfloat16, enabled=autocast):
-                losses = trained(model, ids, segments, keep)
-            gradients = torch.autograd.grad(losses.sum(), list(model.parameters()), materialize_grads=True)
-            assert losses.isfinite().all() and all(gradient.isfinite().all() for gradient in gradients)
+        parameters = list(model.parameters())
+        for growth in (1, 5):                           # 5: scores grow 25 times, far into saturation
+            with torch.no_grad():
+                torch._foreach_mul_(parameters, growth)
+            for autocast, (name, keep) in itertools.product((False, True), EDGES.items()):
+                ids, segments = batch(*keep.shape)
+                with torch.autocast('cpu', torch.bfloat16, enabled=autocast):
+                    losses = trained(model, ids, segments, None if keep.all() else keep)
+                gradients = torch.autograd.grad(losses.sum(), parameters, materialize_grads=True)
+                finite = [x.isfinite().all() for x in (losses, *gradients)]
+                assert all(finite), (growth, autocast, name)
+
+
+COMPILED = [                # in every run; the others, made of much the same operations, are slow tests
+    system('original', 'rope'), system('pairwise', 'rab'), system('shatter', 'none', recompute=True),
+    system('gau', 'rope')]
+COMPILED_SLOWLY = [system('pairwise', 'rpe'),
+                   *[x for x in ONE_EACH if 'pair_rank' not in x and x not in COMPILED]]
 
 
 @pytest.mark.parametrize('kind, settings', [
-    *[pytest.param(MaskedLM, x, id='-'.join(map(str, x.values()))) for x in [
-        *[x for x in ONE_EACH if 'pair_rank' not in x],
-        *[system('pairwise', name) for name in ('rpe', 'rab')],
-        system('shatter', 'none', recompute=True)]],
+    *[pytest.param(MaskedLM, x, id='-'.join(map(str, x.values()))) for x in COMPILED],
+    *[pytest.param(MaskedLM, x, id='-'.join(map(str, x.values())), marks=pytest.mark.slow)
+      for x in COMPILED_SLOWLY],
     (PermutationLM, XLNET)])
 def test_compiles_to_one_graph(kind, settings):
     """Forward and backward, as torch.compile captures them; aot_eager needs no C++ compiler."""
