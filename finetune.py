@@ -1042,32 +1042,34 @@ class Start(NamedTuple):
     data: dict                  # digests of the data it was trained on
 
 
-def find_checkpoints(init_from):
-    """The checkpoint files that init_from means, by step; the name of a Hugging Face BERT as it stands."""
-    if glob.has_magic(init_from):
-        found = [path for part in glob.glob(init_from) for path in find_checkpoints(part)]
+def find_checkpoints(text):
+    """The checkpoint files that init_from or compare means, by step; a Hugging Face BERT's name as it is."""
+    if glob.has_magic(text):
+        found = [path for part in glob.glob(text) for path in find_checkpoints(part)]
         if not found:
-            raise UserError(f'init_from={init_from!r}: no such file')
+            raise UserError(f'{text}: no such file')
         return sorted(found, key=lambda path: (label(path)[0], label(path)[1] or 0))
-    local = os.path.isdir(init_from) or init_from.startswith(('out/', '.', '/')) or init_from.endswith('.pt')
-    if os.path.isfile(init_from) or os.path.exists(os.path.join(init_from, 'config.json')) or not local:
-        return [init_from]
-    path = train.newest_checkpoint(init_from)
+    local = os.path.isdir(text) or text.startswith(('out/', '.', '/')) or text.endswith('.pt')
+    if os.path.isfile(text) or os.path.exists(os.path.join(text, 'config.json')) or not local:
+        return [text]
+    path = train.newest_checkpoint(text)
     if path is None:
-        name, here = os.path.basename(os.path.abspath(init_from)), os.path.dirname(os.path.abspath(__file__))
-        known = os.path.exists(os.path.join(here, 'config', f'{name}.py'))
-        command = f'config/{name}.py' if known else f'--out_dir={init_from}'
-        raise UserError(f'init_from={init_from!r}: no checkpoint there; python train.py {command} makes it')
+        config = os.path.join('config', f'{os.path.basename(os.path.abspath(text))}.py')
+        known = os.path.exists(os.path.join(os.path.dirname(os.path.abspath(__file__)), config))
+        raise UserError(f'{text}: no checkpoint there; python train.py '
+                        f"{config if known else f'--out_dir={text}'} makes it")
     return [path]
 
 
 def label(source):
     """(pretraining run, its step or None) of a source, for names of folders and rows of tables."""
     run, name = os.path.abspath(source).split(os.sep)[-2:]
-    if not source.endswith('.pt'):
+    stem, suffix = os.path.splitext(name)
+    if suffix != '.pt':
         return name, None
-    step = re.fullmatch(r'ckpt_(\d+)\.pt', name)
-    return (run, int(step[1])) if step else (f'{run}_{name[:-3]}', None)
+    if stem.startswith('ckpt_'):
+        return run, int(stem[5:]) if stem[5:].isdigit() else None       # a glob has no step
+    return f'{run}_{stem}', None
 
 
 def find_sources(init_from, compare):
@@ -1538,11 +1540,12 @@ def t_quantile(freedom, inside=0.95):
 
 
 def over_seeds(wide):
-    """For each column, whose rows are seeds: 'mean (sd)', half of the 95 % interval, number of seeds."""
+    """Of each column, whose rows are seeds: 'mean (sd)', half of the 95 % interval, number of seeds."""
     n, mean, sd = wide.count(), wide.mean(), wide.std()
     half = sd * [t_quantile(seeds - 1) / math.sqrt(seeds) if seeds > 1 else math.nan for seeds in n]
     text = mean.map(show).where(n < 2, mean.map(show) + ' (' + sd.map(show) + ')')
-    return pd.DataFrame({'mean': text, '± 95 %': half.map(show), 'seeds': n.where(n > 0).map(show, 'ignore')}).T
+    found = {'mean': text, '± 95 %': half.map(show), 'seeds': n.where(n > 0).map(show, 'ignore')}
+    return pd.DataFrame(found).T
 
 
 def each_row(wide):
@@ -1584,10 +1587,10 @@ def row_names(trials):
     return names
 
 
-def tidy(trials):
+def tidy(trials, rows):
     """DataFrame with a line for each number of finished trials, in points; step -1: no pretraining step."""
     lines = []
-    for trial, row in zip(trials, row_names(trials), strict=True):
+    for trial, row in zip(trials, rows, strict=True):
         step = -1 if trial['step'] is None else trial['step']
         noise = {column: {f'{float(level):g}': value for level, value in values.items()}
                  for column, values in trial.get('noise', {}).items()}
@@ -1624,7 +1627,8 @@ def wide_scores(frame, tables):
     scores = frame[frame.kind.isin(['scores', 'majority'])]
     wide = scores.assign(name=scores.column + '.' + scores.name).pivot(
         index=['kind', 'row', 'step', 'seed'], columns='name', values='points')
-    labels = list(dict.fromkeys(label for _, columns, averages, *_ in tables for label in (*columns, *averages)))
+    labels = [name for _, columns, averages, *_ in tables for name in (*columns, *averages)]
+    labels = list(dict.fromkeys(labels))
     wide = wide.reindex(columns=[*labels, *wide.columns.difference(labels)])
     for name, keys in (item for _, _, averages, *_ in tables for item in averages.items()):
         wide[name] = wide[keys].mean(axis=1, skipna=False)          # of the seeds that ran all of them
@@ -1655,7 +1659,7 @@ def curve_table(row, seeds, note):
     good = (means >= aim) & (aim > 0)
     cells = pd.DataFrame({f'{step:,}': over_seeds(one[means.columns]).loc['mean']
                           for step, one in seeds.groupby('step')}).T
-    cells.loc['95 % of the last'] = aim
+    cells.loc['95 % of the last'] = aim.map(show)
     cells.loc['reached at'] = [f'{found.idxmax():,}' if found.any() else '-' for _, found in good.items()]
     return markdown(f'{row} by pretraining step', cells, note)
 
@@ -1687,17 +1691,24 @@ def cost_tables(trials, rows, compare, note):
     return [markdown('Seconds an epoch', times, note), markdown('Examples', read)]
 
 
+def model_table(inits):
+    """Markdown of the models of {row: trial}, and the words that find their rows in the papers."""
+    words, shape = ['attention', 'position', 'norm', 'pooling'], ['n_layer', 'n_head', 'n_embd']
+    shapes = {row: {key: one['model'][key] for key in words + shape} for row, one in inits.items()}
+    models = [{*map(one.get, words), SIZES.get((one['n_layer'], one['n_embd']))} for one in shapes.values()]
+    head = pd.DataFrame([{'step': one['step'], **shapes[row], 'device': one['device'], 'date': one['date']}
+                         for row, one in inits.items()], list(inits), dtype=object)
+    note = 'Points: mean (standard deviation) over seeds; ± 95 %: half the confidence interval.'
+    return markdown(f"Fine-tuning: {', '.join(inits)}", head, note), models
+
+
 def make_report(trials, paper='', compare=''):
     """Markdown of finished trials, and scores by (row, step, seed).  A row is judged by its last step."""
     book = choose('paper', paper, read_papers()) if paper else {}
-    rows, frame = row_names(trials), tidy(trials)
+    rows = row_names(trials)
+    frame = tidy(trials, rows)
     inits = dict(zip(rows, trials, strict=True))                    # {row: its last trial}
-    words = ['attention', 'position', 'norm', 'pooling']
-    models = [{*map(one['model'].get, words), SIZES.get((one['model']['n_layer'], one['model']['n_embd']))}
-              for one in inits.values()]
-    head = pd.DataFrame({row: {'step': one['step'], **{key: one['model'][key] for key in (
-        *words, 'n_layer', 'n_head', 'n_embd')}, 'device': one['device'], 'date': one['date']}
-        for row, one in inits.items()}, dtype=object).T
+    head, models = model_table(inits)
     tables = list(layouts(book, trials, models))
     wide, labels = wide_scores(frame, tables)
     ends = frame.groupby('row').step.max()
@@ -1707,9 +1718,7 @@ def make_report(trials, paper='', compare=''):
     same = majority.nunique().max() <= 1                            # they differ where rows have other data
     majority = majority.max().to_frame('majority').T if same else majority.rename('majority: {}'.format)
 
-    parts = [markdown(f"Fine-tuning: {', '.join(inits)}", head,
-                      'Points: mean (standard deviation) over seeds; ± 95 %: half the confidence interval.')]
-    parts += [score_table(table, last, majority) for table in tables]
+    parts = [head, *(score_table(table, last, majority) for table in tables)]
     for row, one in inits.items():
         other = compare + row[len(one['init']):]                    # the same recipe of `compare`
         if compare and one['init'] != compare and other in inits:
@@ -1845,11 +1854,9 @@ def main():
     worked = runtime.main
     for number, trial in enumerate(mine, 1):
         print(f'trial {number} of {len(mine)}: {trial.folder}', flush=True)
-        if run_trial(trial, levels, others, predict, alone):
-            write_report(config, False)
-            worked = True
-    if worked and all(read_result(trial.folder) for trial in plan):
-        write_report(config, True)                      # by the process that finds all trials done
+        worked = run_trial(trial, levels, others, predict, alone) or worked
+    if worked:                                          # the process that finds all trials done shows them
+        write_report(config, all(read_result(trial.folder) for trial in plan))
     train.leave(runtime)
 
 
