@@ -363,8 +363,8 @@ def speed(config, runtime):
             ratios = {f'time / {base}': ratio(raw, seconds[base, compiled]) for base in BASES
                       if (base, compiled) in seconds}
             yield {**start, 'system': name, 'compiled': compiled, 'ms': 1000 * middle,
-                   'least': 1000 * min(raw), 'most': 1000 * max(raw), 'tokens/s': n * length / middle, **ratios,
-                   'TFLOP/s': flops / 1e12, 'MFU': flops / peak if peak else None,
+                   'least': 1000 * min(raw), 'most': 1000 * max(raw), 'tokens/s': n * length / middle,
+                   **ratios, 'TFLOP/s': flops / 1e12, 'MFU': flops / peak if peak else None,
                    'printed': printed('time', name, mode), 'seconds': raw}
         for (name, compiled), reason in failed.items():
             yield {**start, 'system': name, 'compiled': compiled, 'ms': reason}
@@ -606,8 +606,8 @@ def rank(config, runtime):
 
     Mean over layers, heads and --rank_rows rows; least and most: of the layers' means of the rank. Matrices
     are made of the scores as the model computes them, with terms of positions. Rank: singular values above T
-    eps of float32 times the largest. Zeros: at most a millionth of the largest entry; the paper names no limit.
-    The pictures show the attention of a sentence, for each layer and head or part.
+    eps of float32 times the largest. Zeros: at most a millionth of the largest entry; the paper gives no
+    limit. The pictures show the attention of a sentence, for each layer and head or part.
     """
     for label, model, folder, meta in checkpoints_of(config, runtime):
         texts = train.PACKING['stream'](folder, meta, 'val', model.config.block_size)

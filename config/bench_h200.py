@@ -1,6 +1,7 @@
 # Speed of the README's systems at BERT-base on one GPU, beside transformers; the last is Liu's table 4.
 # $ python bench.py config/bench_h200.py
-# $ python bench.py config/bench_h200.py --lengths=128 --modes=train,finetune --out_dir=results/h200_128
+# $ python bench.py config/bench_h200.py --lengths=128 --batches=1024 --modes=train,finetune \
+#       --out_dir=results/h200_128
 # $ python bench.py config/bench_h200.py --variants=roformer_v1,roformer_v2,gau --peers=none --batches=8 \
 #       --what=speed,memory --lengths=256,512,1024,2048 --out_dir=results/h200_liu
 # Expect minutes, most of them compilation. Not run yet: 800,000 tokens/s of `original` is the aim on an H200.
@@ -9,11 +10,15 @@ variants = 'original,symmetric,pairwise,shared,shatter,rpe,rab,roformer_v2,gau'
 out_dir = 'results/h200'
 device = 'cuda'
 dtype = 'bfloat16'
-shape = 'base'
+n_layer = 12
+n_head = 12
+n_embd = 768
+n_inner = 3072
 modes = 'train'
 lengths = 512,
-step_tokens = 131_072
+batches = 256,
+rounds = 10
+warmup = 3
 compile = 'both'
 peers = 'hf_bert,hf_bert_masked,hf_roformer'
-dataset = ''
 memory_lengths = 256, 512, 1024, 2048

@@ -6,9 +6,9 @@ Everywhere else they skip, but for the first ones. The device is made here, befo
 torch_xla 2.9 cannot train after one on the CPU that came earlier.
 """
 import copy
+import dataclasses
 import functools
 import json
-import math
 import os
 import shutil
 import signal
@@ -16,10 +16,10 @@ import signal
 import numpy as np
 import pytest
 import torch
-from conftest import refused, stage, tiny, torchrun, train
+from conftest import ROOT, real_stage, refused, stage, tiny, torchrun, train
 from published import publish
 from test_finetune import QUICK
-from test_train import HARM, KILL, metrics, patched, same_checkpoint
+from test_train import KILL, metrics, same_checkpoint
 
 import train as source
 from model import (
@@ -34,7 +34,6 @@ from model import (
     PermutationLM,
     SequenceClassifier,
     SpanClassifier,
-    count_parameters,
 )
 
 os.environ.setdefault('PJRT_DEVICE', 'CPU')
@@ -42,10 +41,10 @@ os.environ.setdefault('XLA_FLAGS', '--xla_backend_optimization_level=1')        
 try:
     import torch_xla
     import torch_xla.debug.metrics as counters
-    RANKS, XLA = source.join_ranks('xla')
+    RUNTIME = source.join('xla', 'float32')
 except ImportError:
     torch_xla = None
-CPU = torch.device('cpu')
+ON_CPU = source.Runtime(torch.device('cpu'))
 needs_xla = pytest.mark.skipif(torch_xla is None, reason='needs torch_xla: .ci/xla installs and runs it')
 SHAPE = {'vocab_size': 50, 'block_size': 16, 'n_layer': 2, 'n_head': 4, 'n_embd': 16, 'n_inner': 32,
          'dropout': 0.0, 'attention_dropout': 0.0}
@@ -89,20 +88,18 @@ def batch(seed=0, objective='mlm', padded=False, n=4):
     return found
 
 
-def moved(tensors, device):
-    return {key: value.to(device) for key, value in tensors.items()}
+def moved(tensors, runtime):
+    return {key: value.to(runtime.device) for key, value in tensors.items()}
 
 
 # ---- everywhere ----
 
-@pytest.mark.parametrize('kind', source.PACKAGE)
-def test_a_missing_package_is_one_line(kind, monkeypatch, tmp_path):
-    (tmp_path / f'{source.PACKAGE[kind][0]}.py').write_text("raise ImportError('hidden')\n")
+def test_a_missing_package_is_one_line(monkeypatch, tmp_path):
+    (tmp_path / 'torch_xla.py').write_text("raise ImportError('hidden')\n")
     monkeypatch.setenv('PYTHONPATH', str(tmp_path))
     for script in ('train.py', 'finetune.py', 'bench.py'):
-        error = refused(stage(script, f'--device={kind}'))
-        assert error.startswith(f"error: device='{kind}' needs {source.PACKAGE[kind][0]}: ")
-    assert 'pip install torch' in source.PACKAGE['xla'][1]
+        error = refused(real_stage(script, '--device=xla'))
+        assert error.startswith("error: device='xla' needs torch_xla: pip install torch")
 
 
 @pytest.mark.parametrize('kind', MODELS)
@@ -114,9 +111,8 @@ def test_no_parameter_has_two_names(kind, pooling):
 
 
 def test_half_precision_of_gpus_is_refused():
-    for kind in source.PACKAGE:
-        with pytest.raises(source.UserError, match='bfloat16'):
-            source.choose_dtype('float16', type('device', (), {'type': kind}))
+    with pytest.raises(source.UserError, match='bfloat16'):
+        source.choose_dtype('float16', torch.device('xla'))
 
 
 # ---- on XLA: models ----
@@ -129,12 +125,12 @@ def test_losses_and_gradients_are_the_cpus(system):
     counters.clear_all()
     objective = system.get('objective', 'mlm')
     ours = build(**system)
-    theirs = source.place(copy.deepcopy(ours), XLA)
+    theirs = source.to_device(copy.deepcopy(ours), RUNTIME)
     losses = []
-    for model, device in ((ours, CPU), (theirs, XLA)):
-        rows = [model(**moved(batch(i, objective, padded), device)) for i, padded in enumerate((False, True))]
+    for model, runtime in ((ours, ON_CPU), (theirs, RUNTIME)):
+        rows = [model(**moved(batch(i, objective, padded), runtime)) for i, padded in enumerate((False, True))]
         sum(part.mean() for part in rows).backward()
-        source.sync(device)
+        runtime.sync()
         losses.append(torch.cat(rows).detach().cpu())
     assert (losses[0] - losses[1]).abs().max() < 1e-4
     for (name, one), other in zip(ours.named_parameters(), theirs.parameters(), strict=True):
@@ -148,49 +144,38 @@ def test_losses_and_gradients_are_the_cpus(system):
 @pytest.mark.parametrize('attention', ATTENTION)
 def test_bfloat16_is_near(attention):
     ours = build(attention, ALLOWED_POSITIONS.get(attention, ('absolute',))[0])
-    theirs, rows = source.place(copy.deepcopy(ours), XLA), batch()
-    with torch.no_grad(), source.autocast(XLA, torch.bfloat16):
-        loss = theirs(**moved(rows, XLA)).mean().cpu()
-        logits = theirs(moved(rows, XLA)['ids'])
+    theirs, rows = source.to_device(copy.deepcopy(ours), RUNTIME), batch()
+    with torch.no_grad(), dataclasses.replace(RUNTIME, dtype=torch.bfloat16).autocast():
+        loss = theirs(**moved(rows, RUNTIME)).mean().cpu()
+        logits = theirs(moved(rows, RUNTIME)['ids'])
     assert logits.dtype == torch.bfloat16 and loss.dtype == torch.float32
     assert 0 < abs(loss - ours(**rows).mean()) < 0.02
 
 
-@needs_xla
-@pytest.mark.xla
-def test_tied_parameters_stay_tied():
-    """torch_xla alone unties them: without that, `place` would not be needed."""
-    def tied():
-        model = torch.nn.ModuleDict({'one': torch.nn.Linear(4, 4), 'other': torch.nn.Linear(4, 4)})
-        model['other'].weight = model['one'].weight
-        return model
-    assert count_parameters(tied().to(XLA)) > count_parameters(tied())
-    model = source.place(tied(), XLA)
-    assert model['other'].weight is model['one'].weight and count_parameters(model) == 16 + 4 + 4
-
-
 # ---- on XLA: steps ----
 
-def steps(device, reading, system, n=8, **knobs):
-    """[(loss, gradient norm, compilations, reads)] of n steps with warmup and accumulation, and the model.
+def steps(runtime, looks, system, n=8, **knobs):
+    """[(loss, norm or None, compilations, reads)] of n steps with warmup and accumulation, and the model.
 
     The rate passes 0.01, the decay: scalars of equal values were once one input, and so another graph.
     """
-    raw = source.place(build(**system, **knobs), device)
-    optimizer = source.make_optimizer(raw, 1e-3, (0.9, 0.999), 1e-8, 0.01, device)
-    scaler, found = torch.amp.GradScaler(device.type, enabled=False), []
+    raw = source.to_device(build(**system, **knobs), runtime)
+    optimizer = source.make_optimizer(raw, 1e-3, (0.9, 0.999), 1e-8, 0.01, runtime)
+    scaler, found = torch.amp.GradScaler(runtime.device.type, enabled=False), []
+    health = source.Health(runtime)
     for step in range(n):
-        parts = [moved(batch(2 * step + i), device) for i in range(2)]
+        parts = [moved(batch(2 * step + i), runtime) for i in range(2)]
         for part in parts:
             part['weights'] = torch.ones_like(part['targets'], dtype=torch.float32)
-        source.seed_step(1, step, 0)
-        values = source.optimizer_step(
-            raw, raw, optimizer, scaler, parts, torch.tensor(32.0).to(device),
-            source.rate_at(step, 1e-2, 0.0, 4, n, 'linear'), 1.0, source.Ranks(), device, torch.float32, '',
-            step in reading)
-        if device == XLA:
+        source.seed_step(1, step, runtime)
+        source.set_lr(optimizer, source.get_lr(step, 1e-2, 0.0, 4, n, 'linear'), runtime)
+        loss, norm = source.update(raw, optimizer, scaler, parts, 30.0 + step, 1.0, runtime)
+        health.add(loss, norm, scaler)
+        runtime.sync()
+        values = health.look(step + 1, 'here') if step in looks else (None, None)
+        if runtime.is_xla:
             transfers = counters.metric_data('TransferFromDeviceTime')
-            values = *values, source.compilations(XLA)['compiled'], transfers[0] if transfers else 0
+            values = *values, source.compilations(runtime)['compiled'], transfers[0] if transfers else 0
         found.append(values)
     return found, raw
 
@@ -198,7 +183,7 @@ def steps(device, reading, system, n=8, **knobs):
 @needs_xla
 @pytest.mark.xla
 def test_updates_are_the_cpus():
-    (ours, one), (theirs, other) = (steps(device, range(8), {}) for device in (CPU, XLA))
+    (ours, one), (theirs, other) = (steps(runtime, range(8), {}) for runtime in (ON_CPU, RUNTIME))
     for a, b in zip(ours, theirs, strict=True):
         assert a == pytest.approx(b[:2], abs=1e-4)
     for a, b in zip(one.parameters(), other.parameters(), strict=True):
@@ -207,27 +192,27 @@ def test_updates_are_the_cpus():
 
 @needs_xla
 @pytest.mark.xla
-@pytest.mark.parametrize('place', ['one entry', 'the squares'])
-def test_what_is_infinite_once_makes_all_weights_nan(place, monkeypatch):
-    """Infinite entries, of which clipping makes the only NaNs; or a norm that overflows, of which it makes 0.
-    """
-    backward = source.forward_backward
+def test_what_is_infinite_once_is_named_at_the_next_look(monkeypatch):
+    """One gradient norm, of step 3, that overflows; clipping makes zeros of it, so the weights stay finite."""
+    clip, calls = torch.nn.utils.clip_grad_norm_, []
 
-    def harmed(model, *arguments):
-        loss = backward(model, *arguments)
-        gradient = model.encoder.token.weight.grad
-        harm = torch.zeros(gradient.shape).index_fill_(0, torch.tensor(7), math.inf).to(XLA)
-        model.encoder.token.weight.grad = gradient + harm if place == 'one entry' else gradient + 1e25
-        return loss
-    monkeypatch.setattr(source, 'forward_backward', harmed)
-    _, model = steps(XLA, (), {}, n=1)
-    assert all(parameter.isnan().all() for parameter in model.parameters())
+    def harmed(parameters, *arguments):
+        calls.append(1)
+        parameters = list(parameters)
+        if len(calls) == 3:
+            parameters[0].grad = parameters[0].grad + 1e25
+        return clip(parameters, *arguments)
+    monkeypatch.setattr(torch.nn.utils, 'clip_grad_norm_', harmed)
+    with pytest.raises(source.UserError, match='here: loss or gradient norm of step 3 is not finite'):
+        steps(RUNTIME, (5,), {})
+    assert len(calls) == 6
 
 
 def test_ranks_of_xla_take_equal_shares():
-    assert source.Ranks(1, 4, 1, 'a group').share(8) == slice(2, 4)
+    runtime = source.Runtime(torch.device('xla'), rank=1, world=4)
+    assert runtime.share(8) == slice(2, 4)
     with pytest.raises(source.UserError, match='10 rows a step on 4 processes: choose a multiple'):
-        source.Ranks(1, 4, 1, 'a group').share(10)
+        runtime.share(10)
 
 
 @needs_xla
@@ -236,7 +221,7 @@ def test_ranks_of_xla_take_equal_shares():
 def test_a_steady_run_compiles_nothing_and_reads_where_it_logs_alone(attention):
     counters.clear_all()
     system = {'attention': attention, 'position': ALLOWED_POSITIONS.get(attention, ('absolute',))[0]}
-    found, _ = steps(XLA, (4, 7), system, dropout=0.1, attention_dropout=0.1)
+    found, _ = steps(RUNTIME, (4, 7), system, dropout=0.1, attention_dropout=0.1)
     compiled, reads = ([values[i] for values in found] for i in (2, 3))
     assert 0 < compiled[0] <= compiled[2] == compiled[-1], compiled
     assert [step for step in range(1, 8) if reads[step] > reads[step - 1]] == [4, 7], reads
@@ -246,10 +231,9 @@ def test_a_steady_run_compiles_nothing_and_reads_where_it_logs_alone(attention):
 @needs_xla
 @pytest.mark.xla
 def test_dropout_is_a_function_of_seed_step_and_rank():
-    model, rows, losses = source.place(build(dropout=0.5), XLA), moved(batch(), XLA), []
+    model, rows, losses = source.to_device(build(dropout=0.5), RUNTIME), moved(batch(), RUNTIME), []
     for seed, step, rank in ((1, 1, 0), (1, 1, 0), (2, 1, 0), (1, 2, 0), (1, 1, 1)):
-        source.seed_step(seed, step, rank)
-        source.seed_device(XLA)
+        source.seed_step(seed, step, dataclasses.replace(RUNTIME, rank=rank))
         losses.append(model(**rows).mean().item())
     assert losses[0] == losses[1] and len(set(losses)) == 4
 
@@ -276,7 +260,8 @@ def test_train_says_how_often_it_compiled(whole):
 @pytest.mark.xla
 def test_a_killed_run_goes_on_as_if_undisturbed(whole, corpus, tmp_path):
     """Killed while it saves step 8: the next one begins at step 4."""
-    done = slow(patched(tmp_path, KILL), *tiny(corpus, tmp_path / 'cut'), *ON_XLA)
+    (tmp_path / 'killed.py').write_text(KILL.format(root=ROOT))
+    done = slow(str(tmp_path / 'killed.py'), *tiny(corpus, tmp_path / 'cut'), *ON_XLA)
     assert done.returncode == -signal.SIGKILL
     assert [source.step_of(path) for path in source.checkpoints(tmp_path / 'cut')] == [4]
     train(corpus, tmp_path / 'cut', *ON_XLA, run=slow)
@@ -302,18 +287,6 @@ def test_the_cpu_goes_on_from_xlas_checkpoint_and_xla_from_the_cpus(whole, corpu
     assert {tensor.device.type for tensor in tensors} == {'cpu'}
     train(corpus, tmp_path / 'cpu', *ON_XLA, '--max_iters=13', run=slow)
     assert metrics(tmp_path / 'cpu')[-1]['step'] == 13
-
-
-@needs_xla
-@pytest.mark.xla
-def test_what_is_not_finite_is_refused_at_the_next_look_before_a_checkpoint(corpus, tmp_path):
-    """Step 5 is harmed, steps 4 and 8 are looked at."""
-    script = patched(tmp_path, HARM.format(rank=0, value='inf'))
-    done = slow(script, *tiny(corpus, tmp_path), *ON_XLA, '--log_interval=4', '--eval_interval=0')
-    error = done.stderr.splitlines()[-1]
-    assert done.returncode == 2 and error.startswith('error: step 7, samples 56 to 63: loss nan'), done.stderr
-    assert 'begun since the last look' in error
-    assert [source.step_of(path) for path in source.checkpoints(tmp_path)] == [4]
 
 
 @needs_xla
@@ -382,31 +355,34 @@ def test_two_processes(corpus, tmp_path):
 
 @needs_xla
 @pytest.mark.xla
-def test_another_world_than_torchruns_is_refused(corpus, tmp_path, monkeypatch):
-    monkeypatch.setenv('RANK', '0')
-    monkeypatch.setattr(source.dist, 'init_process_group', lambda backend, init_method: None)
-    monkeypatch.setattr(torch_xla.runtime, 'world_size', lambda: 4)
+def test_another_world_than_torchruns_is_refused(monkeypatch):
+    monkeypatch.setenv('WORLD_SIZE', '8')
+    monkeypatch.setattr(source.dist, 'init_process_group', lambda *arguments: None)
+    monkeypatch.setattr(source.dist, 'get_world_size', lambda: 4)
     with pytest.raises(source.UserError, match=r'sees 4 process\(es\), torchrun started 8; --nproc'):
-        source.join_xla(source.Ranks(0, 8, 0))
+        source.join('xla', 'float32')
 
 
 def wrapped_twin():
-    """What test_the_wrapper_accumulates_on_xla starts: two worlds, of one and, says Ranks, of two."""
-    gradients = []
+    """What test_the_wrapper_accumulates_on_xla starts: two worlds, of one and, says Runtime, of two."""
+    source.dist.init_process_group('xla', 'xla://')
+    alone = dataclasses.replace(RUNTIME, host=source.dist.new_group(backend='gloo'))
+    changes = []
     for world in (1, 2):
-        ranks = source.Ranks(0, world, 0, RANKS.host)
-        raw = source.place(build(), XLA)
-        model = source.wrap(raw, ranks, XLA)
-        parts = [moved(batch(i), XLA) for i in range(2)]
+        runtime = dataclasses.replace(alone, world=world)
+        raw = source.to_device(build(), runtime)
+        model = runtime.wrap(raw)
+        parts = [moved(batch(i), runtime) for i in range(2)]
         for part in parts:
             part['weights'] = torch.ones_like(part['targets'], dtype=torch.float32)
+        optimizer = torch.optim.SGD(raw.parameters(), 1.0)
+        before = [parameter.detach().cpu() for parameter in raw.parameters()]
         scaler = torch.amp.GradScaler('xla', enabled=False)
-        count = torch.tensor(32.0 * world).to(XLA)              # which the factor of `world` makes good
-        source.forward_backward(model, parts, count, scaler, ranks, XLA, torch.float32)
-        source.sync(XLA)                                        # else each read below compiles a graph
-        gradients.append([parameter.grad.cpu() for parameter in raw.parameters()])
-    assert all(torch.allclose(one, other, atol=1e-6) for one, other in zip(*gradients, strict=True))
-    assert RANKS.gather([1]) == [1] and RANKS.agree(3) == 3
+        source.update(model, optimizer, scaler, parts, 32.0 * world, 0.0, runtime)      # `world` makes it good
+        runtime.sync()
+        changes.append([one - other.detach().cpu() for one, other in zip(before, raw.parameters(), strict=True)])
+    assert all(torch.allclose(one, other, atol=1e-6) for one, other in zip(*changes, strict=True))
+    assert alone.agree(3) == 3
     print('the same')
 
 
