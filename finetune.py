@@ -390,10 +390,11 @@ def make_chid(task, record, number, counts):
 
 # ---- examples of a split or of a file ----
 
-def load_examples(name, split, data_dir):
+def load_examples(name, split, data_dir, extra_train=''):
     """One split of a task.  Returns (list of Example, {kind: count} of what was skipped or repaired).
 
-    data_dir    holds the row's folder, is its parent or is it; empty: the task comes from the hub
+    data_dir     holds the row's folder, is its parent or is it; empty: the task comes from the hub
+    extra_train  a file with more training examples of an extraction task
     A row with missing columns, an unknown label or no usable answer is skipped and counted.  More than 1 % of
     bad rows, though one may always be, any in a test split, as a submission needs every row, or no good row:
     UserError with the file and line of the first.  Labels '-' and what find_nearest counts are no bad rows.
@@ -403,10 +404,11 @@ def load_examples(name, split, data_dir):
         return list(task.source(name, split, data_dir)), {}
     if split not in task.files:
         raise UserError(f"{name}: no split '{split}': choose one of {', '.join(task.files)}")
-    if not data_dir:
-        return collect(task, read_hub(task, split), split, f'{task.hub} {split}')
-    paths = find_split(task, split, data_dir)
-    return collect(task, itertools.chain(*(read_path(task, path) for path in paths)), split, paths[0])
+    paths = find_split(task, split, data_dir) if data_dir else []
+    more = [extra_train] if extra_train and split == 'train' and task.head == 'span' else []
+    parts = [read_path(task, path) for path in (*paths, *more)]
+    parts = parts if data_dir else [read_hub(task, split), *parts]
+    return collect(task, itertools.chain(*parts), split, ', '.join(paths) or f'{task.hub} {split}')
 
 
 def read_file(name, path, split='test'):
@@ -1154,15 +1156,6 @@ def splits_of(name, kind):
     return {name + split.removeprefix(kind): split for split in files if split.startswith(kind)}
 
 
-def load_all(name, split, data_dir, extra_train):
-    """As load_examples; the training examples of an extraction task are joined by those of `extra_train`."""
-    examples, skipped = load_examples(name, split, data_dir)
-    if split == 'train' and extra_train and TASKS[name].head == 'span':
-        more, bad = read_file(name, extra_train, split)
-        examples, skipped = examples + more, dict(collections.Counter(skipped) + collections.Counter(bad))
-    return examples, skipped
-
-
 def subsample(examples, most):
     """At most `most` of the examples, drawn without a seed of the run; 0: all."""
     n = len(examples)
@@ -1172,7 +1165,7 @@ def subsample(examples, most):
 @functools.lru_cache(8)
 def load_split(name, split, tokenizer, block_size, stride, files, most):
     """Split of a task in a tokenizer's ids, kept for later trials.  files: (data_dir, extra_train)"""
-    examples, skipped = load_all(name, split, *files)
+    examples, skipped = load_examples(name, split, *files)
     examples = subsample(examples, most)
     return Split(examples, HEADS[TASKS[name].head].features(examples, tokenizer, block_size, stride), skipped)
 
@@ -1187,9 +1180,9 @@ def survey(name, config):
         raise UserError(f'{name}: no test file is published; name one, as in --predict=FILE')
     for split in TASKS[name].files or ('train', 'dev'):
         if predict == 'test' or not split.startswith('test'):
-            examples[split] = load_all(name, split, config['data_dir'], config['extra_train'])[0]
-    hashes = {split: hashlib.sha256(repr(found).encode()).hexdigest()[:16]
-              for split, found in examples.items() if not split.startswith('test')}
+            examples[split] = load_examples(name, split, config['data_dir'], config['extra_train'])[0]
+    hashes = {split: f'{text_hash(repr(found)):016x}' for split, found in examples.items()
+              if not split.startswith('test')}
     if predict not in ('', 'test'):
         examples[predict] = read_file(name, predict)[0]
     counts = ', '.join(f'{split} {len(found):,}' for split, found in examples.items())
@@ -1804,12 +1797,6 @@ def write_report(config, show_it):
         plot_curves(scores, os.path.join(folder, 'curve.png'))
 
 
-def stop(number, frame):
-    """Of SIGTERM and SIGINT: nothing of the trial under way is kept, so there is nothing to wait for."""
-    say('stopped by a signal; the same command starts this trial again and keeps the finished ones')
-    sys.exit(128 + number)
-
-
 def main():
     if {'--help', '-h'} & set(sys.argv):
         with contextlib.suppress(SystemExit):
@@ -1830,10 +1817,8 @@ def main():
     recipes = {name: recipe(config, name) for name in names}
     knobs = {name: SimpleNamespace(**{**config, **recipes[name]}, unanswerable=TASKS[name].unanswerable)
              for name in names}
-    if runtime.main:
-        train.hold(out_dir)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, stop)
+    for name in ('SIGTERM', 'SIGINT'):                  # nothing of a trial under way is kept: end at once
+        signal.signal(getattr(signal, name), lambda number, frame: sys.exit(128 + number))
 
     # the plan: every trial, of which this process has a share
     sources = find_sources(init_from, compare)
@@ -1845,6 +1830,7 @@ def main():
     mine = plan[runtime.rank::runtime.world]
     alone = replace(runtime, rank=0, world=1)           # a trial's result does not depend on who runs it
     if runtime.main:
+        train.hold(out_dir)
         train.write_manifest(out_dir, config, {'init_from': sources}, runtime)
         done = sum(read_result(trial.folder) is not None for trial in plan)
         print(knob_table(config, origins), *(line for _, line in data.values()), sep='\n')
@@ -1852,9 +1838,13 @@ def main():
               f'{str(runtime.dtype)[6:]}, {runtime.world} process(es)', flush=True)
 
     worked = runtime.main
-    for number, trial in enumerate(mine, 1):
-        print(f'trial {number} of {len(mine)}: {trial.folder}', flush=True)
-        worked = run_trial(trial, levels, others, predict, alone) or worked
+    try:
+        for number, trial in enumerate(mine, 1):
+            print(f'trial {number} of {len(mine)}: {trial.folder}', flush=True)
+            worked = run_trial(trial, levels, others, predict, alone) or worked
+    except SystemExit:
+        say('stopped by a signal; the same command starts this trial again and keeps the finished ones')
+        raise
     if worked:                                          # the process that finds all trials done shows them
         write_report(config, all(read_result(trial.folder) for trial in plan))
     train.leave(runtime)
