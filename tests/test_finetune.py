@@ -337,8 +337,8 @@ def test_any_pretrained_encoder_takes_any_head(attention, pooling):
         assert ours.config.block_size == length
 
 
-@pytest.mark.parametrize('name', [
-    pytest.param(name, marks=[pytest.mark.slow] * (name != 'span')) for name in HEADS])
+@pytest.mark.slow
+@pytest.mark.parametrize('name', HEADS)
 def test_losses_compile_in_one_graph(name):
     config = EncoderConfig(40, 16, 2, 4, 16, 32, dropout=0.0, attention_dropout=0.0, n_label=3)
     model = HEADS[name].model(config)
