@@ -223,14 +223,13 @@ def read_squad(path):
 
 def read_multirc(path):
     for where, record in read_records(path):
-        if isinstance(record, Bad):
-            yield where, record
-            continue
-        for question in record['passage']['questions']:
+        for question in record['passage']['questions'] if isinstance(record, dict) else ():
             for answer in question['answers']:
                 idx = {'paragraph': record['idx'], 'question': question['idx'], 'answer': answer['idx']}
                 yield where, {'paragraph': record['passage']['text'], 'question': question['question'],
                               'answer': answer['text'], 'label': answer.get('label'), 'idx': idx}
+        if isinstance(record, Bad):
+            yield where, record
 
 
 def read_c3(path):
@@ -242,9 +241,9 @@ def read_c3(path):
 def read_chid(path):
     """train.json has its answers, {blank: candidate}, in train_answer.json; without it it is unlabelled."""
     answer_file = '_answer'.join(os.path.splitext(path))
-    answers = load_json(answer_file) if os.path.isfile(answer_file) else None
+    answers = load_json(answer_file) if os.path.isfile(answer_file) else {}
     for where, record in read_records(path):
-        if answers is not None and isinstance(record, dict):
+        if answers and isinstance(record, dict):
             blanks = BLANK.findall(' '.join(record['content']))
             record['answers'] = {'candidate_id': [answers.get(blank, -1) for blank in blanks]}
         yield where, record
@@ -710,78 +709,73 @@ C3 = {split: f'd-{split}.json+m-{split}.json|c3-d-{split}.json+c3-m-{split}.json
 ENTAILMENT = ('entailment', 'neutral', 'contradiction')
 TWO_WAY = ('entailment', 'not_entailment')
 PAIR = ('sentence1', 'sentence2')
-GLUE = partial(Task, head='classify', metrics=('accuracy',), files=TSV, read=read_table, make=make_texts,
-               write=write_table)
-SQUAD = partial(Task, head='span', metrics=('f1_words', 'exact'), folder='squad', read=read_squad,
-                make=make_span, write=write_map, submission='predictions.json')
-SUPERGLUE = partial(Task, head='classify', labels=('False', 'True'), files=JSONL, make=make_texts)
-CLUE = partial(Task, head='classify', metrics=('accuracy',), files=JSON, read=read_records, make=make_texts,
-               write=write_records)
-DOCSTRINGS = partial(Task, head='classify', folder='docstrings', files=dict.fromkeys(
-    ('train', 'dev'), 'docstrings.jsonl'))
+
+
+def glue(folder, hub, head='classify', metrics=('accuracy',), **columns):
+    columns = {'files': TSV, 'submission': f'{folder}.tsv', **columns}
+    return Task(head, metrics, folder=f'glue/{folder}', hub=f'nyu-mll/glue:{hub}', read=read_table,
+                make=make_texts, write=write_table, **columns)
+
+
+def clue(folder, head='classify', metrics=('accuracy',), **columns):
+    columns = {'files': JSON, 'read': read_records, 'make': make_texts, 'write': write_records,
+               'submission': f'{folder}_predict.json', **columns}
+    return Task(head, metrics, folder=f'clue/{folder}', hub=f'clue/clue:{folder}', **columns)
+
+
+SQUAD = partial(Task, 'span', ('f1_words', 'exact'), folder='squad', read=read_squad, make=make_span,
+                write=write_map, submission='predictions.json')
+SUPERGLUE = partial(Task, 'classify', ('accuracy', 'f1'), labels=('False', 'True'), files=JSONL,
+                    make=make_texts)
+DOCSTRINGS = partial(Task, 'classify', folder='docstrings',
+                     files=dict.fromkeys(('train', 'dev'), 'docstrings.jsonl'))
 
 TASKS = {
-    'cola': GLUE(metrics=('matthews', 'accuracy'), labels=('unacceptable', 'acceptable'), written=BINARY,
-                 folder='glue/CoLA', hub='nyu-mll/glue:cola', texts=('sentence',), submission='CoLA.tsv',
-                 header='source label star sentence'),
-    'sst2': GLUE(labels=('negative', 'positive'), written=BINARY, folder='glue/SST-2',
-                 hub='nyu-mll/glue:sst2', texts=('sentence',), submission='SST-2.tsv'),
-    'mrpc': GLUE(metrics=('f1_accuracy', 'f1', 'accuracy'), labels=('not_equivalent', 'equivalent'),
-                 written=BINARY, folder='glue/MRPC', hub='nyu-mll/glue:mrpc', label='Quality|label',
-                 texts=('#1 String|sentence1', '#2 String|sentence2'), submission='MRPC.tsv',
-                 positive='equivalent'),
-    'stsb': GLUE(head='regress', metrics=('pearson_spearman', 'pearson', 'spearman'), folder='glue/STS-B',
-                 hub='nyu-mll/glue:stsb', texts=PAIR, label='score|label', submission='STS-B.tsv'),
-    'qqp': GLUE(metrics=('accuracy', 'f1', 'f1_accuracy'), labels=('not_duplicate', 'duplicate'),
-                written=BINARY, folder='glue/QQP', hub='nyu-mll/glue:qqp', texts=('question1', 'question2'),
-                label='is_duplicate|label', submission='QQP.tsv', positive='duplicate'),
-    'mnli': GLUE(labels=ENTAILMENT, folder='glue/MNLI', files=MNLI, hub='nyu-mll/glue:mnli',
-                 splits=MNLI_SPLITS, texts=('sentence1|premise', 'sentence2|hypothesis'),
-                 label='gold_label|label', submission='MNLI-m.tsv|MNLI-mm.tsv', positive='entailment'),
-    'qnli': GLUE(labels=TWO_WAY, folder='glue/QNLI', hub='nyu-mll/glue:qnli', texts=('question', 'sentence'),
-                 submission='QNLI.tsv', positive='entailment'),
-    'rte': GLUE(labels=TWO_WAY, folder='glue/RTE', hub='nyu-mll/glue:rte', texts=PAIR, submission='RTE.tsv',
-                positive='entailment'),
-    'wnli': GLUE(labels=('not_entailment', 'entailment'), written=BINARY, folder='glue/WNLI',
-                 hub='nyu-mll/glue:wnli', texts=PAIR, submission='WNLI.tsv'),
+    'cola': glue('CoLA', 'cola', metrics=('matthews', 'accuracy'), labels=('unacceptable', 'acceptable'),
+                 written=BINARY, texts=('sentence',), header='source label star sentence'),
+    'sst2': glue('SST-2', 'sst2', labels=('negative', 'positive'), written=BINARY, texts=('sentence',)),
+    'mrpc': glue('MRPC', 'mrpc', metrics=('f1_accuracy', 'f1', 'accuracy'), positive='equivalent',
+                 labels=('not_equivalent', 'equivalent'), written=BINARY, label='Quality|label',
+                 texts=('#1 String|sentence1', '#2 String|sentence2')),
+    'stsb': glue('STS-B', 'stsb', 'regress', ('pearson_spearman', 'pearson', 'spearman'), texts=PAIR,
+                 label='score|label'),
+    'qqp': glue('QQP', 'qqp', metrics=('accuracy', 'f1', 'f1_accuracy'), positive='duplicate',
+                labels=('not_duplicate', 'duplicate'), written=BINARY, label='is_duplicate|label',
+                texts=('question1', 'question2')),
+    'mnli': glue('MNLI', 'mnli', labels=ENTAILMENT, positive='entailment', files=MNLI, splits=MNLI_SPLITS,
+                 label='gold_label|label', texts=('sentence1|premise', 'sentence2|hypothesis'),
+                 submission='MNLI-m.tsv|MNLI-mm.tsv'),
+    'qnli': glue('QNLI', 'qnli', labels=TWO_WAY, positive='entailment', texts=('question', 'sentence')),
+    'rte': glue('RTE', 'rte', labels=TWO_WAY, positive='entailment', texts=PAIR),
+    'wnli': glue('WNLI', 'wnli', labels=('not_entailment', 'entailment'), written=BINARY, texts=PAIR),
     'squad1': SQUAD(files={'train': 'train-v1.1.json', 'dev': 'dev-v1.1.json'}, hub='rajpurkar/squad'),
     'squad2': SQUAD(files={'train': 'train-v2.0.json', 'dev': 'dev-v2.0.json'}, hub='rajpurkar/squad_v2',
                     unanswerable=True),
-    'boolq': SUPERGLUE(metrics=('accuracy', 'f1'), written=('false', 'true'), folder='superglue/BoolQ',
-                       hub='aps/super_glue:boolq', read=read_records, texts=('passage', 'question'),
+    'boolq': SUPERGLUE(written=('false', 'true'), folder='superglue/BoolQ', hub='aps/super_glue:boolq',
+                       read=read_records, texts=('passage', 'question'),
                        write=partial(write_records, key='idx'), submission='BoolQ.jsonl'),
-    'multirc': SUPERGLUE(metrics=('accuracy', 'f1'), written=BINARY, folder='superglue/MultiRC',
-                         hub='aps/super_glue:multirc', read=read_multirc,
-                         texts=('paragraph', ('question', 'answer')), write=write_multirc,
-                         submission='MultiRC.jsonl'),
-    'afqmc': CLUE(labels=BINARY, folder='clue/afqmc', files=JSON | {'train': 'train.json|train.csv'},
-                  hub='clue/clue:afqmc', texts=PAIR, submission='afqmc_predict.json'),
-    'csl': CLUE(labels=BINARY, folder='clue/csl', hub='clue/clue:csl', texts=('keyword', 'abst'),
-                submission='csl_predict.json'),
-    'iflytek': CLUE(labels=tuple(map(str, range(119))), folder='clue/iflytek', hub='clue/clue:iflytek',
-                    texts=('sentence',), submission='iflytek_predict.json'),
-    'tnews': CLUE(labels=tuple(str(100 + i) for i in range(17) if i not in (5, 11)), folder='clue/tnews',
-                  hub='clue/clue:tnews', texts=('sentence',), submission='tnews11_predict.json'),
-    'wsc': CLUE(labels=('false', 'true'), folder='clue/cluewsc2020', hub='clue/clue:cluewsc2020',
-                make=make_wsc, submission='cluewsc11_predict.json'),
-    'cmnli': CLUE(labels=ENTAILMENT, folder='clue/cmnli', hub='clue/clue:cmnli', texts=PAIR,
-                  label='label|gold_label', submission='cmnli_predict.json'),
-    'ocnli': CLUE(labels=ENTAILMENT, folder='clue/ocnli',
-                  files=JSON | {'train': 'train.50k.json|train.json'}, hub='clue/clue:ocnli', texts=PAIR,
-                  submission='ocnli_50k_predict.json'),
-    'cmrc': CLUE(head='span', metrics=('exact_f1_chinese', 'exact_chinese', 'f1_characters'),
-                 folder='clue/cmrc2018', hub='clue/clue:cmrc2018', read=read_squad, make=make_span,
-                 write=write_map, submission='cmrc2018_predict.json'),
-    'chid': CLUE(head='choose', folder='clue/chid', hub='clue/clue:chid', read=read_chid, make=make_chid,
-                 write=write_map, submission='chid11_predict.json'),
-    'c3': CLUE(head='choose', folder='clue/c3', files=C3 | {'test': f"{JSON['test']}|{C3['test']}"},
-               hub='clue/clue:c3', read=read_c3, make=make_c3, submission='c311_predict.json'),
-    'docstring_package': DOCSTRINGS(
-        metrics=('accuracy',), labels=tuple(PACKAGES.split()),
-        source=partial(docstring_examples, n=1, label=label_package)),
-    'docstring_order': DOCSTRINGS(
-        metrics=('accuracy', 'f1'), labels=('exchanged', 'kept'),
-        source=partial(docstring_examples, n=2, label=label_order)),
+    'multirc': SUPERGLUE(written=BINARY, folder='superglue/MultiRC', hub='aps/super_glue:multirc',
+                         read=read_multirc, texts=('paragraph', ('question', 'answer')),
+                         write=write_multirc, submission='MultiRC.jsonl'),
+    'afqmc': clue('afqmc', labels=BINARY, texts=PAIR, files=JSON | {'train': 'train.json|train.csv'}),
+    'csl': clue('csl', labels=BINARY, texts=('keyword', 'abst')),
+    'iflytek': clue('iflytek', labels=tuple(map(str, range(119))), texts=('sentence',)),
+    'tnews': clue('tnews', labels=tuple(str(100 + i) for i in range(17) if i not in (5, 11)),
+                  texts=('sentence',), submission='tnews11_predict.json'),
+    'wsc': clue('cluewsc2020', labels=('false', 'true'), make=make_wsc, submission='cluewsc11_predict.json'),
+    'cmnli': clue('cmnli', labels=ENTAILMENT, texts=PAIR, label='label|gold_label'),
+    'ocnli': clue('ocnli', labels=ENTAILMENT, texts=PAIR, submission='ocnli_50k_predict.json',
+                  files=JSON | {'train': 'train.50k.json|train.json'}),
+    'cmrc': clue('cmrc2018', 'span', ('exact_f1_chinese', 'exact_chinese', 'f1_characters'), read=read_squad,
+                 make=make_span, write=write_map),
+    'chid': clue('chid', 'choose', read=read_chid, make=make_chid, write=write_map,
+                 submission='chid11_predict.json'),
+    'c3': clue('c3', 'choose', files=C3 | {'test': f"{JSON['test']}|{C3['test']}"}, read=read_c3,
+               make=make_c3, submission='c311_predict.json'),
+    'docstring_package': DOCSTRINGS(('accuracy',), labels=tuple(PACKAGES.split()),
+                                    source=partial(docstring_examples, n=1, label=label_package)),
+    'docstring_order': DOCSTRINGS(('accuracy', 'f1'), labels=('exchanged', 'kept'),
+                                  source=partial(docstring_examples, n=2, label=label_order)),
 }
 GROUPS = {
     'glue': ('cola', 'sst2', 'mrpc', 'stsb', 'qqp', 'mnli', 'qnli', 'rte'),     # the papers leave out wnli
@@ -1056,14 +1050,13 @@ def find_checkpoints(init_from):
             raise UserError(f'init_from={init_from!r}: no such file')
         return sorted(found, key=lambda path: (label(path)[0], label(path)[1] or 0))
     local = os.path.isdir(init_from) or init_from.startswith(('out/', '.', '/')) or init_from.endswith('.pt')
-    bert = os.path.exists(os.path.join(init_from, 'config.json'))
-    if bert or os.path.isfile(init_from) or not local:
+    if os.path.isfile(init_from) or os.path.exists(os.path.join(init_from, 'config.json')) or not local:
         return [init_from]
     path = train.newest_checkpoint(init_from)
     if path is None:
-        name = os.path.basename(os.path.abspath(init_from))
-        here = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'config', f'{name}.py')
-        command = f'config/{name}.py' if os.path.exists(here) else f'--out_dir={init_from}'
+        name, here = os.path.basename(os.path.abspath(init_from)), os.path.dirname(os.path.abspath(__file__))
+        known = os.path.exists(os.path.join(here, 'config', f'{name}.py'))
+        command = f'config/{name}.py' if known else f'--out_dir={init_from}'
         raise UserError(f'init_from={init_from!r}: no checkpoint there; python train.py {command} makes it')
     return [path]
 
@@ -1430,12 +1423,12 @@ def finish(trial, model, runtime, best, spent):
 def read_result(folder):
     """What the finished trial of a folder left, or None."""
     path = os.path.join(folder, 'result.json')
-    if not os.path.exists(path):
-        return None
     try:
         result = load_json(path)
         if {'scores', 'recipe', 'weights', 'data'} <= result.keys():
             return result
+    except FileNotFoundError:
+        return None
     except (ValueError, AttributeError):
         pass
     raise UserError(f'{path}: damaged, or of an earlier version; remove {folder}')
@@ -1498,7 +1491,6 @@ def run_trial(trial, levels, others, wanted, runtime):
     model = train.to_device(model, runtime)
     if not result:
         result = fine_tune(trial, model, runtime)
-        print(trial_line(result), flush=True)
     for column, split in trial.dev().items() if noise_due else ():
         found = result.setdefault('noise', {}).setdefault(column, {})
         for level in noise_due:
@@ -1511,7 +1503,7 @@ def run_trial(trial, levels, others, wanted, runtime):
     return True
 
 
-# ---- the report: one DataFrame with a line a number, from which pandas makes the tables ----
+# ---- the report: a DataFrame with a line a number, from which pandas makes the tables ----
 
 SIZES = {(4, 512): 'small', (12, 768): 'base', (24, 1024): 'large'}         # (n_layer, n_embd)
 
@@ -1531,10 +1523,9 @@ def paper_rows(table, models):
     rows = {name: re.findall(r'[\d.]+(?: \([\d.]+\))?', numbers)
             for name, numbers in (row.split(';') for row in table['rows'])}
     fits = [{name for name in rows if set(name.split(',')[0].split()) <= model} for model in models]
-    kept = {f'paper: {name}': row for name, row in rows.items()
-            if not all(fits) or name in set().union(*fits)}
-    return pd.DataFrame.from_dict(
-        kept, orient='index', columns=[*table['columns'].split(), *table.get('averages', ())])
+    kept = [name for name in rows if not all(fits) or name in set().union(*fits)]
+    return pd.DataFrame([rows[name] for name in kept], [f'paper: {name}' for name in kept],
+                        [*table['columns'].split(), *table.get('averages', ())])
 
 
 @functools.cache
@@ -1546,28 +1537,17 @@ def t_quantile(freedom, inside=0.95):
     return math.sqrt(freedom) * math.tan(np.interp(inside, below / below[-1], angles))
 
 
-def t_interval(values):
-    """(mean, sample sd, half the width of the 95 % confidence interval); of one value (mean, None, None)."""
-    mean = float(np.mean(values))
-    if len(values) == 1:
-        return mean, None, None
-    sd = float(np.std(values, ddof=1))
-    return mean, sd, t_quantile(len(values) - 1) * sd / math.sqrt(len(values))
-
-
 def over_seeds(wide):
-    """DataFrame of 'mean (sd)', half of the 95 % interval and number of seeds of each column."""
-    found = {}
-    for name, values in wide.items():
-        mean, sd, half = t_interval(values.dropna()) if values.count() else (None, None, None)
-        found[name] = show(mean) + ('' if sd is None else f' ({sd:.2f})'), show(half), values.count() or '-'
-    return pd.DataFrame(found, ['mean', '± 95 %', 'seeds'], dtype=object)
+    """For each column, whose rows are seeds: 'mean (sd)', half of the 95 % interval, number of seeds."""
+    n, mean, sd = wide.count(), wide.mean(), wide.std()
+    half = sd * [t_quantile(seeds - 1) / math.sqrt(seeds) if seeds > 1 else math.nan for seeds in n]
+    text = mean.map(show).where(n < 2, mean.map(show) + ' (' + sd.map(show) + ')')
+    return pd.DataFrame({'mean': text, '± 95 %': half.map(show), 'seeds': n.where(n > 0).map(show, 'ignore')}).T
 
 
 def each_row(wide):
     """'mean (sd)' over the seeds of each row, a line a row."""
-    found = {row: over_seeds(seeds).loc['mean'] for row, seeds in wide.groupby('row', sort=False)}
-    return pd.DataFrame(found).T
+    return pd.DataFrame({row: over_seeds(seeds).loc['mean'] for row, seeds in wide.groupby('row')}).T
 
 
 def show(value):
@@ -1581,12 +1561,10 @@ def show(value):
 
 def markdown(title, frame, *notes):
     """A heading, a DataFrame as a Markdown table and notes; nothing of an empty one."""
-    if frame.empty:
-        return ''
     cells = frame.astype(object).map(show).reset_index().values.tolist()
     rows = [['', *frame.columns], ['---'] * (1 + len(frame.columns)), *cells]
     table = '\n'.join(f"| {' | '.join(map(str, row))} |" for row in rows)
-    return '\n\n'.join([f'## {title}', table, *filter(None, notes)])
+    return '\n\n'.join([f'## {title}', table, *filter(None, notes)]) if cells else ''
 
 
 def row_names(trials):
@@ -1594,15 +1572,15 @@ def row_names(trials):
     recipes = pd.DataFrame([trial['recipe'] for trial in trials])
     varies = recipes.groupby([trial['task'] for trial in trials]).nunique(dropna=False).gt(1).any()
     names = []
-    for trial in trials:
-        others = [other for other in trials if other['task'] == trial['task']]
-        twins = [one for one in others if (one['init'], one['step']) == (trial['init'], trial['step'])]
-        words = [f'{key}={show_knob(trial["recipe"].get(key))}' for key in varies.index[varies]]
-        words += [f"data={text_hash(str(trial['data']), 0):016x}"[:11]] if any(
-            other['data'] != trial['data'] for other in others) else []
-        words += [f"weights={trial['weights'][:6]}"] if any(
-            one['weights'] != trial['weights'] for one in twins) else []
-        names.append(' '.join([trial['init'], *words]))
+    for one in trials:
+        twins = [other for other in trials if other['task'] == one['task']]
+        words = [f'{key}={show_knob(one["recipe"].get(key))}' for key in varies.index[varies]]
+        if any(other['data'] != one['data'] for other in twins):
+            words.append(f"data={text_hash(str(one['data'])):016x}"[:11])
+        if any(other['weights'] != one['weights'] for other in twins
+               if (other['init'], other['step']) == (one['init'], one['step'])):
+            words.append(f"weights={one['weights'][:6]}")
+        names.append(' '.join([one['init'], *words]))
     return names
 
 
@@ -1611,11 +1589,13 @@ def tidy(trials):
     lines = []
     for trial, row in zip(trials, row_names(trials), strict=True):
         step = -1 if trial['step'] is None else trial['step']
-        for kind in ('scores', 'majority', 'noise', 'cross'):
-            parts = {trial['task']: trial.get(kind, {})} if kind == 'cross' else trial.get(kind, {})
-            lines += [(kind, row, step, trial['seed'], task, f'{float(name):g}' if kind == 'noise' else name,
-                       100 * value) for task, values in parts.items() for name, value in values.items()]
-    return pd.DataFrame(lines, columns=['kind', 'row', 'step', 'seed', 'task', 'name', 'points'])
+        noise = {column: {f'{float(level):g}': value for level, value in values.items()}
+                 for column, values in trial.get('noise', {}).items()}
+        for kind, parts in (('scores', trial['scores']), ('majority', trial['majority']), ('noise', noise),
+                            ('cross', {trial['task']: trial.get('cross', {})})):
+            lines += [(kind, row, step, trial['seed'], column, name, 100 * value)
+                      for column, values in parts.items() for name, value in values.items()]
+    return pd.DataFrame(lines, columns=['kind', 'row', 'step', 'seed', 'column', 'name', 'points'])
 
 
 def layouts(book, trials, models):
@@ -1639,20 +1619,31 @@ def layouts(book, trials, models):
         yield 'Scores' if left == ran else 'Other tasks', list(left.values()), averages, pd.DataFrame(), ''
 
 
+def wide_scores(frame, tables):
+    """Points by (kind, row, step, seed), a column for each metric and average; and the tables' columns."""
+    scores = frame[frame.kind.isin(['scores', 'majority'])]
+    wide = scores.assign(name=scores.column + '.' + scores.name).pivot(
+        index=['kind', 'row', 'step', 'seed'], columns='name', values='points')
+    labels = list(dict.fromkeys(label for _, columns, averages, *_ in tables for label in (*columns, *averages)))
+    wide = wide.reindex(columns=[*labels, *wide.columns.difference(labels)])
+    for name, keys in (item for _, _, averages, *_ in tables for item in averages.items()):
+        wide[name] = wide[keys].mean(axis=1, skipna=False)          # of the seeds that ran all of them
+    return wide, labels
+
+
 def score_table(table, last, majority):
     """Ours, the majority class and the paper's rows in a table's columns, and what its averages leave out."""
     title, columns, averages, book, note = table
-    labels, parts, notes = [*columns, *averages], [], [note]
-    for row, seeds in last.groupby('row', sort=False):
-        parts.append(over_seeds(seeds[labels]).rename({'mean': f'ours: {row}'}))
+    parts, notes = [], [note]
+    for row, seeds in last.groupby('row'):
+        parts.append(over_seeds(seeds[[*columns, *averages]]).rename({'mean': f'ours: {row}'}))
         for name, keys in averages.items():
-            missing = [key for key in keys if not seeds[key].count()]
-            if not seeds[name].count():
-                notes.append(f"No {name} of {row}: missing {', '.join(missing) or 'a seed with all'}.")
+            missing = [key for key in keys if not seeds[key].count()] or ['a seed with all']
+            notes += [] if seeds[name].count() else [f"No {name} of {row}: missing {', '.join(missing)}."]
     for name, keys in averages.items():
         outside = [key for key in columns if key not in keys]
         notes += [f"{name} leaves out {', '.join(outside)}."] if outside else []
-    return markdown(title, pd.concat([*parts, majority[labels], book]), *notes)
+    return markdown(title, pd.concat([*parts, majority[[*columns, *averages]], book]), *notes)
 
 
 def curve_table(row, seeds, note):
@@ -1669,20 +1660,20 @@ def curve_table(row, seeds, note):
     return markdown(f'{row} by pretraining step', cells, note)
 
 
-def matrix(numbers, table, models):
-    """Noise or cross-task table: ours by (row, task), and the paper's."""
-    found = numbers.assign(row=numbers.row + ', ' + numbers.task)
-    wide = found.pivot(index=['row', 'seed'], columns='name', values='points')
+def matrix(title, numbers, table, models):
+    """Noise or cross-task table: ours by (row, column), and the paper's."""
+    wide = numbers.assign(row=numbers.row + ', ' + numbers.column).pivot(
+        index=['row', 'seed'], columns='name', values='points')
     if table:
-        book = paper_rows(table, models)
-        book = book[[name.split(', ')[1] in set(numbers.task) for name in book.index]].astype(float)
+        book = paper_rows(table, models).astype(float)
+        book = book[[name.split(', ')[1] in set(numbers.column) for name in book.index]]
         book.index = pd.MultiIndex.from_product([book.index, [0]], names=['row', 'seed'])
         wide = pd.concat([wide, book.reindex(columns=wide.columns)])
-    noise = set(numbers.kind) == {'noise'}
+    noise = 'noise' in set(numbers.kind)
     wide = wide[sorted(set(numbers.name), key=float) if noise else list(dict.fromkeys(numbers.name))]
     if noise:
         wide[f'drop at {wide.columns[-1]}'] = wide.iloc[:, 0] - wide.iloc[:, -1]
-    return each_row(wide)
+    return markdown(title, each_row(wide))
 
 
 def cost_tables(trials, rows, compare, note):
@@ -1696,52 +1687,42 @@ def cost_tables(trials, rows, compare, note):
     return [markdown('Seconds an epoch', times, note), markdown('Examples', read)]
 
 
-def wide_scores(frame, tables):
-    """Points indexed by (kind, row, step, seed), a column for each metric and each average of the tables."""
-    scores = frame[frame.kind.isin(['scores', 'majority'])]
-    wide = scores.assign(name=scores.task + '.' + scores.name).pivot(
-        index=['kind', 'row', 'step', 'seed'], columns='name', values='points')
-    labels = dict.fromkeys(label for _, columns, averages, *_ in tables for label in (*columns, *averages))
-    wide = wide.reindex(columns=[*labels, *wide.columns.difference(list(labels))])
-    for name, keys in (item for _, _, averages, *_ in tables for item in averages.items()):
-        wide[name] = wide[keys].mean(axis=1, skipna=False)          # of the seeds that ran all of them
-    return wide, list(labels)
-
-
 def make_report(trials, paper='', compare=''):
     """Markdown of finished trials, and scores by (row, step, seed).  A row is judged by its last step."""
     book = choose('paper', paper, read_papers()) if paper else {}
     rows, frame = row_names(trials), tidy(trials)
-    inits, shape = dict(zip(rows, trials, strict=True)), ['attention', 'position', 'norm', 'pooling']
-    shape += ['n_layer', 'n_head', 'n_embd']
-    head = pd.DataFrame({row: {'step': one['step'], **{key: one['model'][key] for key in shape},
-                               'device': one['device'], 'date': one['date']} for row, one in inits.items()}).T
-    models = [{*one[shape[:4]], SIZES.get((one.n_layer, one.n_embd))} for _, one in head.iterrows()]
+    inits = dict(zip(rows, trials, strict=True))                    # {row: its last trial}
+    words = ['attention', 'position', 'norm', 'pooling']
+    models = [{*map(one['model'].get, words), SIZES.get((one['model']['n_layer'], one['model']['n_embd']))}
+              for one in inits.values()]
+    head = pd.DataFrame({row: {'step': one['step'], **{key: one['model'][key] for key in (
+        *words, 'n_layer', 'n_head', 'n_embd')}, 'device': one['device'], 'date': one['date']}
+        for row, one in inits.items()}, dtype=object).T
     tables = list(layouts(book, trials, models))
     wide, labels = wide_scores(frame, tables)
     ends = frame.groupby('row').step.max()
     at, of = (wide.index.get_level_values(key).to_numpy() for key in ('step', 'row'))
-    final = wide[at == ends[of].to_numpy()]
-    last, majority = final.loc['scores'].droplevel('step'), final.loc['majority'].groupby('row').mean()
-    same = majority.nunique().max() <= 1
+    final = wide[at == ends[of].to_numpy()].droplevel('step')
+    last, majority = final.loc['scores'], final.loc['majority'].groupby('row').mean()
+    same = majority.nunique().max() <= 1                            # they differ where rows have other data
     majority = majority.max().to_frame('majority').T if same else majority.rename('majority: {}'.format)
 
     parts = [markdown(f"Fine-tuning: {', '.join(inits)}", head,
                       'Points: mean (standard deviation) over seeds; ± 95 %: half the confidence interval.')]
     parts += [score_table(table, last, majority) for table in tables]
     for row, one in inits.items():
-        other = compare + row[len(one['init']):]
+        other = compare + row[len(one['init']):]                    # the same recipe of `compare`
         if compare and one['init'] != compare and other in inits:
             pairs = over_seeds((last.loc[row] - last.loc[other])[labels]).T
-            parts.append(markdown(f'{row} - {other}, paired by seed', pairs[pairs.seeds != '-']))
-    for row, seeds in wide.loc['scores', labels].groupby('row'):
-        parts.append(curve_table(row, seeds.droplevel('row'), book.get('curve')))
-    metrics = [name for name in wide.columns if '.' in name]
-    parts.append(markdown('Every metric', pd.concat([each_row(last), majority])[metrics].T))
+            parts.append(markdown(f'{row} - {other}, paired by seed', pairs.dropna()))
+    parts += [curve_table(row, seeds.droplevel('row'), book.get('curve'))
+              for row, seeds in wide.loc['scores', labels].groupby('row')]
+    every = pd.concat([each_row(last), majority])[[name for name in wide.columns if '.' in name]].T
+    parts.append(markdown('Every metric', every))
     for kind, title in (('noise', 'Noise on the embeddings, as a fraction of their mean norm'),
                         ('cross', 'Trained on (rows), evaluated on (columns)')):
         found = frame[(frame.kind == kind) & (frame.step == frame.row.map(ends))]
-        parts += [markdown(title, matrix(found, book.get(kind), models))] if len(found) else []
+        parts += [matrix(title, found, book.get(kind), models)] if len(found) else []
     parts += cost_tables(trials, rows, compare, book.get('seconds'))
     return '\n\n'.join(filter(None, parts)), wide.loc['scores', labels]
 
@@ -1757,15 +1738,6 @@ def plot_curves(scores, path):
         means.plot(style='o-', ylabel='points', xlabel='pretraining step').figure.savefig(path, dpi=120)
     except ImportError:
         print(f'{path} needs matplotlib, which is not installed')
-
-
-def trial_line(trial):
-    """One line for a trial that ended: its scores, and the majority's for its metric; time and best step."""
-    scores = ', '.join(f"{column}.{metric} {100 * value:.2f}" + (
-        f" (majority {100 * trial['majority'][column][metric]:.2f})" if metric == trial['metric'] else '')
-        for column, row in trial['scores'].items() for metric, value in row.items())
-    return (f"{trial['task']} seed {trial['seed']}: {scores}; {trial['seconds_per_epoch']:.0f} s an epoch, "
-            f"best at step {trial['best_step']}")
 
 
 # ---- main ----

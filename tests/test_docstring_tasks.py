@@ -1,66 +1,57 @@
-"""The quickstart's tasks: true labels, no text in both splits, the same examples from the same packages."""
+"""The quickstart's tasks: true labels, no text in both splits, the same examples whatever the order of the file."""
 import collections
+import json
 import os
-import re
-import shutil
-import socket
+import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-import finetune as quickstart
-from finetune import DOCSTRINGS, cut_paragraphs, cut_parameters, docstring_examples, letters
-from prepare_data import package_root, parse_docstrings, python_files
+import finetune
+from configurator import UserError
+from finetune import TASKS, letters, load_examples, prose
 
-PACKAGES = 'email asyncio logging arrays'
+PACKAGES = 'email unittest asyncio logging'                     # of the fixture `corpus`
+NAMES = finetune.GROUPS['docstrings']
 SPLITS = 'train', 'dev'
-each_task = pytest.mark.parametrize('name', DOCSTRINGS)
 
 
-@pytest.fixture(scope='module', autouse=True)
-def arrays(tmp_path_factory):
-    """A package of some real modules of numpy, documented in its style, that must not be imported."""
-    folder = tmp_path_factory.mktemp('packages')
-    shutil.copytree(os.path.join(os.path.dirname(np.__file__), 'lib'), folder / 'arrays',
-                    ignore=shutil.ignore_patterns('tests', '__pycache__', '*.pyi'))
-    (folder / 'arrays' / '__init__.py').write_text('raise RuntimeError("imported")\n')
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(folder)
-        yield
-
-
-def examples(name, split):
-    return docstring_examples(name, split, PACKAGES, num_proc=1)
+@pytest.fixture(autouse=True)
+def labels(monkeypatch):
+    row = replace(TASKS['docstring_package'], labels=tuple(PACKAGES.split()))
+    monkeypatch.setitem(TASKS, 'docstring_package', row)
 
 
 @pytest.fixture(scope='module')
-def documents():
+def records(corpus):
+    with open(os.path.join(corpus, 'docstrings.jsonl'), encoding='utf-8') as file:
+        return [json.loads(line) for line in file]
+
+
+@pytest.fixture(scope='module')
+def documents(records):
     """Docstrings by package, each on one line."""
     found = collections.defaultdict(list)
-    for package in PACKAGES.split():
-        root = package_root(package)
-        for item in python_files(root):
-            rows = parse_docstrings((root, item))
-            found[package] += [' '.join(text.split()) for _, text, bad in rows if not bad]
+    for record in records:
+        found[record['package']].append(' '.join(record['text'].split()))
     return found
 
 
-@each_task
-def test_no_text_is_on_both_sides(name):
-    train, dev = (examples(name, split) for split in SPLITS)
-    assert len(train) > 60 and 0.05 * len(train) < len(dev) < 0.4 * len(train)
-    first = name == 'docstring_type'                            # a question is the name of a parameter
-    texts = [{letters(text) for example in part for text in example.texts[first:]} for part in (train, dev)]
-    assert not texts[0] & texts[1]
-    places = [{':'.join(example.id.split(':')[:2]) for example in part} for part in (train, dev)]
-    assert not places[0] & places[1]                            # nor another part of the same docstring
+@pytest.mark.parametrize('name', NAMES)
+def test_no_text_is_on_both_sides(name, corpus):
+    train, dev = (load_examples(name, split, corpus)[0] for split in SPLITS)
+    assert len(train) > 40 and 0.05 * len(train) < len(dev) < 0.4 * len(train)
+    texts = [{letters(text) for example in part for text in example.texts} for part in (train, dev)]
+    assert not texts[0] & texts[1] and sum(map(len, texts)) == sum(
+        len(example.texts) for example in train + dev)          # nor is any there twice
     assert len({example.id for example in train + dev}) == len(train + dev)
 
 
 @pytest.mark.parametrize('split', SPLITS)
-def test_package_labels(split, documents):
+def test_package_labels(split, corpus, documents):
     labels = PACKAGES.split()
-    part = examples('docstring_package', split)
+    part = load_examples('docstring_package', split, corpus)[0]
     assert {example.label for example in part} == set(range(len(labels)))
     for example in part:
         owners = [package for package in labels
@@ -69,9 +60,9 @@ def test_package_labels(split, documents):
 
 
 @pytest.mark.parametrize('split', SPLITS)
-def test_order_labels(split, documents):
+def test_order_labels(split, corpus, documents):
     """As many of each label; the texts are the docstring's first two paragraphs, exchanged or not."""
-    part = examples('docstring_order', split)
+    part = load_examples('docstring_order', split, corpus)[0]
     assert abs(np.mean([example.label for example in part]) - 0.5) <= 1 / len(part)
     for example in part:
         pair = example.texts if example.label else example.texts[::-1]
@@ -79,66 +70,38 @@ def test_order_labels(split, documents):
         assert any(text.startswith(' '.join(pair)) for text in texts)
 
 
-@pytest.mark.parametrize('split', SPLITS)
-def test_type_offsets(split):
-    lengths = []
-    for (name, context), ((answer, start),) in (item[1:] for item in examples('docstring_type', split)):
-        assert context[start:start + len(answer)] == answer
-        assert re.search(rf'(^|\s){re.escape(name)} ?: ?$', context[:start])
-        assert len(context) <= quickstart.CONTEXT
-        lengths.append(start)
-    assert np.mean(np.array(lengths) > 40) > 0.3                # the answer is not always at the head
+@pytest.mark.parametrize('name', NAMES)
+def test_the_order_of_the_file_and_the_kind_of_folder_make_no_difference(name, corpus, records, tmp_path):
+    mixed = random.Random(1).sample(records, len(records))
+    (tmp_path / 'docstrings').mkdir()
+    (tmp_path / 'docstrings' / 'docstrings.jsonl').write_text(''.join(json.dumps(row) + '\n' for row in mixed))
+    for split in SPLITS:
+        assert load_examples(name, split, str(tmp_path)) == load_examples(name, split, corpus)
 
 
-def test_processes_and_network_make_no_difference(monkeypatch):
-    asked = [(name, split) for name in DOCSTRINGS for split in SPLITS]
-    expected = [examples(*item) for item in asked]
-    assert [docstring_examples(*item, PACKAGES, num_proc=2) for item in asked] == expected
-    monkeypatch.setattr(socket, 'socket', None)
-    quickstart.read_packages.cache_clear()
-    assert [examples(*item) for item in asked] == expected
+@pytest.mark.parametrize('name', NAMES)
+def test_size(name, corpus, monkeypatch):
+    expected = load_examples(name, 'train', corpus)[0]
+    monkeypatch.setitem(finetune.DOCSTRING_SIZES, 'train', 40)
+    part = load_examples(name, 'train', corpus)[0]
+    assert 20 <= len(part) <= 40 and set(part) < set(expected)
 
 
-@each_task
-def test_size(name, monkeypatch):
-    expected = examples(name, 'train')
-    monkeypatch.setitem(quickstart.DOCSTRING_SIZES, 'train', 40)
-    part = examples(name, 'train')
-    assert 20 <= len(part) <= 40
-    assert set(part) < set(expected)
+def test_a_missing_file_or_another_corpus_gets_one_line(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match='data/docstrings/docstrings.jsonl: not there; python prepare_data.py'):
+        load_examples('docstring_order', 'train', '')
+    row = {'package': 'mine', 'where': 'mine/a.py:1', 'text': 'Return the greatest of both.'}
+    (tmp_path / 'docstrings.jsonl').write_text(json.dumps(row))
+    with pytest.raises(UserError, match='no docstring makes an example of docstring_package'):
+        load_examples('docstring_package', 'train', str(tmp_path))
 
 
 def test_paragraphs_by_hand():
-    assert cut_paragraphs('Return the\ngreatest of both.\n\nIt is what max() gives.\n\nMore.') == [
-        (('Return the greatest of both.', 'It is what max() gives.'), None)]
+    text = 'Return the\ngreatest of both.\n\nIt is what max() gives.\n\nMore.'
+    assert prose(text, 2) == ('Return the greatest of both.', 'It is what max() gives.')
+    assert prose(text, 1) == ('Return the greatest of both.',)
     for text in ('Return the greatest of both.', 'max(a, b) -> int\n\nReturn the greatest of both.', '',
                  'Return the greatest of both.\n\nParameters\n----------\na : int\n    The first of both.',
                  'Return the greatest of both.\n\nArgs:\n    a: The first of both.'):
-        assert cut_paragraphs(text) == []
-
-
-def test_parameters_by_hand():
-    text = '''Do it.
-
-    Parameters
-    ----------
-    x, y : array_like
-        Points, in
-        any order.
-    axis:int, optional
-    *args
-    kind : {'a', 'b'}
-        A note : not a type.
-
-    Returns
-    -------
-    z : float
-    '''.replace('\n    ', '\n')
-    context = ('x, y : array_like Points, in any order. axis:int, optional *args '
-               "kind : {'a', 'b'} A note : not a type.")
-    types = [('x, y', 'array_like', 7), ('axis', 'int, optional', 45), ('kind', "{'a', 'b'}", 72)]
-    assert cut_parameters(text) == [((context,), types)]
-    assert cut_parameters(text.replace('axis:', 'kind:')) == []         # which of the two is asked for?
-    assert cut_parameters(text.replace('Parameters', 'Attributes')) == []
-    several = 'Parameters\n---' + ''.join(f'\nx{i} : int\n    {"word " * 20}' for i in range(8))
-    assert [len(types) for _, types in cut_parameters(several)] == [3, 3, 2]
+        assert prose(text, 2) == ()

@@ -3,6 +3,7 @@ import builtins
 import re
 
 import numpy as np
+import pandas as pd
 import pytest
 
 import finetune as source
@@ -10,12 +11,11 @@ from configurator import UserError
 from finetune import (
     METRICS,
     make_report,
+    over_seeds,
     paper_rows,
     plot_curves,
     read_papers,
-    t_interval,
     t_quantile,
-    trial_line,
 )
 from model import ATTENTION, NORM, POOLING, POSITION
 
@@ -129,9 +129,11 @@ def test_t_quantile_is_scipys():
 
 
 def test_interval_by_hand():
-    assert t_interval([1, 2, 3, 4, 5]) == pytest.approx((3, 2.5 ** 0.5, 2.776445105 * (2.5 / 5) ** 0.5))
-    assert t_interval([4]) == (4, None, None)
-    assert t_interval([7, 7]) == (7, 0, 0)
+    wide = pd.DataFrame({'five': [1, 2, 3, 4, 5], 'one': [4.0, *[np.nan] * 4], 'two': [7, 7, *[np.nan] * 3]})
+    half = 2.776445105 * (2.5 / 5) ** 0.5
+    found = over_seeds(wide)
+    assert found['five'].tolist() == ['3.00 (1.58)', f'{half:.2f}', '5']
+    assert found['one'].tolist() == ['4.00', '-', '1'] and found['two'].tolist() == ['7.00 (0.00)', '0.00', '2']
 
 
 def test_average_is_taken_by_seed_over_the_papers_columns():
@@ -254,12 +256,6 @@ def test_every_paper_reports_any_trials():
 def test_errors_name_the_choices():
     with pytest.raises(UserError, match="paper='x': choose one of courtois, kowsher, tian, liu"):
         report([trial(50)], 'x')
-
-
-def test_line_of_a_trial():
-    line = trial_line(trial(81.66, 'mnli'))
-    assert line == ('mnli seed 1: mnli.accuracy 81.66 (majority 50.00), mnli.other 25.00, mnli_mm.accuracy 82.66 '
-                    '(majority 50.00), mnli_mm.other 25.00; 12 s an epoch, best at step 700')
 
 
 def test_plot(tmp_path, monkeypatch, capsys):

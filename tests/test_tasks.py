@@ -9,7 +9,7 @@ from published import publish
 import finetune as readers
 from finetune import GROUPS, TASKS, Example, UserError, load_examples, read_file, write_submission
 
-PUBLISHED = [name for name, task in TASKS.items() if task.files]
+PUBLISHED = [name for name, task in TASKS.items() if task.hub]
 
 
 def write(path, text, encoding='utf-8'):
@@ -222,11 +222,16 @@ def test_unanswerable_and_unlabelled_questions(tmp_path):
 HEADER = 'index\tsentence1\tsentence2\tlabel\n'
 
 
-@pytest.mark.parametrize('row, kind', [
-    ('0\ta\tb', 'missing columns'), ('0\ta\tb\tentailment\tmore', 'missing columns'),
-    ('0\ta\tb\tmaybe', 'unknown label'), ('0\ta\tb\t2', 'unknown label'), ('0\ta\tb\t', 'unknown label'),
-    ('0\t\udcff\tb\tentailment', 'invalid UTF-8')])
-def test_bad_rows_are_counted_up_to_one_percent(row, kind, tmp_path):
+LABELS, COLUMNS = 'expected entailment, not_entailment', 'expected 4: index, sentence1, sentence2, label'
+
+
+@pytest.mark.parametrize('row, kind, details', [
+    ('0\ta\tb', 'missing columns', f'3 cells, {COLUMNS}'),
+    ('0\ta\tb\tentailment\tmore', 'missing columns', f'5 cells, {COLUMNS}'),
+    ('0\ta\tb\tmaybe', 'unknown label', f"'maybe', {LABELS}"),
+    ('0\ta\tb\t2', 'unknown label', f"'2', {LABELS}"), ('0\ta\tb\t', 'unknown label', f"'', {LABELS}"),
+    ('0\t\udcff\tb\tentailment', 'invalid UTF-8', r"'\udcff'")])
+def test_bad_rows_are_counted_up_to_one_percent(row, kind, details, tmp_path):
     good, path = '0\ta\tb\tentailment\n', tmp_path / 'train.tsv'
     for n_good, n_bad, fine in ((1, 1, True), (2, 2, False), (198, 2, True), (197, 3, False), (0, 1, False)):
         text = HEADER + good * n_good + f'{row}\n' * n_bad
@@ -237,15 +242,18 @@ def test_bad_rows_are_counted_up_to_one_percent(row, kind, tmp_path):
         else:
             with pytest.raises(UserError) as error:
                 read_file('rte', str(path), 'train')
-            assert str(error.value) == f'{path}:{n_good + 2}: {kind} ({n_bad} bad of {n_good + n_bad} rows)'
+            assert str(error.value) == (
+                f'{path}:{n_good + 2}: {kind}: {details} ({n_bad} bad of {n_good + n_bad} rows)')
 
 
 @pytest.mark.parametrize('name, text, message', [
     ('boolq', '{"question": "q"\n', 'a:1: broken JSON'),
     ('boolq', '[1]\n', 'a:1: not an object'),
     ('boolq', '"text"\n', 'a:1: not an object'),
-    ('boolq', jsonl({'question': 'q', 'passage': None, 'label': True}), 'a:1: missing columns'),
-    ('boolq', jsonl({'question': 'q', 'passage': 'p'}), 'a:1: no label'),
+    ('boolq', jsonl({'question': 'q', 'passage': None, 'label': True}),
+     'a:1: missing columns: expected text in passage; the row has question, passage, label'),
+    ('boolq', jsonl({'question': 'q', 'passage': 'p'}), 'a:1: no label: expected one in label'),
+    ('boolq', r'{"question": "\ud800", "passage": "p", "label": true}', 'a:1: invalid UTF-8'),
     ('boolq', '', 'a: no rows'),
     ('squad1', '{"data":\n [}', 'a:2: broken JSON'),
     ('squad1', '{"version": 1}', 'a: not in the published format of squad'),
@@ -256,7 +264,8 @@ def test_bad_rows_are_counted_up_to_one_percent(row, kind, tmp_path):
     ('c3', json.dumps([[['p']]]), 'a: not in the published format of clue/c3'),
     ('chid', jsonl({'content': ['#idiom1#']}), 'a:1: not as published'),
     ('wsc', jsonl({'text': '他', 'label': 'true'}), 'a:1: not as published'),
-    ('tnews', jsonl({'sentence': 's', 'label': '105'}), 'a:1: unknown label'),
+    ('tnews', jsonl({'sentence': 's', 'label': '105'}),
+     "a:1: unknown label: '105', expected 100, 101, 102, 103, 104, 106 ... 116"),
     ('multirc', jsonl({'idx': 1}), 'a: not in the published format of superglue/MultiRC')])
 def test_broken_files(name, text, message, tmp_path):
     path = write(tmp_path / 'a', text)
@@ -397,7 +406,7 @@ def test_hub_splits_fakes_and_errors(monkeypatch):
 
 def test_a_row_may_name_a_function(monkeypatch):
     made = [Example(0, ('a',), 1)]
-    row = readers.Task('classify', ('accuracy',), ('no', 'yes'), source=lambda name, split: iter(made))
+    row = readers.Task('classify', ('accuracy',), ('no', 'yes'), source=lambda name, split, data_dir: iter(made))
     monkeypatch.setitem(TASKS, 'mine', row)
     assert load_examples('mine', 'train', '') == (made, {})
 
