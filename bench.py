@@ -706,14 +706,15 @@ def markdown(head, *rows):
 
 def made_by(runtime):
     """Command, machine, versions and date, as one line."""
-    machine = f'{os.cpu_count()} cores of {platform.processor() or platform.machine()}'
+    names = [platform.processor() or platform.machine()]
     with contextlib.suppress(OSError), open('/proc/cpuinfo') as file:
-        machine = f"{os.cpu_count()} cores of {re.search(r'model name.*: (.+)|$', file.read())[1]}"
+        names = re.findall(r'model name\s*: (.+)', file.read()) or names
+    machine = f'{os.cpu_count()} cores of {names[0]}, {torch.get_num_threads()} thread(s)'
     if runtime.device.type == 'cuda':
         machine = torch.cuda.get_device_name(runtime.device)
     command = ' '.join(['python', os.path.basename(sys.argv[0]), *sys.argv[1:]])
-    return (f'`{command}`; {machine}, {torch.get_num_threads()} thread(s); {str(runtime.dtype)[6:]}; '
-            f"torch {torch.__version__}; {time.strftime('%Y-%m-%d')}")
+    return (f"`{command}`; {machine}; {str(runtime.dtype)[6:]}; torch {torch.__version__}; "
+            f"{time.strftime('%Y-%m-%d')}")
 
 
 # ---- main ----
@@ -773,7 +774,10 @@ def main():
             sections.setdefault(row['section'], []).append(row)
     for name in (name for name in WHAT if name in config['what']):
         start = time.perf_counter()
-        rows = list(WHAT[name](config, runtime))
+        try:
+            rows = list(WHAT[name](config, runtime))
+        except torch.OutOfMemoryError:
+            raise UserError(f'out of memory in {name}: fewer --rank_rows, or --device=cpu') from None
         head = {'made': made_by(runtime), 'seconds': time.perf_counter() - start, 'knobs': config}
         sections[name] = json.loads(json.dumps([{'section': name, **row} for row in (head, *rows)]))
         print(markdown(*sections[name]), flush=True)
