@@ -327,8 +327,9 @@ def interleave(makers, rounds, warmup, time_of):
 def measure(config, runtime, mode, n, length):
     """interleave of all systems of one mode, with n rows of a length."""
     torch.cuda.empty_cache()
-    torch.compiler.reset()
-    torch._dynamo.config.recompile_limit = 100          # systems share the code of a forward pass
+    if True in config['compile']:
+        torch.compiler.reset()
+        torch._dynamo.config.recompile_limit = 100      # systems share the code of a forward pass
     rows = make_rows(n, length, config, runtime.device)
 
     def make(name, compiled):
@@ -512,14 +513,15 @@ def convergence(config, runtime):
 
 def draw_curves(axes, rows):
     """Mean validation loss and its range over seeds.  Courtois et al. 2024, figure 2"""
+    axis = axes[0, 0]
     for name in dict.fromkeys(row['system'] for row in rows):
-        losses = pd.DataFrame([{step: loss for step, loss, _ in row['curve']} for row in rows
-                               if row['system'] == name], dtype=float)
-        line, = axes[0, 0].plot(losses.columns, losses.mean(), label=name)
-        axes[0, 0].fill_between(losses.columns, losses.min(), losses.max(), color=line.get_color(), alpha=0.2)
-    axes[0, 0].axhline(rows[0]['unigram'], color='gray', linestyle='--', label='unigram entropy')
-    axes[0, 0].set(xlabel='step', ylabel='validation loss, nats a predicted token')
-    axes[0, 0].legend()
+        curves = [row['curve'] for row in rows if row['system'] == name]
+        losses = pd.DataFrame([{step: loss for step, loss, _ in curve} for curve in curves], dtype=float)
+        line, = axis.plot(losses.columns, losses.mean(), label=name)
+        axis.fill_between(losses.columns, losses.min(), losses.max(), color=line.get_color(), alpha=0.2)
+    axis.axhline(rows[0]['unigram'], color='gray', linestyle='--', label='unigram entropy')
+    axis.set(xlabel='step', ylabel='validation loss, nats a predicted token')
+    axis.legend()
 
 
 # ---- attention of checkpoints ----

@@ -2,25 +2,29 @@
 
     $ python train.py config/base_pairwise.py --batch_size=16 --attention=shared
 
-A knob is a lower-case global of a stage script that holds an int, float, bool, str or tuple when
-`configure(globals())` is called; its comment is its help text. A config file is Python, run in a namespace of
-its own, that assigns knobs.
-Everything a user can get wrong is a `UserError`: one line, exit status 2, no traceback.
+A knob is a lower-case global of a stage script that holds a value of one of KINDS when `configure(globals())`
+is called; its comment is its help text. A config file is Python, run in a namespace of its own, that assigns
+knobs. Everything a user can get wrong is a `UserError`: one line, exit status 2, no traceback.
 """
 import ast
+import contextlib
 import difflib
 import glob
-import io
 import math
 import os
+import re
 import signal
 import sys
 import time
-import tokenize
 import traceback
 import types
 
-KINDS = (bool, int, float, str, tuple)
+ROOT = os.path.dirname(os.path.abspath(__file__))
+KINDS = {bool: 'a bool is true or false', int: 'a whole number', float: 'a number', str: 'a str',
+         tuple: 'whole numbers with commas between them'}
+script = getattr(sys.modules['__main__'], '__file__', None)
+if script and os.path.dirname(os.path.abspath(script)) == ROOT:     # a stage script imports this first,
+    signal.signal(signal.SIGINT, signal.SIG_DFL)                    # so Ctrl-C in its other imports is quiet
 
 
 class UserError(ValueError):
@@ -30,15 +34,16 @@ class UserError(ValueError):
 def run(main):
     """Call a stage's main(); a UserError or OSError becomes one line on stderr and exit status 2."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    sys.stdout.reconfigure(errors='backslashreplace')   # of characters that the locale lacks
+    sys.stdout = sys.stdout or open(os.devnull, 'w')    # noqa: SIM115, None after `>&-`
+    sys.stdout.reconfigure(errors='backslashreplace')   # for characters that the locale lacks
     try:
         main()
         sys.stdout.flush()
-    except BrokenPipeError:                             # nobody reads any more, as after `| head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(128 + signal.SIGPIPE)
     except UserError as error:
         sys.exit(complain(error))
+    except BrokenPipeError:                             # nobody reads on, as after `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(128 + signal.SIGPIPE)
     except OSError as error:
         sys.exit(complain(f'{error.filename}: {error.strerror}' if error.filename else error))
     except KeyboardInterrupt:
@@ -46,15 +51,11 @@ def run(main):
 
 
 def complain(message):
-    """Say what went wrong; returns 2, the exit status of a user's mistake.
-
-    Of torchrun's processes the first speaks at once, and its end ends the others. So they wait a little: what
-    they still have to say then is theirs alone.
-    """
+    """Say what went wrong; returns 2, the exit status of a user's mistake."""
     rank = os.environ.get('LOCAL_RANK', '0')
-    if rank != '0':
+    if rank != '0':                                     # torchrun ends it soon if the first one ends too
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        time.sleep(3)
+        time.sleep(3)                                   # so what it then still has to say is its own
     write_line(f'error: {message}' if rank == '0' else f'error on local rank {rank}: {message}')
     return 2
 
@@ -66,21 +67,20 @@ def say(message):
 
 
 def write_line(message):
-    """One line on stderr, in place of a progress bar."""
-    bar = '\r\033[K' if sys.stderr.isatty() else ''
-    print(bar + ' '.join(str(message).split()), file=sys.stderr, flush=True)
+    """One line on stderr, in place of a progress bar; a closed stderr is no error."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):      # the last one where it is None
+        bar = '\r\033[K' if sys.stderr.isatty() else ''
+        print(bar + ' '.join(str(message).split()), file=sys.stderr, flush=True)
 
 
 def configure(scope, argv=None):
-    """Override the knobs in `scope`, a stage script's globals().  Returns (config, origins).
+    """Override the knobs in `scope`, a stage script's globals().  Raises UserError; exits on --help.
 
-    config   {name: value} of every knob, plain Python, as it is stored in checkpoints
-    origins  {name: file or 'command line'} of the knobs that were set
-    Raises UserError; prints the help text and exits on --help.
+    Returns ({name: value} of every knob, {name: file or 'command line'} of those that were set).
     """
-    config = {name: value for name, value in scope.items() if is_knob(name, value)}
-    origins = {}
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    config = {name: value for name, value in scope.items()
+              if name.islower() and not name.startswith('_') and type(value) in KINDS}
+    origins, arguments = {}, list(sys.argv[1:] if argv is None else argv)
     if '--help' in arguments or '-h' in arguments:
         print(help_text(scope, config))
         sys.exit(0)
@@ -91,21 +91,15 @@ def configure(scope, argv=None):
             check_name(name, config, 'command line')
             if not equals and (not arguments or arguments[0].startswith('--')):
                 raise UserError(f'command line: --{name} needs a value, as in --{name}={show(config[name])}')
-            text = text if equals else arguments.pop(0)
-            config[name] = parse(name, text, scope[name])
-            origins[name] = 'command line'
+            found = [(name, parse(name, text if equals else arguments.pop(0), scope[name]), 'command line')]
         elif argument.startswith('-'):
             raise UserError(f"command line: '{argument}' is neither a config file nor --key=value")
         else:
-            for name, value, origin in read_config_file(argument, config):
-                config[name] = checked(name, value, scope[name], origin)
-                origins[name] = origin
+            found = read_config_file(argument, config)
+        for name, value, origin in found:
+            config[name], origins[name] = checked(name, value, scope[name], origin), origin
     scope.update(config)
     return config, origins
-
-
-def is_knob(name, value):
-    return name.islower() and not name.startswith('_') and isinstance(value, KINDS)
 
 
 def check_name(name, config, origin):
@@ -117,35 +111,22 @@ def check_name(name, config, origin):
 
 def parse(name, text, default):
     """The value of `--name=text` in the type of `default`; a str is taken as it stands."""
-    if isinstance(default, str):
-        return text
-    if isinstance(default, bool):
-        if text.lower() not in ('true', 'false'):
-            raise UserError(f'command line: {name}={text!r}: a bool is true or false')
-        return text.lower() == 'true'
-    if isinstance(default, tuple):
-        items = [item.strip() for item in text.split(',') if item.strip()]
-        try:
-            return tuple(int(item) for item in items)
-        except ValueError:
-            raise UserError(f'command line: {name}={text!r}: whole numbers with commas between them, '
-                            f'as in --{name}=1000,2000') from None
     kind = type(default)
     try:
-        value = kind(text)
-    except ValueError:
-        wanted = 'a whole number' if kind is int else 'a number'
-        raise UserError(f'command line: {name}={text!r}: {wanted}, as in --{name}={show(default)}') from None
-    return checked(name, value, default, 'command line')
+        if kind is tuple:
+            return tuple(int(item) for item in text.split(',') if item.strip())
+        return {'true': True, 'false': False}[text.lower()] if kind is bool else kind(text)
+    except (KeyError, ValueError):
+        example = show(default) or '1000,2000'
+        raise UserError(f'command line: {name}={text!r}: {KINDS[kind]}, as in --{name}={example}') from None
 
 
 def checked(name, value, default, origin):
     """`value` in the type of `default`: int widens to float, a list to a tuple, a bool is never a number."""
     kind = type(default)
-    if kind is tuple and isinstance(value, (tuple, list)):
-        if all(type(item) is int for item in value):
-            return tuple(value)
-    elif kind is float and type(value) is int:
+    if kind is tuple and isinstance(value, (tuple, list)) and all(type(item) is int for item in value):
+        return tuple(value)
+    if kind is float and type(value) is int:
         value = float(value)
     if type(value) is not kind or kind is tuple:
         wanted = 'whole numbers' if kind is tuple else kind.__name__
@@ -155,36 +136,32 @@ def checked(name, value, default, origin):
     return value
 
 
-def read_config_file(path, config):
-    """Run a config file in a namespace of its own.  Yields (name, value, origin) for each knob it sets."""
+def read_config_file(given, config):
+    """Run a config file, as given or in the repository; yields (name, value, origin) of the knobs it sets."""
+    path = given if os.path.exists(given) else os.path.join(ROOT, given)
     try:
         with open(path, 'rb') as file:
             source = file.read()
     except OSError as error:
         reason = 'it is a directory' if os.path.isdir(path) else error.strerror
-        raise UserError(f'{path}: cannot read this config file: {reason}') from None
-    root = os.path.dirname(os.path.abspath(__file__))   # for `from config.base import *`, from anywhere
-    sys.path[:] = [root] + [entry for entry in sys.path if entry != root]
+        raise UserError(f'{given}: cannot read this config file: {reason}') from None
+    sys.path[:] = [ROOT] + [entry for entry in sys.path if entry != ROOT]       # for `from config.base ...`
     namespace = {'__name__': 'config_file', '__file__': path}
     try:
         exec(compile(source, path, 'exec'), namespace)
     except SyntaxError as error:                            # without a line for a NUL byte
-        raise UserError(f'{error.filename or path}:{error.lineno or 1}: {error.msg}') from None
+        raise UserError(f'{error.filename or given}:{error.lineno or 1}: {error.msg}') from None
     except BaseException as error:                          # a config file may raise anything, SystemExit too
-        raise UserError(f'{where(error, path)}: {type(error).__name__}: {error}') from None
+        frames = [f'{os.path.relpath(frame.filename)}:{frame.lineno}'
+                  for frame in traceback.extract_tb(error.__traceback__)
+                  if frame.filename == path or os.sep + 'config' + os.sep in frame.filename]
+        raise UserError(f'{[given, *frames][-1]}: {type(error).__name__}: {error}') from None
     for name, value in namespace.items():
         if name.startswith('_') or isinstance(value, (types.ModuleType, types.FunctionType, type)):
             continue
-        origin = definer(name, path, source)
+        origin = definer(name, given, source)
         check_name(name, config, origin)
         yield name, value, origin
-
-
-def where(error, path):
-    """file:line of the innermost frame of a config file in the traceback of `error`."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__)
-              if frame.filename == path or os.sep + 'config' + os.sep in frame.filename]
-    return f'{os.path.relpath(frames[-1].filename)}:{frames[-1].lineno}' if frames else path
 
 
 def definer(name, path, source):
@@ -210,18 +187,11 @@ def show(value):
 def help_text(scope, config):
     """Every knob with its default and its comment, then the config files."""
     with open(scope['__file__'], encoding='utf-8') as file:
-        source = file.read()
-    comments = {}
-    lines = source.splitlines()
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type == tokenize.COMMENT and ' = ' in lines[token.start[0] - 1][:token.start[1]]:
-            name = lines[token.start[0] - 1].partition(' = ')[0]
-            comments.setdefault(name, token.string.lstrip('# '))
+        comments = dict(re.findall(r'^(\w+) = .*# (.*)$', file.read(), re.M)[::-1])
+    knobs = [f'  --{name}={show(value)}'.ljust(36) + comments.get(name, '') for name, value in config.items()]
+    names = sorted(f'  config/{name}' for name in glob.glob('*.py', root_dir=os.path.join(ROOT, 'config')))
     usage = f"usage: python {os.path.basename(scope['__file__'])} [config/FILE.py ...] [--key=value ...]"
     summary = (scope.get('__doc__') or '').strip().partition('\n')[0]
-    knobs = [f'  --{name}={show(value)}'.ljust(36) + comments.get(name, '') for name, value in config.items()]
-    files = sorted(glob.glob(os.path.join(os.path.dirname(os.path.abspath(__file__)), 'config', '*.py')))
-    names = ['  config/' + os.path.basename(file) for file in files]
     return '\n'.join([usage, '', summary, '', 'knobs:', *knobs, '', 'config files:', *names])
 
 

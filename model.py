@@ -298,7 +298,7 @@ class SharedAttention(nn.Module):
 
     def forward(self, x, source, context):
         s = self.shared(x)
-        q = split_heads(s * self.query_diag.to(s.dtype), self.n_head)   # autocast casts no *
+        q = split_heads(s * self.query_diag.to(s.dtype), self.n_head)   # autocast does not cast for *
         s = s if source is x else self.shared(source)
         k = split_heads(s * self.key_diag.to(s.dtype), self.n_head)
         v = split_heads(s * self.value_diag.to(s.dtype), self.n_head)
@@ -345,7 +345,7 @@ class Partition(nn.Module):
         """N (H, T, T) with a reversed query axis, [h, i, j] = f_h(j - (T - 1 - i)); None without positions.
 
         It is a strided Toeplitz view of the table, which takes no memory. Without the reversal a stride would
-        be negative, which PyTorch does not have.  v (B, H, T, K) gives the length and the dtype.
+        be negative, which PyTorch does not have: so callers flip q, and then y.  v (B, H, T, K)
         """
         if context.position is None:
             return None
@@ -353,29 +353,17 @@ class Partition(nn.Module):
         return unfold(self.table[:, middle - length + 1:middle + length].to(v.dtype), length)
 
 
-def flip_queries(x, partition):
-    """x (B, Q, D) with the query axis reversed as in `partition`; x itself if that is None."""
-    return x if partition is None else x.flip(1)
-
-
-def weighted_parts(a, partition, v):
-    """(a N) v.  a (B, 1|H, Q, T), N (H, Q, T), v (B, H, T, K) -> (B, H, Q, K)"""
-    return (a * partition) @ v
+def weighted_parts(a, v, partition):
+    """(a N) v; N = 1 if the partition is None.  a (B, 1|H, Q, T), v (B, H, T, K) -> (B, H, Q, K)"""
+    return (a if partition is None else a * partition) @ v
 
 
 def attend_parts(attention, a, v, partition):
-    """concat_h((a N_h) v_h) -> (B, Q, D); N = 1 if the partition is None.
-
-    a (B, 1|H, Q, T), v (B, H, T, K).  With `recompute`, autograd stores a, but not a N (B, H, Q, T).
-    """
-    a = a.to(v.dtype)                                   # autocast computes softmax and sigmoid in float32
-    if partition is None:
-        return merge_heads(a @ v)
+    """concat_h((a N_h) v_h) -> (B, Q, D).  With `recompute`, autograd stores a, but not a N (B, H, Q, T)."""
+    a, function = a.to(v.dtype), weighted_parts         # autocast computes softmax and sigmoid in float32
     if attention.recompute and a.requires_grad:
-        y = checkpoint(weighted_parts, a, partition, v, use_reentrant=False, preserve_rng_state=False)
-    else:
-        y = weighted_parts(a, partition, v)
-    return merge_heads(y)
+        function = partial(checkpoint, function, use_reentrant=False, preserve_rng_state=False)
+    return merge_heads(function(a, v, partition))
 
 
 class PartMaskAttention(nn.Module):
@@ -383,7 +371,7 @@ class PartMaskAttention(nn.Module):
 
         A_h = softmax(q_h k_h^T / sqrt(K)) * N_h,  y_h = A_h v_h          N of Partition
 
-    Dropout comes between the softmax and N, and so it does in the steps that follow.
+    Dropout acts on the softmax, before N multiplies it; likewise in the steps that follow.
     Parameters: 3 (D^2 + D), and D^2 + D for the output.
     """
 
@@ -397,10 +385,10 @@ class PartMaskAttention(nn.Module):
         k = split_heads(self.key(source), self.n_head)
         v = split_heads(self.value(source), self.n_head)
         partition = self.partition(context, v)
-        q = split_heads(flip_queries(self.query(x), partition), self.n_head)
+        q = split_heads(self.query(x).flip(1), self.n_head)
         a = masked_softmax(q @ k.mT * q.size(-1) ** -0.5, context.mask)
         y = attend_parts(self, F.dropout(a, self.dropout, self.training), v, partition)
-        return self.out(flip_queries(y, partition))
+        return self.out(y.flip(1))
 
 
 class OneHeadAttention(nn.Module):
@@ -413,8 +401,8 @@ class OneHeadAttention(nn.Module):
 
         y = concat_h((A * N_h) v_h),  v = x Wv;  A_part[i, h] = sum_j A_ij N[h, i, j],  N of Partition
 
-    R (H, D) is part_embedding; R Wv (H, D) goes without the bias of Wv.
-    Parameters: 2 (D^2 + D), with R H D more, and D^2 + D for the output.
+    R (H, D) is part_embedding; R Wv (H, D) does not have the bias of v.
+    Parameters: 2 (D^2 + D), and H D more where there is R; and D^2 + D for the output.
     """
 
     def __init__(self, config, layer, weights, part_bias=False, part_values=False):
@@ -429,7 +417,7 @@ class OneHeadAttention(nn.Module):
     def forward(self, x, source, context):
         v = split_heads(self.value(source), self.n_head)
         partition = self.partition(context, v)
-        q = flip_queries(self.query(x), partition)
+        q = self.query(x).flip(1)
         scores = q @ source.mT * q.size(-1) ** -0.5                                     # (B, Q, T)
         has_parts = self.part_embedding is not None and partition is not None
         if has_parts:
@@ -440,7 +428,7 @@ class OneHeadAttention(nn.Module):
         if has_parts and self.part_values:
             shares = torch.einsum('bij,hij->bih', a.to(v.dtype), partition)             # A_part / r
             y = y + shares @ F.linear(self.part_embedding, self.value.weight)
-        return self.out(flip_queries(y * r, partition))
+        return self.out((y * r).flip(1))
 
 
 def softmax_weights(scores, mask):
@@ -449,10 +437,10 @@ def softmax_weights(scores, mask):
 
 
 def sigmoid_weights(scores, mask):
-    """(a, r) with A = a r, the sigmoid of the scores (B, Q, T) over the L2 norm of its row; r (B, Q, 1).
+    """(a, r) with A = a r: the sigmoid of the scores (B, Q, T), divided by the L2 norm of the row.
 
-    a is the sigmoid over the row's largest, and 0 at padding: the squares of very low scores' sigmoids would
-    underflow, and training does produce them. r = 1 / |a| then multiplies y, which is smaller than a.
+    a is the sigmoid divided by the row's largest: training produces scores so low that the squares of their
+    sigmoids underflow. Padding has a = 0. r (B, Q, 1) is 1 / |a|, for y, which has fewer entries than a.
     """
     a = F.logsigmoid(scores)
     if mask is not None:
@@ -583,7 +571,7 @@ class XLNetAttention(nn.Module):
     """Relative attention with two global biases.  Yang et al. 2019, after Dai et al. 2019, section 3.3
 
         score_ij = ((q_i + u) k_j + (q_i + v) r_(i-j)) / sqrt(K),  r_d = sinusoid(d) Wr
-        y_i = sum_j softmax(score)_ij (x_j Wv),  u and v (D,) are H vectors (K,);  projections have no biases
+        y_i = sum_j softmax(score)_ij (x_j Wv),  u and v (D,): K entries a head;  projections have no biases
 
     Yang et al.'s code also drops out the sinusoids; here the layer drops out attention weights alone.
     Parameters: 4 D^2 + 2 D, and D^2 for the output.
@@ -631,7 +619,7 @@ ATTENTION = {
     'gau': GatedAttention,
     'xlnet': XLNetAttention,
 }
-ALLOWED_POSITIONS = {               # attention -> its position encodings; an attention not here has them all
+ALLOWED_POSITIONS = {               # attention -> its position encodings; one without an entry takes all
     **dict.fromkeys(SHATTER, ('none',)),
     'gau': ('rope', 'absolute', 'none'),
     'xlnet': ('none',),
@@ -767,7 +755,8 @@ class RelativePosition(NoPosition):
         distance = (relative_offsets(torch.arange(T, device=q.device), T) - T + 1).clamp(-far, far)
         row = (distance + far).expand(*q.shape[:2], T, T)                   # of the table
         wide = torch.promote_types(q.dtype, torch.float32)                  # gather's gradient is a long sum
-        scores = (q @ k.mT + (q @ k_rel.mT).to(wide).gather(-1, row)) * q.size(-1) ** -0.5
+        by_distance = (q @ k_rel.mT).to(wide).gather(-1, row)
+        scores = (q @ k.mT + by_distance) * q.size(-1) ** -0.5
         weight = F.dropout(masked_softmax(scores, mask), dropout)
         by_distance = weight.new_zeros(*q.shape[:3], 2 * far + 1).scatter_add(-1, row, weight)
         return weight.to(v.dtype) @ v + by_distance.to(v.dtype) @ v_rel
@@ -803,7 +792,7 @@ class BiasPosition(AbsolutePosition):
     def attend(self, attention, q, k, v, mask, dropout):
         T, middle = k.size(-2), len(self.bucket) // 2
         bias = self.bucket_bias(self.bucket[middle - T + 1:middle + T]).mT.contiguous()     # (H, 2T - 1)
-        bias = unfold(bias, T).flip(1)[None]                                       # (1, H, T, T)
+        bias = unfold(bias, T).flip(1)[None]                                            # (1, H, T, T)
         return fused_attention(q, k, v, mask, dropout, bias)
 
 
@@ -837,7 +826,7 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x, source, context):
-        """x (B, Q, D) are the queries; source (B, T, D) gives keys and values, mostly it is x itself."""
+        """x (B, Q, D) gives the queries, source (B, T, D) keys and values; in the encoder source is x."""
         x = self.attention_norm(x + self.dropout(self.attention(x, source, context)))
         return self.mlp_norm(x + self.dropout(self.contract(F.gelu(self.expand(x)))))
 
@@ -897,7 +886,7 @@ class Encoder(nn.Module):
         return self.dropout(self.norm(self.position.embed(x)))
 
     def extend(self, block_size):
-        """Change block_size, the length of the longest row, to more or less.  Tian et al. 2021, "ext."
+        """Set block_size, the longest row that can be read, higher or lower.  Tian et al. 2021, "ext."
 
         `absolute` and `rab` get freshly initialised rows for new positions, `rpe` uses its outermost rows for
         new distances, and the others have no weights to change. Some parameters are replaced, so create the
@@ -991,7 +980,8 @@ class MaskedLM(nn.Module):
                                 'written')
         weights, names = self.state_dict(), hugging_face_names(self.config)
         sizes = {theirs: getattr(self.config, ours) for ours, theirs in BERT_SIZES.items()}
-        bert = transformers().BertForMaskedLM(transformers().BertConfig(**sizes))
+        fixed = {key: BERT_CONFIG[key] for key in ('hidden_act', 'layer_norm_eps')}
+        bert = transformers().BertForMaskedLM(transformers().BertConfig(**sizes, **fixed))
         bert.load_state_dict({
             **{names[ours]: value for ours, value in weights.items()},
             'cls.predictions.decoder.weight': weights['encoder.token.weight'],
@@ -1226,16 +1216,14 @@ def count_parameters(model):
 def training_flops(config, length, n_predicted, kind=MaskedLM, rows=1):
     """Floating-point operations of a training step, as torch.utils.flop_counter counts them.
 
-    rows         in the batch
-    length       tokens in a row
-    n_predicted  positions of a row that reach the head
-    kind         class of the model
+    A batch has `rows` rows of `length` tokens; n_predicted tokens of each reach the head.
     Matrix products of both passes are counted; embeddings, norms, biases and recomputation are left out.
     """
-    with torch.device('meta'), FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+    with torch.device('meta'):
         model = kind(replace(config, block_size=length, recompute=False))
         ids, positions = (torch.zeros(rows, n, dtype=torch.long) for n in (length, n_predicted))
-        model(ids, positions, positions).sum().backward()
+        with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+            model(ids, positions, positions).sum().backward()
     return counter.get_total_flops()
 
 

@@ -7,12 +7,12 @@
 A corpus is a list of units: about 50 MB of local files, a range of a large file, some files of a hub dataset.
 A unit becomes one shard of each split, whatever other processes do, and unit_00017.json marks it as done. So a
 repeated command goes on where the last one stopped, and n machines that share data_dir take every n-th unit:
-    $ python prepare_data.py config/data_c4.py --part=i/n       i = 0 .. n - 1; torchrun and srun number them
-Whoever finds all units done writes meta.json. The bytes are the same for any number of processes and machines.
+    $ python prepare_data.py config/data_c4.py --part=i/n       # torchrun and srun number the parts
+Whoever finds all units done writes meta.json. Any number of processes and machines makes the same bytes.
 Documents keep the order of the source: train.py shuffles rows.
 
 data/<name>/ holds, for split in train and val and each unit:
-    <split>_00017.bin       little-endian uint16 (uint32 if vocab_size > 65536): each document's ids, then [SEP]
+    <split>_00017.bin       each document's ids, then [SEP]: <u2, or <u4 if vocab_size > 65536
     <split>_00017.idx       int64, the first token of each document in that shard, and the shard's length
     <split>_00017.words     with a segmenter: uint8, 1 where a token starts a word; [SEP] does
     unit_00017.json         counts, checksums and skipped rows of the unit
@@ -79,6 +79,7 @@ num_proc = 0                    # worker processes; 0: one per core; the result 
 part = ''                       # prepare part i/n, as in 0/4; empty: torchrun's or srun's numbers, else all
 check = ''                      # a prepared folder to read whole, instead of preparing one
 
+SPLITS = 'train', 'val'
 FORMAT = 2                      # of the folder; train.py refuses any other
 HASH_SEED = 1                   # of the choice of documents to hold out and to sample
 MOST_UNITS = 1000
@@ -105,6 +106,11 @@ REASONS = {errno.ENOSPC: 'the disk is full', errno.EDQUOT: 'the disk quota is us
 
 def check_text(value, most):
     """Any value -> (text, bad): (the text, '') or ('', why it cannot be a document)."""
+    if isinstance(value, bytes):                                # from parquet, whose own decoding stops there
+        try:
+            value = value.decode()
+        except UnicodeDecodeError:
+            return '', 'invalid UTF-8'
     if not isinstance(value, str):
         return '', 'null' if value is None else 'not a string'
     if not value or value.isspace():
@@ -154,6 +160,9 @@ def pick_oscar(row, field, most):
     return text, ''
 
 
+PICKS = {'field': pick_field, 'oscar': pick_oscar}
+
+
 def join_rows(rows, joined, most):
     """Rows of one line each -> documents of at most `most` bytes.
 
@@ -177,7 +186,7 @@ def join_rows(rows, joined, most):
         yield first, '\n'.join(lines), ''
 
 
-# ---- readers of local files: (file, begin, end, pick, most) -> rows; where = (lines not counted, number) ----
+# ---- readers of local files: (file, begin, end, unit, most) -> rows; where = (bytes before, number) ----
 
 class BrokenFile(UserError):
     """A file that cannot be read to its end."""
@@ -196,13 +205,12 @@ def names_broken(file_name):
 
 
 def open_bytes(file_name):
-    """A buffered binary stream over a plain, .gz or .zst file; fsspec's would end with the first frame of a .zst."""
+    """A buffered binary stream over a plain, .gz or .zst file; pyarrow's finds a .zst that was cut off."""
     if file_name.endswith('.gz'):
         return gzip.open(file_name)
     if file_name.endswith('.zst'):
-        zstandard = need('zstandard', 'reading .zst files')
-        reader = zstandard.ZstdDecompressor(max_window_size=2**31).stream_reader
-        return io.BufferedReader(reader(open(file_name, 'rb'), read_across_frames=True))
+        arrow = need('pyarrow', 'reading .zst files')
+        return io.BufferedReader(arrow.input_stream(file_name, compression='zstd'))
     return open(file_name, 'rb')
 
 
@@ -232,7 +240,7 @@ def read_lines(file_name, begin, end, most):
                 yield (begin, number), text, bad
 
 
-def read_txt(file_name, begin, end, pick, most):
+def read_txt(file_name, begin, end, unit, most):
     """One document a file; a file longer than `most` bytes is cut at blank lines."""
     first, lines, size, cut = 1, [], 0, 0                       # cut: lines up to the last blank one
     for (_, number), line, bad in read_lines(file_name, begin, end, most):
@@ -252,7 +260,7 @@ def read_txt(file_name, begin, end, pick, most):
     yield (0, first), *check_text(''.join(lines), most)
 
 
-def read_jsonl(file_name, begin, end, pick, most):
+def read_jsonl(file_name, begin, end, unit, most):
     """One record a line; blank lines are no records."""
     for where, line, bad in read_lines(file_name, begin, end, most):
         if bad:
@@ -263,30 +271,28 @@ def read_jsonl(file_name, begin, end, pick, most):
             except (ValueError, RecursionError):
                 yield where, '', 'broken JSON'
                 continue
-            yield where, *pick(row, most=most)
+            yield where, *PICKS[unit['pick']](row, unit['field'], most)
 
 
-def read_parquet(file_name, begin, end, pick, most):
-    """One record a row of the row groups [begin, end); decoded here, as pyarrow would raise for a whole batch."""
-    arrow, field = need('pyarrow', 'reading .parquet files'), pick.keywords['field']
+def read_parquet(file_name, begin, end, unit, most):
+    """One record a row of the row groups [begin, end)."""
+    arrow = need('pyarrow', 'reading .parquet files')
     with importlib.import_module('pyarrow.parquet').ParquetFile(file_name) as file:
-        names, rows = file.schema_arrow.names, [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
-        present, number = field if field in names else names[0], sum(rows[:begin])
-        for batch in file.iter_batches(256, range(begin, len(rows))[:end and end - begin], [present], use_threads=False):
+        names, end = file.schema_arrow.names, file.num_row_groups if end is None else end
+        number = sum(file.metadata.row_group(i).num_rows for i in range(begin))
+        wanted = [unit['field']] if unit['field'] in names else names[:1]
+        for batch in file.iter_batches(256, range(begin, end), wanted, use_threads=False):
             column = batch.column(0)
             if arrow.types.is_string(column.type) or arrow.types.is_large_string(column.type):
-                column = column.cast(arrow.large_binary())
+                column = column.cast(arrow.large_binary())      # see check_text
             for value in column.to_pylist():
                 number += 1
-                try:
-                    value = value.decode() if isinstance(value, bytes) else value
-                except UnicodeDecodeError:
-                    yield (0, number), '', 'invalid UTF-8'
-                    continue
-                yield (0, number), *pick({field: value} if field in names else dict.fromkeys(names), most=most)
+                row = {wanted[0]: value} if unit['field'] in names else dict.fromkeys(names)
+                yield (0, number), *pick_field(row, unit['field'], most)
 
 
-FORMATS = {'.txt': read_txt, '.jsonl': read_jsonl, '.json': read_jsonl, '.parquet': read_parquet, '': read_txt}
+FORMATS = {'': read_txt, '.txt': read_txt, '.json': read_jsonl, '.jsonl': read_jsonl,
+           '.parquet': read_parquet}
 
 
 def file_format(file_name):
@@ -294,21 +300,19 @@ def file_format(file_name):
     return FORMATS.get(os.path.splitext(re.sub(r'\.(gz|zst)$', '', file_name))[1])
 
 
-def read_unit(unit, most):
-    """Rows with where = (file or dataset, lines not counted, number)."""
-    pick = functools.partial(PICKS[unit['pick']], field=unit['field'])
+def read_unit(unit, config):
+    """Rows with where = (file or dataset, bytes before, number)."""
     if unit['hub']:
-        rows = read_hub(*unit['hub'], pick, most)
-        yield from join_rows(rows, unit['joined'], most) if unit['joined'] else rows
+        rows = read_hub(unit['hub'], unit['field'], config['max_bytes'])
+        yield from join_rows(rows, unit['joined'], config['max_bytes']) if unit['joined'] else rows
     for file_name, begin, end, _ in unit['pieces']:
+        file_name = os.path.join(config['folder'], file_name)   # but for docstrings.jsonl, they are absolute
         with names_broken(file_name):
-            for where, text, bad in file_format(file_name)(file_name, begin, end, pick, most):
+            for where, text, bad in file_format(file_name)(file_name, begin, end, unit, config['max_bytes']):
                 yield (file_name, *where), text, bad
 
 
-# ---- sources: (source, subset, joined, config, folder) -> (units, what to record about the source) ----
-
-PICKS = {'field': pick_field, 'oscar': pick_oscar}
+# ---- sources: (source, subset, joined, config) -> (units, what to record about the source) ----
 
 
 def new_unit(pick, field, pieces=(), hub=(), joined=None, size=0):
@@ -317,7 +321,8 @@ def new_unit(pick, field, pieces=(), hub=(), joined=None, size=0):
     pieces  local files: [file, begin, end or None, size of the file]; row groups in parquet, else bytes
     hub     or a share of a dataset: [id, subset, split, revision, whole files?, shards, n, i]
     """
-    return {'pick': pick, 'field': field, 'pieces': list(pieces), 'hub': list(hub), 'joined': joined, 'bytes': size}
+    return {'pick': pick, 'field': field, 'pieces': list(pieces), 'hub': list(hub), 'joined': joined,
+            'bytes': size}
 
 
 def find_files(source):
@@ -325,20 +330,19 @@ def find_files(source):
     if os.path.isdir(source):
         found = [os.path.join(folder, item) for folder, _, items in os.walk(source) for item in items]
     else:
-        found = [source] if os.path.isfile(source) else list(filter(os.path.isfile, glob.glob(source, recursive=True)))
-    files = sorted(item for item in found if file_format(item))
-    if len(files) < len(found):
-        others = collections.Counter(os.path.splitext(item)[1] for item in found if not file_format(item))
+        found = [source] if os.path.isfile(source) else glob.glob(source, recursive=True)
+    found = sorted(os.path.abspath(item) for item in found if os.path.isfile(item))
+    others = collections.Counter(os.path.splitext(item)[1] for item in found if not file_format(item))
+    if others:
         say(f'{source}: {others.total()} files of other kinds are left out: {count_kinds(others)}')
-    if not files:
+    if others.total() == len(found):
         raise UserError(f'{source}: no .txt, .json, .jsonl or .parquet file (.gz, .zst too) is there')
-    return [os.path.abspath(item) for item in files]
+    return [item for item in found if file_format(item)]
 
 
-def list_files(source, subset, joined, config, folder, pick='field', field=''):
-    """Local files in units of about unit_bytes: small ones together, large ones cut where that can be done."""
-    files = find_files(source)
-    sizes = {file: os.path.getsize(file) for file in files}
+def list_files(source, subset, joined, config, pick='field', field=''):
+    """Local files in units of about unit_bytes: small ones together, large ones cut where they can be."""
+    sizes = {file: os.path.getsize(file) for file in find_files(source)}
     most, units, whole = max(config['unit_bytes'], sum(sizes.values()) // MOST_UNITS), [], []
     for file, size in sizes.items():
         edges = cut_file(file, -(-size // most))
@@ -350,7 +354,7 @@ def list_files(source, subset, joined, config, folder, pick='field', field=''):
             units[-1]['bytes'] += size // (len(edges) - 1)
     if whole:
         say(f'{source}: {len(whole)} large files cannot be cut and are a unit each, as {whole[0]}')
-    return units, {'path': source, 'files': len(files), 'bytes': sum(sizes.values())}
+    return units, {'path': source, 'files': len(sizes), 'bytes': sum(sizes.values())}
 
 
 def cut_file(file_name, n):
@@ -358,19 +362,19 @@ def cut_file(file_name, n):
     kind, total = file_format(file_name), 0
     if n > 1 and kind is read_parquet:
         need('pyarrow', 'reading .parquet files')
-        with names_broken(file_name), importlib.import_module('pyarrow.parquet').ParquetFile(file_name) as file:
-            total = file.num_row_groups
+        with names_broken(file_name):
+            total = importlib.import_module('pyarrow.parquet').read_metadata(file_name).num_row_groups
     elif n > 1 and kind is read_jsonl and not file_name.endswith(('.gz', '.zst')):
         total = os.path.getsize(file_name)
     n = min(n, total)
     return [total * i // n for i in range(n + 1)] if n > 1 else [0, None]
 
 
-def list_oscar(source, subset, joined, config, folder):
+def list_oscar(source, subset, joined, config):
     """OSCAR 22.01 or 23.01 record files, filtered."""
     if not source:
         raise UserError("corpus='oscar' needs --path=<.jsonl.gz or .jsonl.zst files, a directory or a glob>")
-    return list_files(source, subset, joined, config, folder, 'oscar', 'content')
+    return list_files(source, subset, joined, config, 'oscar', 'content')
 
 
 @functools.lru_cache(4)
@@ -378,11 +382,11 @@ def open_hub(source, subset, split, revision, whole_files):
     """A streamed dataset; its shards are files, or if these are few and may be cut, their row groups."""
     data = need('datasets', 'reading from the Hugging Face hub').load_dataset(
         source, subset or None, split=split, streaming=True, revision=revision)
-    cut = not whole_files and data.num_shards < FEW_FILES and hasattr(data, 'reshard')     # from datasets 4.5 on
+    cut = not whole_files and data.num_shards < FEW_FILES and hasattr(data, 'reshard')     # of newer datasets
     return data.reshard() if cut else data
 
 
-def list_hub(source, subset, joined, config, folder):
+def list_hub(source, subset, joined, config):
     """A Hugging Face dataset, streamed at a pinned revision; rows that are joined keep a unit a file."""
     need('datasets', 'reading from the Hugging Face hub')
     hub = importlib.import_module('huggingface_hub')
@@ -399,19 +403,20 @@ def list_hub(source, subset, joined, config, folder):
     return units, {'hub': source, 'subset': subset, 'split': config['split'], 'revision': pinned}
 
 
-def read_hub(source, subset, split, revision, whole_files, shards, n, i, pick, most):
-    where = f'{source}, unit {i} of {n}' if n > 1 else source
+def read_hub(hub, field, most):
+    *dataset, shards, n, i = hub
+    where = f'{dataset[0]}, unit {i} of {n}' if n > 1 else dataset[0]
     try:
-        data = open_hub(source, subset, split, revision, whole_files)
+        data = open_hub(*dataset)
         if data.num_shards != shards:
-            raise UserError(f'{source}: {data.num_shards} shards, but {shards} when its units were listed: use the '
-                            'same version of datasets')
+            raise UserError(f'{dataset[0]}: {data.num_shards} shards, but {shards} when its units were '
+                            'listed: use the same version of datasets')
         for number, row in enumerate(data.shard(n, i), 1):
-            yield (where, 0, number), *pick(row, most=most)
+            yield (where, 0, number), *pick_field(row, field, most)
     except UserError:
         raise
     except Exception as error:
-        raise UserError(hub_error(source, error)) from None
+        raise UserError(hub_error(dataset[0], error)) from None
 
 
 def hub_error(source, error):
@@ -419,13 +424,13 @@ def hub_error(source, error):
     return f'{source}: the Hugging Face hub did not give it: {type(error).__name__}: {text}'
 
 
-def list_docstrings(source, subset, joined, config, folder):
-    """The docstrings of installed packages, each text once, none below 40 characters, written into one file."""
+def list_docstrings(source, subset, joined, config):
+    """The docstrings of installed packages, each text once, none below 40 characters, put into one file."""
     roots = {package: package_root(package) for package in source.split()}
     files = [(package, root, item) for package, root in roots.items() for item in python_files(root)]
     tasks = [(files[i:i + 50],) for i in range(0, len(files), 50)]
     found = dict(filter(None, in_parallel(parse_files, tasks, config['num_proc'])))
-    output, seen, faults = Output(os.path.join(folder, 'docstrings.jsonl')), set(), []
+    output, seen, faults = Output(os.path.join(config['folder'], 'docstrings.jsonl')), set(), []
     for package, where, text, bad in itertools.chain.from_iterable(found[i] for i in range(len(tasks))):
         if bad:
             faults.append((where, bad))
@@ -435,16 +440,17 @@ def list_docstrings(source, subset, joined, config, folder):
     output.finish()
     for where, bad in faults[:5]:
         say(f'skipped {where}: {bad}')
-    units, _ = list_files(output.file_name, subset, joined, config, folder, field='text')
+    skipped = collections.Counter(bad for _, bad in faults)
+    units, _ = list_files(output.file_name, subset, joined, config, field='text')
     for unit in units:
         unit['pieces'] = [['docstrings.jsonl', *rest] for _, *rest in unit['pieces']]
     packages = {package: package_version(package) for package in roots}
-    return units, {'packages': packages, 'files': len(files), 'skipped': collections.Counter(bad for _, bad in faults)}
+    return units, {'packages': packages, 'files': len(files), 'skipped': skipped}
 
 
 def parse_files(files):
     """[(package, root, Python file)] -> [(package, where, text, bad)], a row of each docstring."""
-    return [(package, *row) for package, root, file_name in files for row in parse_docstrings((root, file_name))]
+    return [(package, *row) for package, *file in files for row in parse_docstrings(file)]
 
 
 def package_root(package):
@@ -540,7 +546,7 @@ def find_corpus(config):
                     'a hub id owner/name')
 
 
-# ---- tokenizers: save(folder, argument, config, sample) writes the file and returns what __init__ must know ----
+# ---- tokenizers: save(folder, argument, config, sample) writes the file; returns facts for __init__ ----
 
 class SentencePieceTokenizer:
     """Unigram sentencepiece, Kudo 2018, arXiv 1804.10959: trained on a sample, or a given .model.
@@ -586,7 +592,7 @@ class SentencePieceTokenizer:
 
 
 def save_sentencepiece(file_name, given, knob, config, sample):
-    """A given model, or one of config[knob] pieces; its bytes depend on num_threads: one number for all machines."""
+    """A given model, or one of config[knob] pieces.  Its bytes depend on num_threads: the same everywhere."""
     library, model = need('sentencepiece', 'this tokenizer'), io.BytesIO()
     if given:
         write_bytes(file_name, read_bytes(given))
@@ -734,16 +740,19 @@ class TiktokenTokenizer:
         return {'name': argument, 'pattern': encoding._pat_str, 'ids': encoding.n_vocab}
 
     def __init__(self, folder, facts):
-        library, lines = need('tiktoken', 'this tokenizer'), read_bytes(os.path.join(folder, self.file_name)).split(b'\n')
-        try:
-            pairs = [line.split() for line in lines if line]
-            ranks = {base64.b64decode(token, validate=True): int(rank) for token, rank in pairs}
-        except ValueError:
-            raise UserError(f'{self.file_name}: not a tiktoken file of "base64 rank" lines') from None
+        library, ranks = need('tiktoken', 'this tokenizer'), {}
+        for line in filter(None, read_bytes(os.path.join(folder, self.file_name)).split(b'\n')):
+            try:
+                token, rank = line.split()
+                ranks[base64.b64decode(token, validate=True)] = int(rank)
+            except ValueError:
+                raise UserError(f'{self.file_name}: not a tiktoken file of "base64 rank" lines') from None
         lacking = [byte for byte in range(256) if bytes([byte]) not in ranks]
-        if lacking:
-            raise UserError(f'{self.file_name}: not a tiktoken file: byte {lacking[0]} has no rank')
-        self.model = library.Encoding(facts['name'], pat_str=facts['pattern'], mergeable_ranks=ranks, special_tokens={})
+        if lacking or max(ranks.values()) > 10**7:
+            fault = f'byte {lacking[0]} has no rank' if lacking else f'a rank of {max(ranks.values())}'
+            raise UserError(f'{self.file_name}: not a tiktoken file: {fault}')
+        self.model = library.Encoding(facts['name'], pat_str=facts['pattern'], mergeable_ranks=ranks,
+                                      special_tokens={})
         self.tokens = {rank: token for token, rank in ranks.items()}
         first = max(facts['ids'], max(self.tokens) + 1)         # some ids may have no token
         self.special = {key: first + i for i, key in enumerate(('pad', 'cls', 'sep', 'mask'))}
@@ -768,14 +777,14 @@ class TiktokenTokenizer:
         return b''.join(self.tokens.get(int(i), b'') for i in ids).decode('utf-8', 'replace')
 
     def word_starts(self):
-        return [not (piece[:1].isalnum() or piece[:1] == '\ufffd') for piece in self.pieces]     # or part of one
+        return [not (piece[:1].isalnum() or piece[:1] == '\ufffd') for piece in self.pieces]
 
 
 TOKENIZERS = {'sentencepiece': SentencePieceTokenizer, 'wordpiece': WordPieceTokenizer,
               'character': CharacterTokenizer, 'tiktoken': TiktokenTokenizer}
 
 
-# ---- segmenters: where words of Chinese start, for whole-word masking.  Cui et al. 2021, arXiv 1906.08101 ----
+# ---- segmenters: where Chinese words start, for whole-word masking, Cui et al. 2021, arXiv 1906.08101 ----
 
 class JiebaSegmenter:
     """jieba with the dictionary and the hidden Markov model of its defaults, on the text as it is."""
@@ -805,7 +814,8 @@ class SentencePieceSegmenter:
 
     @classmethod
     def save(cls, folder, argument, config, sample):
-        return save_sentencepiece(os.path.join(folder, cls.file_name), argument, 'segmenter_vocab', config, sample)
+        path = os.path.join(folder, cls.file_name)
+        return save_sentencepiece(path, argument, 'segmenter_vocab', config, sample)
 
     def __init__(self, folder, facts):
         self.model = load_sentencepiece(folder, self.file_name)
@@ -822,8 +832,8 @@ def find_tools(config):
     """The knobs tokenizer and segmenter -> {knob: (class, name in its table, argument)}."""
     kind, _, argument = config['tokenizer'].partition(':')
     if kind not in TOKENIZERS or (kind == 'tiktoken' and not argument):
-        raise UserError(f"tokenizer='{config['tokenizer']}': choose one of sentencepiece, sentencepiece:<file.model>, "
-                        'wordpiece, wordpiece:<vocab.txt or hub id>, character, '
+        raise UserError(f"tokenizer='{config['tokenizer']}': choose one of sentencepiece, "
+                        'sentencepiece:<file.model>, wordpiece, wordpiece:<vocab.txt or hub id>, character, '
                         'character:<vocab.txt or hub id>, tiktoken:<name or file>')
     tools = {'tokenizer': (TOKENIZERS[kind], kind, argument)}
     if not config['segmenter']:
@@ -897,7 +907,7 @@ class Output:
 
     def __init__(self, file_name):
         self.file_name, self.digest = file_name, hashlib.sha256()
-        self.file = open(temporary_name(file_name), 'xb')
+        self.file = open(temporary_name(file_name), 'xb')      # noqa: SIM115
 
     def write(self, data):
         self.file.write(data)
@@ -985,16 +995,16 @@ def in_parallel(function, tasks, num_proc):
 def make_folder(folder, sources, config, settings):
     """Makes the folder under a temporary name; of processes that do so at once, that of the first counts."""
     fresh, source, units, origins = temporary_name(folder), ' + '.join(row[1] for row in sources), [], []
+    config = {**config, 'folder': fresh}
     os.makedirs(fresh)
     for lister, *row in sources:
-        found, origin = lister(*row, config, fresh)
+        found, origin = lister(*row, config)
         units += found
         origins.append(origin)
     say(f'{folder}: {len(units)} units of {source}')
     units = [{**unit, 'documents': -(-config['max_documents'] // len(units))} for unit in units]
-    found = units_in(fresh, units)
-    check_corpus(found, source, config)
-    versions = save_tools(fresh, found, config)
+    check_corpus(units, source, config)
+    versions = save_tools(fresh, units, config)
     write_json(os.path.join(fresh, 'units.json'), {
         'settings': settings, 'corpus': source, 'source': origins, 'versions': versions, 'units': units})
     try:
@@ -1002,12 +1012,6 @@ def make_folder(folder, sources, config, settings):
     except OSError as error:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
             raise
-
-
-def units_in(folder, units):
-    """Units as read_unit takes them: files of the folder itself are listed by name and get their path."""
-    return [{**unit, 'pieces': [[os.path.join(folder, file), *rest] for file, *rest in unit['pieces']]}
-            for unit in units]
 
 
 class Tally:
@@ -1038,7 +1042,8 @@ def name_row(where, detail, bad):
 def check_corpus(units, source, config):
     """Raises UserError unless there is a document; 10,000 rows without the field at the start are enough."""
     tally, fields = Tally(), ''
-    for where, text, bad in itertools.chain.from_iterable(read_unit(unit, config['max_bytes']) for unit in units):
+    rows = itertools.chain.from_iterable(read_unit(unit, config) for unit in units)
+    for where, text, bad in rows:
         if not bad:
             return
         tally.add(where, text, bad)
@@ -1046,15 +1051,16 @@ def check_corpus(units, source, config):
         if tally.skipped['missing field'] == 10_000:
             break
     if tally.skipped['missing field']:
-        raise UserError(f"text_field='{units[0]['field']}': no row of {source} has it; its fields are {fields}")
-    first = f'; the first: {name_row(*tally.examples[0])}' if tally.examples else ''
+        wanted = units[0]['field']
+        raise UserError(f"text_field='{wanted}': no row of {source} has it; its fields are {fields}")
+    first = ''.join(f'; the first: {name_row(*example)}' for example in tally.examples[:1])
     raise UserError(f'{source}: no document in it; skipped: {count_kinds(tally.skipped) or 0}{first}')
 
 
 def documents(unit, config, tally):
     """Yields the texts of a unit, as many as are wanted; bad rows go to the tally."""
     count = 0
-    for where, text, bad in read_unit(unit, config['max_bytes']):
+    for where, text, bad in read_unit(unit, config):
         if bad:
             tally.add(where, text, bad)
             continue
@@ -1078,6 +1084,7 @@ def save_tools(folder, units, config):
             tools[knob]['sha256'] = hashlib.sha256(read_bytes(os.path.join(home, kind.file_name))).hexdigest()
     write_json(os.path.join(home, 'settings.json'), tools)
     made = load_tokenizer(folder)
+    load_tool(folder, 'segmenter', SEGMENTERS)                  # or it says what is wrong with it
     specials = set(made.special.values())
     starts = bytes(start or i in specials for i, start in enumerate(made.word_starts()))
     write_bytes(os.path.join(home, 'word_start.bin'), starts)
@@ -1123,7 +1130,7 @@ def load_tool(folder, knob, table):
 
 
 def load_tokenizer(folder):
-    """The tokenizer of a prepared folder: encode, encode_offsets, decode, pieces, special, vocab_size, word_starts."""
+    """The tokenizer of a prepared folder: see SentencePieceTokenizer; pieces[id] is the text of an id."""
     return load_tool(folder, 'tokenizer', TOKENIZERS)
 
 
@@ -1153,8 +1160,9 @@ class Shard:
 
     def add(self, *rows):
         """A document: ids (N,); with a segmenter also the marks of words (N,)."""
-        for held, row, last in zip(self.held.values(), rows, (self.tokenizer.special['sep'], 1), strict=False):
-            held += [row, [last]]
+        ends = self.tokenizer.special['sep'], 1
+        for held, row, end in zip(self.held.values(), rows, ends, strict=False):
+            held += [row, [end]]
         self.starts.append(self.starts[-1] + len(rows[0]) + 1)
 
     def flush(self):
@@ -1170,19 +1178,21 @@ class Shard:
         """What unit_00017.json says of it."""
         self.files['idx'] = Output(f'{self.stem}.idx')
         self.files['idx'].write(np.asarray(self.starts).astype('<i8').data)
-        return {'stem': os.path.basename(self.stem), 'documents': len(self.starts) - 1, 'tokens': self.starts[-1],
-                'sha256': {ending: output.finish() for ending, output in self.files.items()}}
+        digests = {ending: output.finish() for ending, output in self.files.items()}
+        return {'stem': os.path.basename(self.stem), 'documents': len(self.starts) - 1,
+                'tokens': self.starts[-1], 'sha256': digests}
 
 
 def unit_file(folder, number, ending='json'):
     return os.path.join(folder, f'unit_{number:05}.{ending}')
 
 
-def write_unit(folder, number, unit, config):
-    """Write the shards of a unit, then unit_00017.json, which says that they are whole.  Returns its tokens."""
+def write_unit(number, unit, config):
+    """Write the shards of a unit, then unit_00017.json, which marks them as whole.  Returns its tokens."""
+    folder = config['folder']
     tokenizer, segmenter, word_start = unit_tools(folder)
     columns = {'bin': id_type(tokenizer.vocab_size)} | ({'words': np.dtype('u1')} if segmenter else {})
-    train, val = [Shard(os.path.join(folder, f'{split}_{number:05}'), tokenizer, columns) for split in ('train', 'val')]
+    train, val = [Shard(os.path.join(folder, f'{split}_{number:05}'), tokenizer, columns) for split in SPLITS]
     tally, lowest, limit = Tally(), 2**64, config['val_fraction'] * 2**64
     check_source(folder, number, unit)
     try:
@@ -1200,22 +1210,31 @@ def write_unit(folder, number, unit, config):
     except BrokenFile:
         write_bytes(unit_file(folder, number, 'broken'), b'')
         raise
-    counts = base64.b85encode(zlib.compress(train.counts.astype('<i8').tobytes())).decode()
     write_json(unit_file(folder, number), {
-        'train': train.finish(), 'val': val.finish(), 'counts': counts, 'lowest_hash': lowest,
+        'train': train.finish(), 'val': val.finish(), 'counts': pack(train.counts), 'lowest_hash': lowest,
         'skipped': tally.skipped, 'examples': tally.examples})
     with contextlib.suppress(FileNotFoundError):
         os.remove(unit_file(folder, number, 'broken'))
     return train.starts[-1] + val.starts[-1]
 
 
+def pack(counts):
+    """(vocab_size,) counts as a text; unpack is its inverse."""
+    return base64.b85encode(zlib.compress(counts.astype('<i8').tobytes())).decode()
+
+
+def unpack(text):
+    return np.frombuffer(zlib.decompress(base64.b85decode(text)), '<i8')
+
+
 def check_source(folder, number, unit):
     """Raises UserError where a file has another size than when it was listed, unless it was broken then."""
     for file_name, _, _, size in unit['pieces']:
+        file_name = os.path.join(folder, file_name)
         found = os.path.getsize(file_name) if os.path.isfile(file_name) else 'no such file, no'
         if found != size and not os.path.exists(unit_file(folder, number, 'broken')):
-            raise UserError(f'{file_name}: {found} bytes, but {size} when {folder}/units.json was made: bring that '
-                            f'file back, or remove {folder} to begin again')
+            raise UserError(f'{file_name}: {found} bytes, but {size} when {folder}/units.json was made: '
+                            f'bring that file back, or remove {folder} to begin again')
 
 
 def encode(texts, tokenizer, segmenter, word_start):
@@ -1230,19 +1249,21 @@ def encode(texts, tokenizer, segmenter, word_start):
 # ---- meta.json ----
 
 def write_meta(folder, plan, config):
-    """Joins what the units say.  Nothing in it depends on the time, the number of processes or the machine."""
+    """Joins what the units say; nothing in it depends on the time, the processes or the machine."""
     records = [read_record(folder, number) for number in range(len(plan['units']))]
-    splits = {split: [record[split] for record in records if record[split]['documents']] for split in ('train', 'val')}
+    splits = {split: [record[split] for record in records if record[split]['documents']] for split in SPLITS}
     check_splits(folder, splits, min(record['lowest_hash'] for record in records), plan['corpus'])
-    skipped = sum((collections.Counter(item.get('skipped')) for item in [*plan['source'], *records]),
-                  collections.Counter())
+    skipped = collections.Counter()
+    for item in [*plan['source'], *records]:
+        skipped.update(item.get('skipped'))
     for example in list(itertools.chain.from_iterable(record['examples'] for record in records))[:5]:
         say(f'skipped {name_row(*example)}')
     if skipped:
         say(f'skipped in all: {count_kinds(skipped)}')
-    tokenizer, tools = load_tokenizer(folder), read_json(os.path.join(folder, 'tokenizer', 'settings.json'), '')
+    tokenizer = load_tokenizer(folder)
+    tools = read_json(os.path.join(folder, 'tokenizer', 'settings.json'), f'remove {folder}')
     makes = {key: value for key, value in tools['tokenizer'].items() if key not in ('trained', 'name')}
-    counts = sum(np.frombuffer(zlib.decompress(base64.b85decode(record['counts'])), '<i8') for record in records)
+    counts = sum(unpack(record['counts']) for record in records)
     meta = {
         'format': FORMAT, 'name': os.path.basename(folder), 'corpus': config['corpus'], **tools,
         'vocab_size': tokenizer.vocab_size, 'dtype': id_type(tokenizer.vocab_size).name,
@@ -1251,7 +1272,8 @@ def write_meta(folder, plan, config):
                    for split, shards in splits.items()},
         'identity': {'tokenizer': digest_of(makes), **{         # what a checkpoint remembers of its data
             split: digest_of([shard['sha256'] for shard in shards]) for split, shards in splits.items()}},
-        'skipped': dict(sorted(skipped.items())), **{key: plan[key] for key in ('settings', 'source', 'versions')}}
+        'skipped': dict(sorted(skipped.items())),
+        **{key: plan[key] for key in ('settings', 'source', 'versions')}}
     write_json(os.path.join(folder, 'meta.json'), meta)
     return meta
 
@@ -1270,10 +1292,10 @@ def check_splits(folder, splits, lowest, source):
     if not total:
         raise UserError(f'{source}: the tokenizer makes no token of any document')
     if not splits['train']:
-        raise UserError(f'{source}: {total} documents, none of them left for training: at least two different '
-                        'ones are needed')
-    raise UserError(f'{source}: none of its {total} documents is held out: the smallest val_fraction that holds one '
-                    f'out is {1.001 * lowest / 2**64:.4g}')
+        raise UserError(f'{source}: {total} documents, none of them left for training: at least two '
+                        'different ones and a smaller val_fraction are needed')
+    raise UserError(f'{source}: none of its {total} documents is held out: the smallest val_fraction that '
+                    f'holds one out is {1.001 * lowest / 2**64:.4g}')
 
 
 def entropy(counts, sep):
@@ -1318,8 +1340,9 @@ def check_sizes(folder, meta):
 
 def how_to_mend(folder, name):
     number = re.search('_([0-9]{5})', name)
-    return (f'remove {unit_file(folder, int(number[1]))} and repeat the command that prepared it' if number else
-            f'remove {folder} and prepare it again')
+    if not number:
+        return f'remove {folder} and prepare it again'
+    return f'remove {unit_file(folder, int(number[1]))} and repeat the command that prepared it'
 
 
 def check_folder(folder):
@@ -1328,10 +1351,11 @@ def check_folder(folder):
     check_sizes(folder, meta)
     load_tokenizer(folder)
     for shard, ending, size in shard_files(meta):
-        name, record = f"{shard['stem']}.{ending}", read_record(folder, int(shard['stem'][-5:]))
+        split, number = shard['stem'].split('_')
+        name, record = f"{shard['stem']}.{ending}", read_record(folder, int(number))[split]
         data = np.memmap(os.path.join(folder, name), np.uint8, 'r')
         last = int(data.view(meta['dtype']).max()) if ending == 'bin' else 0
-        if hashlib.sha256(data).hexdigest() != record[shard['stem'][:-6]]['sha256'][ending] or last >= meta['vocab_size']:
+        if hashlib.sha256(data).hexdigest() != record['sha256'][ending] or last >= meta['vocab_size']:
             raise UserError(f'{folder}/{name}: damaged, its sha256 is another: {how_to_mend(folder, name)}')
         total += size / 1e6
     say(f'{folder}: sound, {total:,.0f} MB, {total / (time.monotonic() - started):,.0f} MB/s')
@@ -1368,7 +1392,7 @@ def load_plan(folder, settings):
     """units.json as a dict, if it was made with the same settings."""
     other = f'give another --name or remove {folder}'
     if not os.path.isfile(os.path.join(folder, 'units.json')):
-        raise UserError(f'{folder}: is there, but not of this version of prepare_data.py (no units.json): {other}')
+        raise UserError(f'{folder}: not of this version of prepare_data.py (no units.json is there): {other}')
     plan = read_json(os.path.join(folder, 'units.json'), other)
     for knob, value in settings.items():
         before = plan['settings'].get(knob)
@@ -1392,7 +1416,7 @@ def prepare(config):
         tokens = write_units(folder, plan, todo, config) if todo else 0
         left = sum(not os.path.exists(unit_file(folder, k)) for k in numbers)
         if left:
-            say(f'{folder}: part {i}/{n} is done, {left} units are left to other parts; the last writes meta.json')
+            say(f'{folder}: part {i}/{n} is done; {left} units are left to other parts, whose last ends it')
         elif not todo and os.path.exists(os.path.join(folder, 'meta.json')):
             check_sizes(folder, load_meta(folder))
             say(f'{folder}: already prepared')
@@ -1412,12 +1436,14 @@ def write_units(folder, plan, todo, config):
         need(package, 'this preparation')
         here = importlib.metadata.version(package)
         if here != there:
-            raise UserError(f'{folder}: begun with {package} {there}, here is {here}: pip install {package}=={there}')
-    units, done, tokens = units_in(folder, plan['units']), 0, 0
+            raise UserError(f'{folder}: begun with {package} {there}, here is {here}: pip install '
+                            f'{package}=={there}')
+    done, tokens, config = 0, 0, {**config, 'folder': folder}
     started = told = time.monotonic()
     quiet = not (sys.stderr and sys.stderr.isatty())
     with need('tqdm', 'preparing').tqdm(total=len(todo), unit='unit', leave=False, disable=quiet) as bar:
-        for found in in_parallel(write_unit, [(folder, k, units[k], config) for k in todo], config['num_proc']):
+        tasks = [(k, plan['units'][k], config) for k in todo]
+        for found in in_parallel(write_unit, tasks, config['num_proc']):
             done += found is not None
             tokens += found[1] if found else 0
             rate = f'{tokens:,} tokens, {tokens / (time.monotonic() - started):,.0f} tokens/s'

@@ -4,3 +4,4 @@
 corpus = 'oscar'
 tokenizer = 'wordpiece'
 max_documents = 30_000_000
+val_fraction = 10_000 / max_documents

@@ -1,11 +1,13 @@
 """configurator.py: knobs <- config files <- command line, and every way to get them wrong."""
 import glob
+import io
 import os
 import re
+import signal
 import sys
 
 import pytest
-from conftest import ROOT, refused, stage
+from conftest import ROOT, real_stage, refused, stage
 
 import bench
 import configurator
@@ -86,7 +88,7 @@ def test_config_files_keep_their_helpers(tmp_path):
 def test_a_star_import_names_its_file(tmp_path, monkeypatch):
     (tmp_path / 'config').mkdir()
     write(tmp_path / 'config', 'learnng_rate = 1e-3', 'base.py')
-    monkeypatch.setattr(configurator, '__file__', str(tmp_path / 'configurator.py'))
+    monkeypatch.setattr(configurator, 'ROOT', str(tmp_path))
     for name in [name for name in sys.modules if name == 'config' or name.startswith('config.')]:
         monkeypatch.delitem(sys.modules, name)
     path = write(tmp_path, 'from config.base import *\nn_layer = 3')
@@ -188,9 +190,70 @@ def test_every_config_file_loads(path):
     config, origins = configure(dict(vars(STAGES[stage])), [path])
     assert origins
     if stage == 'train':
-        train.check_knobs(config, train.AT_LEAST, train.BELOW, train.AT_MOST)
+        train.check_knobs(config)
         model_config(config, 30522)
     if stage == 'finetune':
         assert config['out_dir'] == f'out/{os.path.basename(path)[:-3]}'
         for task in finetune.find_tasks(config['tasks']):
             finetune.recipe(config, task)
+
+
+@pytest.mark.parametrize('name', ['quickstart', 'base_pairwise'])
+def test_config_files_are_found_from_anywhere(name, tmp_path, monkeypatch):
+    """As given, then in the repository."""
+    monkeypatch.chdir(tmp_path)
+    config, origins = configure(dict(vars(train)), [f'config/{name}.py'])
+    assert config['out_dir'] == f'out/{name}' and origins['out_dir'] == f'config/{name}.py'
+    (tmp_path / 'config').mkdir()
+    (tmp_path / 'config' / f'{name}.py').write_text("out_dir = 'mine'")
+    assert configure(dict(vars(train)), [f'config/{name}.py'])[0]['out_dir'] == 'mine'
+
+
+# ---- the process around a stage ----
+
+def closed_pipe():
+    reading, writing = os.pipe()
+    os.close(reading)
+    return open(writing, 'w')                           # noqa: SIM115
+
+
+def test_a_closed_stderr_is_no_error(monkeypatch):
+    for stream in (closed_pipe(), None):
+        monkeypatch.setattr(sys, 'stderr', stream)
+        configurator.say('a notice')
+        assert configurator.complain('a mistake') == 2
+
+
+def test_a_closed_stdout_ends_a_stage_quietly(monkeypatch, capsys):
+    monkeypatch.setattr(sys, 'stdout', closed_pipe())
+    with pytest.raises(SystemExit) as end:
+        configurator.run(lambda: print('line'))
+    assert end.value.code == 128 + signal.SIGPIPE and not capsys.readouterr().err
+
+
+def test_text_of_any_language_prints_in_any_encoding(monkeypatch):
+    stream = io.TextIOWrapper(io.BytesIO(), 'ascii')
+    monkeypatch.setattr(sys, 'stdout', stream)
+    configurator.run(lambda: print('\u4e2d \udcff'))
+    assert stream.buffer.getvalue() == b'\\u4e2d \\udcff\n'
+
+
+def test_an_error_of_another_rank_is_said_after_a_while(monkeypatch, capsys):
+    waits = []
+    monkeypatch.setenv('LOCAL_RANK', '1')
+    monkeypatch.setattr(configurator.time, 'sleep', waits.append)
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        configurator.say('a notice')
+        assert configurator.complain('bad luck') == 2
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+    assert waits == [3] and capsys.readouterr().err == 'error on local rank 1: bad luck\n'
+
+
+@pytest.mark.parametrize('script', ['train'])
+def test_an_interrupt_during_the_imports_is_quiet(script, tmp_path):
+    """A numpy that is interrupted while it is imported: the first package that a stage asks for."""
+    (tmp_path / 'numpy.py').write_text('import os, time\nos.kill(os.getpid(), 2)\ntime.sleep(9)')
+    done = real_stage(f'{script}.py', env={**os.environ, 'PYTHONPATH': str(tmp_path)}, timeout=8)
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, '', '')

@@ -3,6 +3,7 @@
 The first of each kind really run, on four packages of the standard library. The others are taken in process
 as far as their data: knobs, config files, checkpoints, files, tasks. `-m slow` runs every command, made tiny.
 """
+import glob
 import importlib
 import json
 import os
@@ -44,7 +45,7 @@ FIRST = {               # really run, in this order -> what makes them small
         '--n_embd=16', '--n_inner=32', '--lengths=16', '--batches=2', '--rounds=1', '--warmup=1',
         '--vocab_size=400', '--device=cpu'],
 }
-STARTS = 'quickstart', 'base_pairwise', 'base_original'
+STARTS = 'quickstart', 'base_pairwise', 'base_original', 'base_shared', 'base_gau'
 BERT = {'num_hidden_layers': 2, 'num_attention_heads': 4, 'hidden_size': 16, 'intermediate_size': 32,
         'max_position_embeddings': 32, 'vocab_size': 400}
 
@@ -136,23 +137,19 @@ def resolved(command):
 
 def prepared_names():
     """Names of the corpora that config/data_*.py and the page's own commands prepare."""
-    files = [f'prepare_data.py config/{name}' for name in os.listdir(os.path.join(ROOT, 'config'))
-             if name.startswith('data_')]
-    configs = [resolved(command)[1] for command in [*files, *STAGES]
-               if 'prepare_data.py' in command and '--check=' not in command]
-    return {config['name'] or prepare_data.find_corpus(config)[0] for config in configs}
+    configs = [resolved(f'prepare_data.py {path}')[1] for path in glob.glob(f'{ROOT}/config/data_*.py')]
+    names = {config['name'] or prepare_data.find_corpus(config)[0] for config in configs}
+    return names | set(re.findall(r'--name=(\w+)', PAGE))
 
 
 def ready_to_prepare(config):
     if config['check']:
-        assert os.path.basename(config['check']) in prepared_names()
-        return
-    config = prepare_data.check_config(config)
-    prepare_data.find_part(config)
-    sources = prepare_data.find_corpus(config)[1]
-    if os.path.dirname(config['corpus']):               # files: those of the page are there
-        units = prepare_data.list_units(sources, '', config)['units']
-        assert next(iter(prepare_data.documents(units[0], config, prepare_data.Tally())))
+        prepare_data.check_folder(config['check'])
+    elif os.path.dirname(config['corpus']):             # files, which are small here
+        prepare_data.prepare({**config, 'vocab_size': 200, 'segmenter_vocab': 100, 'val_fraction': 0.1,
+                              'num_proc': 1})
+    else:
+        prepare_data.find_corpus(prepare_data.check_config(config))
 
 
 def ready_to_train(config):
@@ -177,8 +174,8 @@ READY = {prepare_data: ready_to_prepare, train: ready_to_train, finetune: ready_
 
 @pytest.mark.parametrize('command', STAGES)
 def test_a_command_finds_its_knobs_files_and_tasks(command, files_home, monkeypatch):
-    monkeypatch.chdir(files_home)
     module, config = resolved(command)
+    monkeypatch.chdir(files_home)
     READY[module](config)
 
 
@@ -187,7 +184,7 @@ def test_a_wrong_command_is_noticed(files_home, monkeypatch):
     monkeypatch.chdir(files_home)
     for wrong in ('train.py --no_knob=1', 'train.py config/none.py', 'train.py --attention=none',
                   'finetune.py --tasks=none', 'finetune.py --init_from=out/none', 'bench.py --variants=none',
-                  "prepare_data.py --corpus='none/*.txt'", 'prepare_data.py --part=2/2'):
+                  "prepare_data.py --corpus='none/*.txt'", 'prepare_data.py --check=data/none'):
         with pytest.raises(UserError):
             module, config = resolved(wrong)
             READY[module](config)
@@ -249,8 +246,8 @@ def start_of(words):
 def test_every_command_runs(command, home):
     """In the order of the page: --fill, --export and --check use what the commands above them left."""
     words = start_of(made_small(command))
-    if 'config/base_original.py' in words and '--export=' not in command:
-        shutil.rmtree(home / 'out' / 'base_original')   # not to be resumed
+    if 'train.py config/base' in command and '--export=' not in command:
+        shutil.rmtree(home / resolved(command)[1]['out_dir'], ignore_errors=True)       # not to be resumed
     nodes = [subprocess.Popen(words, cwd=home, env={**os.environ, 'PYTHONPATH': ''}, text=True,
                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)
              for _ in range(2 if '--nnodes=2' in words else 1)]
