@@ -1084,7 +1084,8 @@ def save_tools(folder, units, config):
             tools[knob]['sha256'] = hashlib.sha256(read_bytes(os.path.join(home, kind.file_name))).hexdigest()
     write_json(os.path.join(home, 'settings.json'), tools)
     made = load_tokenizer(folder)
-    load_tool(folder, 'segmenter', SEGMENTERS)                  # or it says what is wrong with it
+    if 'sha256' in tools.get('segmenter', {}):
+        load_tool(folder, 'segmenter', SEGMENTERS)              # or it says what is wrong with its file
     specials = set(made.special.values())
     starts = bytes(start or i in specials for i, start in enumerate(made.word_starts()))
     write_bytes(os.path.join(home, 'word_start.bin'), starts)
