@@ -327,8 +327,9 @@ def interleave(makers, rounds, warmup, time_of):
 def measure(config, runtime, mode, n, length):
     """interleave of all systems of one mode, with n rows of a length."""
     torch.cuda.empty_cache()
-    torch.compiler.reset()
-    torch._dynamo.config.recompile_limit = 100          # systems share the code of a forward pass
+    if True in config['compile']:
+        torch.compiler.reset()
+        torch._dynamo.config.recompile_limit = 100      # systems share the code of a forward pass
     rows = make_rows(n, length, config, runtime.device)
 
     def make(name, compiled):
@@ -512,14 +513,15 @@ def convergence(config, runtime):
 
 def draw_curves(axes, rows):
     """Mean validation loss and its range over seeds.  Courtois et al. 2024, figure 2"""
+    axis = axes[0, 0]
     for name in dict.fromkeys(row['system'] for row in rows):
-        losses = pd.DataFrame([{step: loss for step, loss, _ in row['curve']} for row in rows
-                               if row['system'] == name], dtype=float)
-        line, = axes[0, 0].plot(losses.columns, losses.mean(), label=name)
-        axes[0, 0].fill_between(losses.columns, losses.min(), losses.max(), color=line.get_color(), alpha=0.2)
-    axes[0, 0].axhline(rows[0]['unigram'], color='gray', linestyle='--', label='unigram entropy')
-    axes[0, 0].set(xlabel='step', ylabel='validation loss, nats a predicted token')
-    axes[0, 0].legend()
+        curves = [row['curve'] for row in rows if row['system'] == name]
+        losses = pd.DataFrame([{step: loss for step, loss, _ in curve} for curve in curves], dtype=float)
+        line, = axis.plot(losses.columns, losses.mean(), label=name)
+        axis.fill_between(losses.columns, losses.min(), losses.max(), color=line.get_color(), alpha=0.2)
+    axis.axhline(rows[0]['unigram'], color='gray', linestyle='--', label='unigram entropy')
+    axis.set(xlabel='step', ylabel='validation loss, nats a predicted token')
+    axis.legend()
 
 
 # ---- attention of checkpoints ----
@@ -706,14 +708,15 @@ def markdown(head, *rows):
 
 def made_by(runtime):
     """Command, machine, versions and date, as one line."""
-    machine = f'{os.cpu_count()} cores of {platform.processor() or platform.machine()}'
+    names = [platform.processor() or platform.machine()]
     with contextlib.suppress(OSError), open('/proc/cpuinfo') as file:
-        machine = f"{os.cpu_count()} cores of {re.search(r'model name.*: (.+)|$', file.read())[1]}"
+        names = re.findall(r'model name\s*: (.+)', file.read()) or names
+    machine = f'{os.cpu_count()} cores of {names[0]}, {torch.get_num_threads()} thread(s)'
     if runtime.device.type == 'cuda':
         machine = torch.cuda.get_device_name(runtime.device)
     command = ' '.join(['python', os.path.basename(sys.argv[0]), *sys.argv[1:]])
-    return (f'`{command}`; {machine}, {torch.get_num_threads()} thread(s); {str(runtime.dtype)[6:]}; '
-            f"torch {torch.__version__}; {time.strftime('%Y-%m-%d')}")
+    return (f"`{command}`; {machine}; {str(runtime.dtype)[6:]}; torch {torch.__version__}; "
+            f"{time.strftime('%Y-%m-%d')}")
 
 
 # ---- main ----
@@ -773,7 +776,10 @@ def main():
             sections.setdefault(row['section'], []).append(row)
     for name in (name for name in WHAT if name in config['what']):
         start = time.perf_counter()
-        rows = list(WHAT[name](config, runtime))
+        try:
+            rows = list(WHAT[name](config, runtime))
+        except torch.OutOfMemoryError:
+            raise UserError(f'out of memory in {name}: fewer --rank_rows, or --device=cpu') from None
         head = {'made': made_by(runtime), 'seconds': time.perf_counter() - start, 'knobs': config}
         sections[name] = json.loads(json.dumps([{'section': name, **row} for row in (head, *rows)]))
         print(markdown(*sections[name]), flush=True)

@@ -50,9 +50,6 @@ SHAPE = {'vocab_size': 50, 'block_size': 16, 'n_layer': 2, 'n_head': 4, 'n_embd'
          'dropout': 0.0, 'attention_dropout': 0.0}
 ON_XLA = ['--device=xla', '--max_iters=12', '--batch_size=4', '--warmup_iters=6', '--log_interval=3',
           '--eval_interval=6', '--checkpoint_interval=4', '--attention=shatter', '--position=none']
-TINY_BENCH = ['--n_layer=1', '--n_head=4', '--n_embd=16', '--n_inner=32', '--lengths=16', '--step_tokens=32',
-              '--rounds=2', '--warmup=1', '--vocab_size=400', '--modes=forward,train', '--dataset=',
-              '--peers=none']
 slow = functools.partial(stage, timeout=900)            # compilation takes seconds a graph
 MODELS = MaskedLM, PermutationLM, SequenceClassifier, SpanClassifier, MultipleChoice
 SYSTEMS = [
@@ -316,15 +313,13 @@ def test_finetune_on_xla_is_finetune_on_the_cpu(whole, tmp_path):
 @needs_xla
 @pytest.mark.xla
 def test_bench_waits_for_the_device(tmp_path):
-    """A product of 1024 x 1024 matrices takes milliseconds on a CPU, noting it down microseconds."""
-    done = stage('bench.py', '--device=xla', '--what=speed', '--variants=original,shatter', *TINY_BENCH,
-                 f'--out_dir={tmp_path}', timeout=900)
+    """A step takes a third of a second on a CPU, and tracing it a few milliseconds."""
+    done = stage('bench.py', '--device=xla', '--what=speed', '--variants=original,shatter', '--modes=train',
+                 '--rounds=2', '--peers=none', f'--out_dir={tmp_path}', timeout=900)
     assert done.returncode == 0, done.stderr
-    with open(tmp_path / 'bench.json') as file:
-        raw = json.load(file)['speed']['raw']
-    seconds = {row['system']: min(row['seconds']) for row in raw if 'seconds' in row}
-    assert {'matrix product', 'original', 'shatter'} <= seconds.keys()
-    assert 2 * 1024 ** 3 / seconds['matrix product'] < 1e13
+    rows = [json.loads(line) for line in (tmp_path / 'rows.jsonl').read_text().splitlines()]
+    assert [row['system'] for row in rows[1:]] == ['original', 'shatter']
+    assert all(row['TFLOP/s'] < 1 for row in rows[1:])
 
 
 # ---- on XLA: processes ----
