@@ -1470,7 +1470,7 @@ def submit(trial, model, runtime, wanted):
 def run_trial(trial, levels, others, wanted, runtime):
     """Fine-tune unless that is done, and add what else is asked for.  Was anything done?"""
     result = read_result(trial.folder)
-    before = result or {'noise': {trial.name: {}}, 'cross': {}}
+    before = result or {}
     noise_due = [level for level in levels if str(level) not in before.get('noise', {}).get(trial.name, {})]
     cross_due = [name for name in others if name not in before.get('cross', {}) and trial.task.positive]
     if result and not (noise_due or cross_due or wanted):
@@ -1801,7 +1801,8 @@ def main():
     if {'--help', '-h'} & set(sys.argv):
         with contextlib.suppress(SystemExit):
             configure(globals())
-        return print(task_table())
+        print(task_table())
+        return
     config, origins = configure(globals())
     names, levels = find_tasks(tasks), noise_levels(noise)
     others = [name for name in names if TASKS[name].positive] if cross else []
