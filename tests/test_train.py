@@ -1189,7 +1189,8 @@ def test_predictions_of_a_trained_model_beat_chance(corpus, tmp_path, train_here
     """600 steps on real text: below the unigram entropy, which bare frequencies cannot reach."""
     train_here(tmp_path, '--max_iters=600', '--seed=2', '--learning_rate=5e-3', '--warmup_iters=60',
                '--position=rope', '--n_head=2', '--n_embd=64', '--n_inner=128', '--total_batch=16',
-               '--dropout=0', '--attention_dropout=0', '--log_interval=100', '--attention=pairwise', '--eval_samples=0')
+               '--dropout=0', '--attention_dropout=0', '--log_interval=100', '--attention=pairwise',
+               '--eval_samples=0')
     score = metrics(tmp_path, 'val')[-1]
     assert score['loss'] < load_meta(corpus)['unigram_entropy'] - 0.3 and score['accuracy'] > 0.1
 
