@@ -5,8 +5,8 @@
     $ python prepare_data.py --check=data/mine                  # reads every byte of a prepared corpus
 
 A corpus is a list of units: about 50 MB of local files, a range of a large file, some files of a hub dataset.
-A unit becomes one shard of each split, whatever other processes do, and unit_00017.json marks it as done. So a
-repeated command goes on where the last one stopped, and n machines that share data_dir take every n-th unit:
+A unit becomes one shard of each split, whatever other processes do, and unit_00017.json marks it as done. So
+a repeated command goes on where the last one stopped, and n machines that share data_dir take each n-th unit:
     $ python prepare_data.py config/data_c4.py --part=i/n       # torchrun and srun number the parts
 Whoever finds all units done writes meta.json. Any number of processes and machines makes the same bytes.
 Documents keep the order of the source: train.py shuffles rows.
@@ -969,7 +969,7 @@ def in_parallel(function, tasks, num_proc):
 
     An error or Ctrl-C ends all workers at once.
     """
-    if num_proc == 1:
+    if num_proc == 1 or not tasks:
         yield from ((i, function(*task)) for i, task in enumerate(tasks))
         return
     context = multiprocessing.get_context('spawn')
@@ -1084,7 +1084,8 @@ def save_tools(folder, units, config):
             tools[knob]['sha256'] = hashlib.sha256(read_bytes(os.path.join(home, kind.file_name))).hexdigest()
     write_json(os.path.join(home, 'settings.json'), tools)
     made = load_tokenizer(folder)
-    load_tool(folder, 'segmenter', SEGMENTERS)                  # or it says what is wrong with it
+    if 'sha256' in tools.get('segmenter', {}):
+        load_tool(folder, 'segmenter', SEGMENTERS)              # or it says what is wrong with its file
     specials = set(made.special.values())
     starts = bytes(start or i in specials for i, start in enumerate(made.word_starts()))
     write_bytes(os.path.join(home, 'word_start.bin'), starts)
@@ -1408,12 +1409,14 @@ def prepare(config):
     settings = {knob: value for knob, value in config.items() if knob not in WHERE_ONLY}
     folder = os.path.join(config['data_dir'], config['name'] or default_name)
     try:
-        if not os.path.exists(folder):
+        if not os.path.isdir(folder) or not os.listdir(folder):
             make_folder(folder, sources, config, settings)
         plan = load_plan(folder, settings)
         numbers = range(len(plan['units']))
-        todo = [k for k in numbers[i::n] if not os.path.exists(unit_file(folder, k))]
-        tokens = write_units(folder, plan, todo, config) if todo else 0
+        todo = {k: plan['units'][k] for k in numbers[i::n] if not os.path.exists(unit_file(folder, k))}
+        if todo:
+            check_versions(folder, plan['versions'])
+        tokens = write_units(folder, todo, config)
         left = sum(not os.path.exists(unit_file(folder, k)) for k in numbers)
         if left:
             say(f'{folder}: part {i}/{n} is done; {left} units are left to other parts, whose last ends it')
@@ -1430,20 +1433,25 @@ def prepare(config):
     return folder
 
 
-def write_units(folder, plan, todo, config):
-    """Write these units with a bar on a terminal, else a line a minute.  Returns their tokens."""
-    for package, there in plan['versions'].items():
+def check_versions(folder, versions):
+    """Raises UserError unless the packages are those with which the folder was begun."""
+    for package, there in versions.items():
         need(package, 'this preparation')
         here = importlib.metadata.version(package)
         if here != there:
             raise UserError(f'{folder}: begun with {package} {there}, here is {here}: pip install '
                             f'{package}=={there}')
-    done, tokens, config = 0, 0, {**config, 'folder': folder}
-    started = told = time.monotonic()
+
+
+def write_units(folder, units, config):
+    """Write {number: unit} with a bar on a terminal, else a line a minute.  Returns their tokens."""
+    done, tokens, started, told = 0, 0, time.monotonic(), time.monotonic()
+    tasks = [(number, unit, {**config, 'folder': folder}) for number, unit in units.items()]
+    results = in_parallel(write_unit, tasks, config['num_proc'])
     quiet = not (sys.stderr and sys.stderr.isatty())
-    with need('tqdm', 'preparing').tqdm(total=len(todo), unit='unit', leave=False, disable=quiet) as bar:
-        tasks = [(k, plan['units'][k], config) for k in todo]
-        for found in in_parallel(write_unit, tasks, config['num_proc']):
+    bar = need('tqdm', 'preparing').tqdm(total=len(units), unit='unit', leave=False, disable=quiet)
+    with contextlib.closing(results), bar:
+        for found in results:
             done += found is not None
             tokens += found[1] if found else 0
             rate = f'{tokens:,} tokens, {tokens / (time.monotonic() - started):,.0f} tokens/s'
@@ -1451,7 +1459,7 @@ def write_units(folder, plan, todo, config):
             bar.update(found is not None)
             if quiet and time.monotonic() - told >= LINE_SECONDS:
                 told = time.monotonic()
-                say(f'{folder}: {done} of {len(todo)} units, {rate}')
+                say(f'{folder}: {done} of {len(units)} units, {rate}')
     return tokens
 
 

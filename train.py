@@ -655,8 +655,8 @@ def update(model, optimizer, scaler, parts, count, grad_clip, runtime):
 class Health:
     """Watches losses and gradient norms on the device; the host sees them when it looks.
 
-    What is not finite spoils the weights of all later steps. So no look misses it, and one comes before every
-    validation and save. float16 alone may have such norms: it skips their steps while it searches its scale.
+    A look comes before every validation and save, and finds what was ever not finite. float16 alone may have
+    gradient norms that are not: it skips such steps while it searches for its scale.
     """
 
     def __init__(self, runtime):
@@ -680,8 +680,8 @@ class Health:
         losses, counts = zip(*self.runtime.gather([(loss, healthy)]), strict=True)
         if min(counts) < self.steps:
             first = step - self.steps + int(min(counts)) + 1
-            raise UserError(f'{where}: loss or gradient norm of step {first} is not finite; no checkpoint has '
-                            'it; try a lower learning_rate')
+            raise UserError(f'{where}: loss or gradient norm of step {first} is not finite; no checkpoint '
+                            'has it; try a lower learning_rate')
         if self.scaler and self.scaler.is_enabled() and self.scaler.get_scale() <= 1:
             raise UserError(f'{where}: float16 found no scale with finite gradients up to step {step}; try a '
                             "lower learning_rate, or dtype='bfloat16'")
@@ -808,8 +808,8 @@ def start_from(init_from, out_dir, runtime):
     there = checkpoints(out_dir)[-1:]
     seen = sorted({os.path.basename(path) for path in runtime.gather(there or ['none'])})
     if len(seen) > 1:
-        raise UserError(f"{out_dir}: the newest checkpoint is {' here and '.join(seen)} there; out_dir must be "
-                        'a folder that all machines share')
+        raise UserError(f"{out_dir}: the newest checkpoint is {' here and '.join(seen)} there; out_dir must "
+                        'be a folder that all machines share')
     path = runtime.agree(find_checkpoint(init_from, out_dir) if runtime.main else None)
     content = read_checkpoint(path) if path else {}
     if init_from not in ('auto', 'resume') and there and step_of(there[0]) > content.get('step', -1):
@@ -915,6 +915,15 @@ def clock(seconds):
     return str(timedelta(seconds=int(seconds)))
 
 
+def log_line(step, total, seconds, values):
+    """A line of the log.  seconds: of a step"""
+    mfu = 'n/a' if values['mfu'] is None else f"{values['mfu']:.1%}"
+    graphs = f", {values['compiled']} graphs" if 'compiled' in values else ''
+    return (f"step {step}/{total}: loss {values['loss']:.4f}, lr {values['lr']:.2e}, "
+            f"norm {values['norm']:.2f}, {values['tokens_per_second']:,.0f} tokens/s, mfu {mfu}, "
+            f'eta {clock((total - step) * seconds)}{graphs}')
+
+
 def write_manifest(folder, config, data, runtime):
     """Append to run.json what makes this launch: command, revision, versions, device, data and knobs."""
     path, launches, here = os.path.join(folder, 'run.json'), [], os.path.dirname(os.path.abspath(__file__))
@@ -981,7 +990,7 @@ def fill_masks(model, tokenizer, text):
 
 
 def masked_sentences(documents, tokenizer, word_start):
-    """Yield (ids before it, a whole word, ids after it) for first sentences of documents, always the same.
+    """Yield (ids before it, a whole word, ids after it) of first sentences of documents, always the same.
 
     documents  DocumentRows, of which 10,000 are tried: 8 to 30 tokens of prose up to a full stop are taken
     """
@@ -1002,13 +1011,12 @@ def masked_sentences(documents, tokenizer, word_start):
 
 def show_sentences(model, documents, tokenizer, word_start, n):
     """Print `n` of masked_sentences with what the model fills in."""
-    shown = 0
-    for before, word, after in itertools.islice(masked_sentences(documents, tokenizer, word_start), n):
+    sentences = list(itertools.islice(masked_sentences(documents, tokenizer, word_start), n))
+    for before, word, after in sentences:
         best = predictions(model, tokenizer, [*before, tokenizer.special['mask'], *after])
         text = f'{tokenizer.decode(before)} [MASK] {tokenizer.decode(after).strip()}'
         tell('\n'.join(['', text, f'    masked: {word}', *best]))
-        shown += 1
-    if n and not shown:
+    if not sentences:
         tell('no sentence to fill in: no document of the validation split begins with a short one')
 
 
@@ -1125,19 +1133,15 @@ def main():
     raw = to_device(raw, runtime)
     optimizer = make_optimizer(raw, learning_rate, (beta1, beta2), adam_eps, weight_decay, runtime)
     scaler = torch.amp.GradScaler(runtime.device.type, enabled=runtime.dtype == torch.float16)
-    step, samples, best_loss, validated, news = 0, 0, math.inf, False, ''
+    step, samples, validated = 0, 0, False
     if path:
         refuse_difference(path, content['data'], identity, 'the data')
         groups = optimizer.state_dict()['param_groups']         # decay, betas and kernels are this run's
         optimizer.load_state_dict({**content['optimizer'], 'param_groups': groups})
         if content['scaler'] and scaler.is_enabled():
             scaler.load_state_dict(content['scaler'])
-        step, samples, best_loss, validated, before = (
-            content[key] for key in ('step', 'samples', 'best_loss', 'validated', 'config'))
-        config['milestones'] = tuple(sorted({*milestones, *before['milestones']}))
-        changed = [f'{key} {before.get(key)!r} -> {value!r}' for key, value in config.items()
-                   if before.get(key) != value]
-        news = f"continuing {path} at step {step}{'; changed: ' * bool(changed)}{', '.join(changed)}\n"
+        step, samples, validated = content['step'], content['samples'], content['validated']
+        config['milestones'] = tuple(sorted({*milestones, *content['config']['milestones']}))
     content.clear()                                     # weights and optimizer have their copies
     loader = Loader(train_rows, masker, seed, total_batch, runtime.share(total_batch),
                     offset=samples - step * total_batch)
@@ -1153,37 +1157,37 @@ def main():
     if runtime.main:
         write_manifest(out_dir, config, identity, runtime)
         tell(f'{table(config, origins)}\n{count_parameters(raw):,} parameters on {runtime.world} x '
-             f'{runtime.device} in {str(runtime.dtype)[6:]}; {len(train_rows):,} training rows\n{news}')
-    log, health = Log(out_dir, step, runtime, wandb_project, config), Health(runtime)
+             f'{runtime.device} in {str(runtime.dtype)[6:]}; {len(train_rows):,} training rows'
+             + (f'\ncontinuing {path} at step {step}' if path else ''))
+    log = Log(out_dir, step, runtime, wandb_project, config)
     bar = tqdm(initial=step, total=max_iters, disable=not (runtime.main and sys.stderr.isatty()))
 
     def ends(interval):
         return step == max_iters or (interval and step % interval == 0)
 
     def validate():
-        """(best loss so far, True), or False if a signal came before the end"""
+        """Log the validation loss; False if a signal came before it was there."""
         scores = evaluate(raw, val_loader, batch_size, runtime, stop)
         if scores is None:
-            return best_loss, False
-        log.write('val', step, f"step {step}: validation loss {scores['loss']:.4f} (unigram {unigram:.4f}), "
-                  f"masked accuracy {scores['accuracy']:.2%}, perplexity {scores['perplexity']:.1f}", **scores)
-        return min(best_loss, scores['loss']), True
+            return False
+        text = (f"step {step}: validation loss {scores['loss']:.4f} (unigram {unigram:.4f}), masked accuracy "
+                f"{scores['accuracy']:.2%}, perplexity {scores['perplexity']:.1f}")
+        log.write('val', step, text, **scores)
+        return True
 
     def save():
         if runtime.main:
             content = {'step': step, 'samples': samples, 'model': raw.state_dict(), 'config': config,
                        'optimizer': optimizer.state_dict(), 'scaler': scaler.state_dict(),
-                       'model_config': asdict(raw.config), 'data': identity,
-                       'best_loss': best_loss, 'validated': validated}
+                       'model_config': asdict(raw.config), 'data': identity, 'validated': validated}
             write_checkpoint(os.path.join(out_dir, checkpoint_name(step)), to_host(content, runtime))
             others = [path for path in checkpoints(out_dir) if step_of(path) not in config['milestones']]
             for path in others[:-keep_checkpoints]:
                 os.remove(path)
 
     # the loop
-    if not validated:
-        best_loss, validated = validate()
-    logged, since = step, time.perf_counter()           # at the last log line
+    validated = validated or validate()
+    health, logged, since = Health(runtime), step, time.perf_counter()          # the last log line
     for batch in prefetch(loader.batch, range(step, max_iters)):
         count, stopping = runtime.sum(batch['weights'].sum(), len(stop))
         if stopping:
@@ -1202,16 +1206,14 @@ def main():
             loss, norm = health.look(step, out_dir)
         if ends(log_interval):
             seconds = (time.perf_counter() - since) / (step - logged)
-            speed, mfu = total_batch * block_size / seconds, flops / seconds / runtime.world / peak if peak else None
-            graphs = compilations(runtime)
-            text = (f'step {step}/{max_iters}: loss {loss:.4f}, lr {lr:.2e}, norm {norm:.2f}, {speed:,.0f} '
-                    f"tokens/s, mfu {f'{mfu:.1%}' if mfu else 'n/a'}, eta {clock((max_iters - step) * seconds)}"
-                    f"{''.join(f', {key} {n}' for key, n in graphs.items())}")
-            log.write('train', step, text, loss=loss, lr=lr, norm=norm, tokens_per_second=speed, mfu=mfu, **graphs)
+            mfu = flops / seconds / runtime.world / peak if peak else None
+            values = {'loss': loss, 'lr': lr, 'norm': norm, 'mfu': mfu, **compilations(runtime),
+                      'tokens_per_second': total_batch * block_size / seconds}
+            log.write('train', step, log_line(step, max_iters, seconds, values), **values)
             logged, since = step, time.perf_counter()
         paused = time.perf_counter()
         if ends(eval_interval):
-            best_loss, validated = validate()
+            validated = validate()
         if due:
             save()
         since += time.perf_counter() - paused

@@ -1,18 +1,18 @@
 """Faults of train.py: killed, stopped, out of disk, hung.  The end equals an undisturbed one's to the bit.
 
-    $ FAULTS=50 python -m pytest -rP tests/test_faults.py       # the counts of results/faults.md
+    $ FAULTS=50 python -m pytest -m slow -rP tests/test_faults.py       # more often than once
+
+Those that need no process of their own are in test_train.py.
 """
 import contextlib
 import glob
 import json
 import os
-import platform
 import random
 import re
 import resource
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -23,18 +23,18 @@ import pytest
 import torch
 import torch._dynamo  # optimizers want it: once, in the fork server
 from conftest import ROOT, tiny
-from test_train import metrics, same_checkpoint
+from test_train import free_port, metrics, same_checkpoint
 
 import train as source
 from configurator import run
 
-pytestmark = pytest.mark.skipif(sys.platform != 'linux', reason='signals and limits of Linux')
+pytestmark = [pytest.mark.slow,
+              pytest.mark.skipif(sys.platform != 'linux', reason='signals and limits of Linux')]
 TIMES = int(os.environ.get('FAULTS', 1))                # runs that are disturbed, of each kind
 LAST = 'ckpt_0000024.pt'
 KNOBS = ['--max_iters=24', '--checkpoint_interval=1', '--eval_interval=1']      # saves and validations
 CONTEXT = get_context('forkserver')                     # processes that have imported torch already
 CONTEXT.set_forkserver_preload(['test_faults'])
-slow = pytest.mark.skipif('FAULTS' not in os.environ, reason='a minute: set FAULTS=1')
 
 
 def enter(words, errors, before, environment):
@@ -161,12 +161,6 @@ def test_two_processes_killed_together_go_on_together(corpus, tmp_path):
     print(f'kill -9 of one of two ranks: {TIMES} runs; all end as an undisturbed pair')
 
 
-def free_port():
-    with socket.socket() as server:
-        server.bind(('127.0.0.1', 0))
-        return server.getsockname()[1]
-
-
 def group(words, tmp_path, before=(None, None)):
     """Two processes of a group, without torchrun, which would end what is left of one."""
     port = str(free_port())
@@ -175,22 +169,20 @@ def group(words, tmp_path, before=(None, None)):
 
 
 @pytest.mark.parametrize('victim', [0, 1])
-def test_a_hung_rank_ends_the_group_and_is_named(victim, corpus, tmp_path):
-    words = [*tiny(corpus, tmp_path / 'run'), '--max_iters=100000', '--timeout=3']
+@pytest.mark.parametrize('number', [signal.SIGSTOP, signal.SIGKILL])
+def test_a_lost_rank_ends_the_group_within_its_timeout(number, victim, corpus, tmp_path):
+    words = [*tiny(corpus, tmp_path / 'run'), '--max_iters=100000', '--timeout=5']
     ranks = group(words, tmp_path)
-    wait_for(lambda: len(source.read_metrics(tmp_path / 'run')) > 3)
-    time.sleep(2)                                       # in which each has heard of the other
-    ranks[victim].send(signal.SIGSTOP)
-    start = time.monotonic()
     try:
+        wait_for(lambda: len(source.read_metrics(tmp_path / 'run')) > 3)
+        ranks[victim].send(number)
+        start = time.monotonic()
         status, text = ranks[1 - victim].ends(30)
     finally:
         for one in ranks:
             one.send(signal.SIGKILL)
-    assert status == 1 and time.monotonic() - start < 15
-    name = f'error: rank {victim}, process {ranks[victim].process.pid} on {platform.node()}, '
-    assert text.strip() == (f'{name}gave no sign of life for 3 s; the same command goes on from the last '
-                            'checkpoint')
+    assert status == 2 and time.monotonic() - start < 15
+    assert text.startswith('error') and 'lost another process' in text and len(text.splitlines()) == 1
 
 
 # ---- disks ----
@@ -216,8 +208,8 @@ def test_a_file_that_may_not_grow_leaves_the_checkpoint_before(whole, corpus, tm
         before = (out_dir / 'ckpt_0000023.pt').read_bytes()
         limit = Crowd(rng.randrange((folder / 'run.json').stat().st_size + 2000, size))
         status, text = Run([*words, *KNOBS], tmp_path / 'errors', limit).ends()
-        assert status == 2 and 'ckpt_0000024.pt: cannot be written: ' in text, text
-        assert 'the disk is full' in text and 'Traceback' not in text and not list(out_dir.glob('*.tmp'))
+        assert status == 2 and 'ckpt_0000024.pt: cannot be written: File too large' in text, text
+        assert 'Traceback' not in text and not list(out_dir.glob('*.tmp'))
         assert (out_dir / 'ckpt_0000023.pt').read_bytes() == before
         fine([*words, *KNOBS], out_dir)
         same_checkpoint(folder / LAST, out_dir / LAST)
@@ -233,7 +225,7 @@ def test_a_full_disk_leaves_the_checkpoint_before(whole, corpus, tmp_path):
             out_dir = tmp_path / 'disk' / 'run'
             words = [*tiny(corpus, out_dir), *KNOBS]
             status, text = Run(words, tmp_path / 'errors').ends()
-            assert status == 2 and 'the disk is full' in text and 'Traceback' not in text, text
+            assert status == 2 and 'No space left on device' in text and 'Traceback' not in text, text
             assert not list(out_dir.glob('*.tmp'))
             there = source.checkpoints(out_dir)
             assert [source.read_checkpoint(path)['step'] for path in there] == [
@@ -252,78 +244,15 @@ def test_a_folder_that_cannot_be_written_is_one_line(corpus, tmp_path):
             assert status == 2 and 'Read-only file system' in text and len(text.splitlines()) == 1, text
 
 
-# ---- two runs, two folders ----
-
-def test_a_second_run_in_a_folder_is_refused_and_a_killed_one_leaves_no_lock(corpus, tmp_path):
-    words = [*tiny(corpus, tmp_path / 'run'), '--max_iters=100000']
-    first = Run(words, tmp_path / 'first')
-    wait_for(lambda: source.read_metrics(tmp_path / 'run'))
-    before = (tmp_path / 'run' / 'run.json').read_bytes()
-    status, text = Run(words, tmp_path / 'second').ends()
-    assert status == 2 and len(text.splitlines()) == 1
-    assert f'run: in use by process {first.process.pid} on {platform.node()} since 2' in text
-    assert (tmp_path / 'run' / 'run.json').read_bytes() == before
-    first.send(signal.SIGKILL)
-    first.ends()
-    fine([*words[:-1], '--max_iters=2'], tmp_path / 'run')
-    assert 'owner' not in (tmp_path / 'run' / 'lock').read_text()
-
-
-class Elsewhere:
-    """A machine with another disk: the same relative path, another folder."""
-
-    def __init__(self, folder):
-        self.folder = folder
-
-    def __call__(self):
-        os.chdir(self.folder)
-
-
-def test_a_folder_that_machines_do_not_share_is_explained(corpus, tmp_path):
-    places = [tmp_path / 'a', tmp_path / 'b']
-    for place in places:
-        place.mkdir()
-    words = [*tiny(corpus, 'run'), '--checkpoint_interval=1', '--keep_checkpoints=9']
-    before = tuple(map(Elsewhere, places))
-    for one in group([*words, '--max_iters=2'], tmp_path, before):
-        assert one.ends()[0] == 0
-    assert 'run is not shared with' in (tmp_path / 'errors0').read_text()
-    ends = [one.ends() for one in group([*words, '--max_iters=4'], tmp_path, before)]
-    assert [status for status, _ in ends] == [2, 2]
-    assert f'rank 1 on {platform.node()} has not got run/ckpt_0000002.pt' in ends[0][1]
-    shutil.move(tmp_path / 'a' / 'run', tmp_path / 'a' / 'away')
-    (tmp_path / 'b' / 'run').mkdir()
-    shutil.copy(tmp_path / 'a' / 'away' / 'ckpt_0000002.pt', tmp_path / 'b' / 'run')
-    ends = [one.ends() for one in group([*words, '--max_iters=4'], tmp_path, before)]
-    assert [status for status, _ in ends] == [2, 2] and 'holds checkpoints that' in ends[0][1]
-    shutil.copytree(tmp_path / 'a' / 'away', tmp_path / 'a' / 'run', dirs_exist_ok=True)      # on both
-    for one in group([*words, '--max_iters=4'], tmp_path, before):
-        assert one.ends()[0] == 0
-
-
-# ---- clocks and memory ----
-
-def jump():
-    """time.time() leaps by up to a year, back and forth."""
-    now, rng = time.time, random.Random(4)
-    time.time = lambda: now() + rng.uniform(-3e7, 3e7)
-
-
-def test_a_clock_that_jumps_changes_nothing(whole, corpus, tmp_path):
-    words = [*tiny(corpus, tmp_path / 'run'), *KNOBS]
-    status, text = Run(words, tmp_path / 'errors', jump).ends()
-    assert status == 0, text
-    same_run(whole[0], tmp_path / 'run')
-
+# ---- memory ----
 
 def resident():
     with open('/proc/self/statm') as file:
         return int(file.read().split()[1]) * resource.getpagesize()
 
 
-def read_batches(folder, n):
+def read_batches(folder, meta, n):
     """Bytes by which reading `n` batches makes this process grow; exits 1 from 20 MB on."""
-    meta = source.load_meta(folder)
     rows = source.StreamRows(folder, meta, 'train', 128)
     loader = source.Loader(rows, source.Masker(meta, 128, 0.15), 1, 64, slice(0, 64))
     batches = source.prefetch(loader.batch, range(n))
@@ -338,17 +267,13 @@ def read_batches(folder, n):
 def test_batches_of_a_large_corpus_do_not_grow_the_process(corpus, tmp_path):
     """2,000 batches of 64 x 128 tokens: 16 million of the 100 million tokens of 200 MB."""
     shutil.copytree(corpus, tmp_path / 'large')
-    path = tmp_path / 'large' / 'meta.json'
-    meta, rng = json.loads(path.read_text()), np.random.default_rng(0)
-    shard = meta['splits']['train']['shards'][0]
+    meta, rng = source.load_meta(corpus), np.random.default_rng(0)
+    shard = meta['splits']['train'][0]
     ids = rng.integers(10, meta['vocab_size'], 10 ** 8).astype(meta['dtype'])
-    ids.tofile(tmp_path / 'large' / shard['tokens'])
-    meta['files'][shard['tokens']]['bytes'] = ids.nbytes
-    shard['n_tokens'] = len(ids)
-    meta['splits']['train'] = {'tokens': len(ids), 'documents': shard['n_documents'], 'shards': [shard]}
-    path.write_text(json.dumps(meta))
+    ids.tofile(tmp_path / 'large' / f"{shard['stem']}.bin")
+    meta['splits']['train'] = [{**shard, 'tokens': len(ids)}]
     assert ids.nbytes == 200_000_000
-    reader = CONTEXT.Process(target=read_batches, args=(str(tmp_path / 'large'), 2000))
+    reader = CONTEXT.Process(target=read_batches, args=(str(tmp_path / 'large'), meta, 2000))
     reader.start()
     reader.join(300)
     assert reader.exitcode == 0
@@ -392,7 +317,6 @@ def family(pid):
     return [pid, *(one for child in children for one in family(int(child)))]
 
 
-@slow
 def test_a_dead_node_is_survived_and_a_new_one_joins(machines, corpus, tmp_path):
     """Two torchrun agents; kill -9 of a worker, then of a whole node; then a new node joins."""
     first, second = machines

@@ -85,7 +85,7 @@ def same_checkpoint(one, other):
         for name, value in state.items():
             assert torch.equal(value, other['optimizer']['state'][index][name]), (index, name)
     assert len(one['optimizer']['state']) == len(other['optimizer']['state']) == len(one['model'])
-    assert one['step'] == other['step'] and one['best_loss'] == other['best_loss']
+    assert one['step'] == other['step'] and one['samples'] == other['samples']
 
 
 @pytest.fixture
@@ -382,15 +382,14 @@ def test_ten_steps_and_ten_resumed_are_twenty(system, tmp_path, train_here, caps
     assert losses[-1] < losses[0] - 0.01                # and it learns
 
 
-def test_a_finished_run_stays_as_it_is_and_a_longer_one_says_what_changed(tmp_path, train_here, capsys):
+def test_a_finished_run_stays_as_it_is_and_a_longer_one_takes_its_knobs(tmp_path, train_here, capsys):
     train_here(tmp_path, '--max_iters=4')
     before = (tmp_path / 'ckpt_0000004.pt').read_bytes()
     train_here(tmp_path, '--max_iters=4')
     assert 'at step 4' in capsys.readouterr().out and (tmp_path / 'ckpt_0000004.pt').read_bytes() == before
     train_here(tmp_path, '--max_iters=6', '--seed=5')
-    out = capsys.readouterr().out
-    assert 'max_iters 4 -> 6' in out and 'seed 1 -> 5' in out
-    assert weights(tmp_path / 'ckpt_0000006.pt')['step'] == 6
+    content = weights(tmp_path / 'ckpt_0000006.pt')
+    assert content['step'] == 6 and content['config']['seed'] == 5
     train_here(tmp_path, '--max_iters=7', '--weight_decay=0.5', '--beta1=0.8', '--adam_eps=1e-3')
     group = weights(tmp_path / 'ckpt_0000007.pt')['optimizer']['param_groups'][0]
     assert (group['weight_decay'], group['betas'], group['eps']) == (0.5, (0.8, 0.999), 1e-3)
@@ -403,7 +402,7 @@ def test_checkpoints_that_stay(tmp_path, train_here, capsys):
         f'ckpt_{step:07d}.pt' for step in (3, 4, 10, 12)]
     content = weights(tmp_path / 'ckpt_0000012.pt')
     assert set(content) == {'step', 'samples', 'model', 'optimizer', 'scaler', 'config', 'model_config',
-                            'data', 'best_loss', 'validated'}
+                            'data', 'validated'}
     assert content['samples'] == 12 * 8
     shutil.copy(tmp_path / 'ckpt_0000003.pt', tmp_path / 'ckpt_best.pt')        # a user's own
     train_here(tmp_path, '--max_iters=14', '--checkpoint_interval=1', '--keep_checkpoints=1')
@@ -446,21 +445,22 @@ def test_another_total_batch_goes_on_at_the_same_sample(corpus, meta, tmp_path, 
     monkeypatch.setattr(Loader, 'indices', recorded)
     train_here(tmp_path / 'run', '--max_iters=3', '--total_batch=256')
     shutil.copytree(tmp_path / 'run', tmp_path / 'cut')
-    knobs = ['--max_iters=16', '--total_batch=128']
+    knobs = ['--max_iters=12', '--total_batch=128']
     train_here(tmp_path / 'run', *knobs)
-    wanted = [(step, 256 if step < 3 else 128) for step in range(16)]
-    n, samples = len(StreamRows(corpus, meta, 'train', 32)), 3 * 256 + 13 * 128
+    wanted = [(step, 256 if step < 3 else 128) for step in range(12)]
+    n, samples = len(StreamRows(corpus, meta, 'train', 32)), 3 * 256 + 9 * 128
     order = [shuffled(np.arange(n), n, 1, epoch) for epoch in range(samples // n + 1)]
     assert np.concatenate([drawn[key] for key in wanted]).tolist() == np.concatenate(order)[:samples].tolist()
     assert set(drawn) - {(3, 256)} == set(wanted)
-    assert weights(tmp_path / 'run' / 'ckpt_0000016.pt')['samples'] == samples
+    assert weights(tmp_path / 'run' / 'ckpt_0000012.pt')['samples'] == samples
     train_here(tmp_path / 'cut', *knobs, signal_at=9, status=128 + signal.SIGTERM)
     train_here(tmp_path / 'cut', *knobs)
-    same_checkpoint(tmp_path / 'run' / 'ckpt_0000016.pt', tmp_path / 'cut' / 'ckpt_0000016.pt')
+    same_checkpoint(tmp_path / 'run' / 'ckpt_0000012.pt', tmp_path / 'cut' / 'ckpt_0000012.pt')
 
 
 DAMAGE = {'cut off': b'{"kind": "train", "st', 'bytes': bytes(range(256)), 'a number': b'3\n',
-          'a list': b'[]\n', 'no step': b'{"kind": "train"}\n', 'text for a step': b'{"kind": "val", "step": "x"}\n',
+          'a list': b'[]\n', 'no step': b'{"kind": "train"}\n',
+          'text for a step': b'{"kind": "val", "step": "x"}\n',
           'deep': b'[' * 100_000 + b'\n', 'empty': b''}
 
 
@@ -643,8 +643,8 @@ def test_a_signal_to_one_rank_saves_and_ends_all(pairs):
 def test_what_is_not_finite_on_one_rank_ends_all_and_names_its_step(value, pairs):
     """Step 6 of rank 1 is harmed; the next look is at a save or a log line."""
     folder, ends = pairs
-    assert ends[value] == [f'{folder / value}: loss or gradient norm of step 6 is not finite; no checkpoint has '
-                           'it; try a lower learning_rate'] * 2
+    line = 'loss or gradient norm of step 6 is not finite; no checkpoint has it; try a lower learning_rate'
+    assert ends[value] == [f'{folder / value}: {line}'] * 2
     steps = [source.step_of(path) for path in source.checkpoints(folder / value)]
     assert steps == {'nan': [], 'inf': [3]}[value]
     assert all(value.isfinite().all() for step in steps for value in
@@ -674,6 +674,7 @@ train.leave(runtime, 3)
 """
 
 
+@pytest.mark.slow
 def test_what_hangs_at_interpreter_shutdown_holds_no_process(tmp_path):
     (tmp_path / 'lingers.py').write_text(LINGERS)
     done = torchrun(str(tmp_path / 'lingers.py'), timeout=60, env={**os.environ, 'PYTHONPATH': ROOT})
@@ -1091,8 +1092,8 @@ def test_fill_prints_five_predictions_for_each_mask(finished, corpus, meta, trai
 def test_text_is_filled_in_under_any_locale(finished, corpus):
     """A real process: what Python makes of its arguments and streams is decided at its start."""
     words = ['train.py', *tiny(corpus, finished), '--fill=\u4e2d [MASK] \u03b1']
-    done = real_stage(*words, env={**os.environ, 'LC_ALL': 'C', 'PYTHONIOENCODING': 'ascii', 'PYTHONUTF8': '0',
-                                   'PYTHONCOERCECLOCALE': '0'})
+    ascii_alone = {'LC_ALL': 'C', 'PYTHONIOENCODING': 'ascii', 'PYTHONUTF8': '0', 'PYTHONCOERCECLOCALE': '0'}
+    done = real_stage(*words, env={**os.environ, **ascii_alone})
     assert done.returncode == 0 and done.stdout.startswith('\\u4e2d [MASK] \\u03b1\n'), done
 
 
@@ -1183,11 +1184,13 @@ def test_a_permuted_model_fills_in_and_is_not_exported(tmp_path, train_here, cap
         train_here(tmp_path, *knobs[:2])                # masked from permuted
 
 
+@pytest.mark.slow
 def test_predictions_of_a_trained_model_beat_chance(corpus, tmp_path, train_here):
     """600 steps on real text: below the unigram entropy, which bare frequencies cannot reach."""
-    train_here(tmp_path, '--max_iters=600', '--learning_rate=5e-3', '--warmup_iters=60', '--position=rope',
-               '--n_head=2', '--n_embd=64', '--n_inner=128', '--total_batch=16', '--dropout=0',
-               '--attention_dropout=0', '--log_interval=100', '--attention=pairwise', '--eval_samples=0')
+    train_here(tmp_path, '--max_iters=600', '--seed=2', '--learning_rate=5e-3', '--warmup_iters=60',
+               '--position=rope', '--n_head=2', '--n_embd=64', '--n_inner=128', '--total_batch=16',
+               '--dropout=0', '--attention_dropout=0', '--log_interval=100', '--attention=pairwise',
+               '--eval_samples=0')
     score = metrics(tmp_path, 'val')[-1]
     assert score['loss'] < load_meta(corpus)['unigram_entropy'] - 0.3 and score['accuracy'] > 0.1
 

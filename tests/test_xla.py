@@ -125,7 +125,8 @@ def test_losses_and_gradients_are_the_cpus(system):
     theirs = source.to_device(copy.deepcopy(ours), RUNTIME)
     losses = []
     for model, runtime in ((ours, ON_CPU), (theirs, RUNTIME)):
-        rows = [model(**moved(batch(i, objective, padded), runtime)) for i, padded in enumerate((False, True))]
+        rows = [model(**moved(batch(i, objective, padded), runtime))
+                for i, padded in enumerate((False, True))]
         sum(part.mean() for part in rows).backward()
         runtime.sync()
         losses.append(torch.cat(rows).detach().cpu())
@@ -190,7 +191,7 @@ def test_updates_are_the_cpus():
 @needs_xla
 @pytest.mark.xla
 def test_what_is_infinite_once_is_named_at_the_next_look(monkeypatch):
-    """One gradient norm, of step 3, that overflows; clipping makes zeros of it, so the weights stay finite."""
+    """The gradient norm of step 3 overflows; clipping makes zeros of it, so the weights stay finite."""
     clip, calls = torch.nn.utils.clip_grad_norm_, []
 
     def harmed(parameters, *arguments):
@@ -373,9 +374,10 @@ def wrapped_twin():
         optimizer = torch.optim.SGD(raw.parameters(), 1.0)
         before = [parameter.detach().cpu() for parameter in raw.parameters()]
         scaler = torch.amp.GradScaler('xla', enabled=False)
-        source.update(model, optimizer, scaler, parts, 32.0 * world, 0.0, runtime)      # `world` makes it good
+        source.update(model, optimizer, scaler, parts, 32.0 * world, 0.0, runtime)      # DDP divides by 1
         runtime.sync()
-        changes.append([one - other.detach().cpu() for one, other in zip(before, raw.parameters(), strict=True)])
+        after = [parameter.detach().cpu() for parameter in raw.parameters()]
+        changes.append([one - other for one, other in zip(before, after, strict=True)])
     assert all(torch.allclose(one, other, atol=1e-6) for one, other in zip(*changes, strict=True))
     assert alone.agree(3) == 3
     print('the same')
