@@ -390,10 +390,11 @@ def make_chid(task, record, number, counts):
 
 # ---- examples of a split or of a file ----
 
-def load_examples(name, split, data_dir):
+def load_examples(name, split, data_dir, extra_train=''):
     """One split of a task.  Returns (list of Example, {kind: count} of what was skipped or repaired).
 
-    data_dir    holds the row's folder, is its parent or is it; empty: the task comes from the hub
+    data_dir     holds the row's folder, is its parent or is it; empty: the task comes from the hub
+    extra_train  a file with more training examples of an extraction task
     A row with missing columns, an unknown label or no usable answer is skipped and counted.  More than 1 % of
     bad rows, though one may always be, any in a test split, as a submission needs every row, or no good row:
     UserError with the file and line of the first.  Labels '-' and what find_nearest counts are no bad rows.
@@ -403,10 +404,11 @@ def load_examples(name, split, data_dir):
         return list(task.source(name, split, data_dir)), {}
     if split not in task.files:
         raise UserError(f"{name}: no split '{split}': choose one of {', '.join(task.files)}")
-    if not data_dir:
-        return collect(task, read_hub(task, split), split, f'{task.hub} {split}')
-    paths = find_split(task, split, data_dir)
-    return collect(task, itertools.chain(*(read_path(task, path) for path in paths)), split, paths[0])
+    paths = find_split(task, split, data_dir) if data_dir else []
+    more = [extra_train] if extra_train and split == 'train' and task.head == 'span' else []
+    parts = [read_path(task, path) for path in (*paths, *more)]
+    parts = parts if data_dir else [read_hub(task, split), *parts]
+    return collect(task, itertools.chain(*parts), split, ', '.join(paths) or f'{task.hub} {split}')
 
 
 def read_file(name, path, split='test'):
@@ -1042,32 +1044,34 @@ class Start(NamedTuple):
     data: dict                  # digests of the data it was trained on
 
 
-def find_checkpoints(init_from):
-    """The checkpoint files that init_from means, by step; the name of a Hugging Face BERT as it stands."""
-    if glob.has_magic(init_from):
-        found = [path for part in glob.glob(init_from) for path in find_checkpoints(part)]
+def find_checkpoints(text):
+    """The checkpoint files that init_from or compare means, by step; a Hugging Face BERT's name as it is."""
+    if glob.has_magic(text):
+        found = [path for part in glob.glob(text) for path in find_checkpoints(part)]
         if not found:
-            raise UserError(f'init_from={init_from!r}: no such file')
+            raise UserError(f'{text}: no such file')
         return sorted(found, key=lambda path: (label(path)[0], label(path)[1] or 0))
-    local = os.path.isdir(init_from) or init_from.startswith(('out/', '.', '/')) or init_from.endswith('.pt')
-    if os.path.isfile(init_from) or os.path.exists(os.path.join(init_from, 'config.json')) or not local:
-        return [init_from]
-    path = train.newest_checkpoint(init_from)
+    local = os.path.isdir(text) or text.startswith(('out/', '.', '/')) or text.endswith('.pt')
+    if os.path.isfile(text) or os.path.exists(os.path.join(text, 'config.json')) or not local:
+        return [text]
+    path = train.newest_checkpoint(text)
     if path is None:
-        name, here = os.path.basename(os.path.abspath(init_from)), os.path.dirname(os.path.abspath(__file__))
-        known = os.path.exists(os.path.join(here, 'config', f'{name}.py'))
-        command = f'config/{name}.py' if known else f'--out_dir={init_from}'
-        raise UserError(f'init_from={init_from!r}: no checkpoint there; python train.py {command} makes it')
+        config = os.path.join('config', f'{os.path.basename(os.path.abspath(text))}.py')
+        known = os.path.exists(os.path.join(os.path.dirname(os.path.abspath(__file__)), config))
+        raise UserError(f'{text}: no checkpoint there; python train.py '
+                        f"{config if known else f'--out_dir={text}'} makes it")
     return [path]
 
 
 def label(source):
     """(pretraining run, its step or None) of a source, for names of folders and rows of tables."""
     run, name = os.path.abspath(source).split(os.sep)[-2:]
-    if not source.endswith('.pt'):
+    stem, suffix = os.path.splitext(name)
+    if suffix != '.pt':
         return name, None
-    step = re.fullmatch(r'ckpt_(\d+)\.pt', name)
-    return (run, int(step[1])) if step else (f'{run}_{name[:-3]}', None)
+    if stem.startswith('ckpt_'):
+        return run, int(stem[5:]) if stem[5:].isdigit() else None       # a glob has no step
+    return f'{run}_{stem}', None
 
 
 def find_sources(init_from, compare):
@@ -1152,15 +1156,6 @@ def splits_of(name, kind):
     return {name + split.removeprefix(kind): split for split in files if split.startswith(kind)}
 
 
-def load_all(name, split, data_dir, extra_train):
-    """As load_examples; the training examples of an extraction task are joined by those of `extra_train`."""
-    examples, skipped = load_examples(name, split, data_dir)
-    if split == 'train' and extra_train and TASKS[name].head == 'span':
-        more, bad = read_file(name, extra_train, split)
-        examples, skipped = examples + more, dict(collections.Counter(skipped) + collections.Counter(bad))
-    return examples, skipped
-
-
 def subsample(examples, most):
     """At most `most` of the examples, drawn without a seed of the run; 0: all."""
     n = len(examples)
@@ -1170,7 +1165,7 @@ def subsample(examples, most):
 @functools.lru_cache(8)
 def load_split(name, split, tokenizer, block_size, stride, files, most):
     """Split of a task in a tokenizer's ids, kept for later trials.  files: (data_dir, extra_train)"""
-    examples, skipped = load_all(name, split, *files)
+    examples, skipped = load_examples(name, split, *files)
     examples = subsample(examples, most)
     return Split(examples, HEADS[TASKS[name].head].features(examples, tokenizer, block_size, stride), skipped)
 
@@ -1185,9 +1180,9 @@ def survey(name, config):
         raise UserError(f'{name}: no test file is published; name one, as in --predict=FILE')
     for split in TASKS[name].files or ('train', 'dev'):
         if predict == 'test' or not split.startswith('test'):
-            examples[split] = load_all(name, split, config['data_dir'], config['extra_train'])[0]
-    hashes = {split: hashlib.sha256(repr(found).encode()).hexdigest()[:16]
-              for split, found in examples.items() if not split.startswith('test')}
+            examples[split] = load_examples(name, split, config['data_dir'], config['extra_train'])[0]
+    hashes = {split: f'{text_hash(repr(found)):016x}' for split, found in examples.items()
+              if not split.startswith('test')}
     if predict not in ('', 'test'):
         examples[predict] = read_file(name, predict)[0]
     counts = ', '.join(f'{split} {len(found):,}' for split, found in examples.items())
@@ -1475,7 +1470,7 @@ def submit(trial, model, runtime, wanted):
 def run_trial(trial, levels, others, wanted, runtime):
     """Fine-tune unless that is done, and add what else is asked for.  Was anything done?"""
     result = read_result(trial.folder)
-    before = result or {'noise': {trial.name: {}}, 'cross': {}}
+    before = result or {}
     noise_due = [level for level in levels if str(level) not in before.get('noise', {}).get(trial.name, {})]
     cross_due = [name for name in others if name not in before.get('cross', {}) and trial.task.positive]
     if result and not (noise_due or cross_due or wanted):
@@ -1538,11 +1533,12 @@ def t_quantile(freedom, inside=0.95):
 
 
 def over_seeds(wide):
-    """For each column, whose rows are seeds: 'mean (sd)', half of the 95 % interval, number of seeds."""
+    """Of each column, whose rows are seeds: 'mean (sd)', half of the 95 % interval, number of seeds."""
     n, mean, sd = wide.count(), wide.mean(), wide.std()
     half = sd * [t_quantile(seeds - 1) / math.sqrt(seeds) if seeds > 1 else math.nan for seeds in n]
     text = mean.map(show).where(n < 2, mean.map(show) + ' (' + sd.map(show) + ')')
-    return pd.DataFrame({'mean': text, '± 95 %': half.map(show), 'seeds': n.where(n > 0).map(show, 'ignore')}).T
+    found = {'mean': text, '± 95 %': half.map(show), 'seeds': n.where(n > 0).map(show, 'ignore')}
+    return pd.DataFrame(found).T
 
 
 def each_row(wide):
@@ -1584,10 +1580,10 @@ def row_names(trials):
     return names
 
 
-def tidy(trials):
+def tidy(trials, rows):
     """DataFrame with a line for each number of finished trials, in points; step -1: no pretraining step."""
     lines = []
-    for trial, row in zip(trials, row_names(trials), strict=True):
+    for trial, row in zip(trials, rows, strict=True):
         step = -1 if trial['step'] is None else trial['step']
         noise = {column: {f'{float(level):g}': value for level, value in values.items()}
                  for column, values in trial.get('noise', {}).items()}
@@ -1624,7 +1620,8 @@ def wide_scores(frame, tables):
     scores = frame[frame.kind.isin(['scores', 'majority'])]
     wide = scores.assign(name=scores.column + '.' + scores.name).pivot(
         index=['kind', 'row', 'step', 'seed'], columns='name', values='points')
-    labels = list(dict.fromkeys(label for _, columns, averages, *_ in tables for label in (*columns, *averages)))
+    labels = [name for _, columns, averages, *_ in tables for name in (*columns, *averages)]
+    labels = list(dict.fromkeys(labels))
     wide = wide.reindex(columns=[*labels, *wide.columns.difference(labels)])
     for name, keys in (item for _, _, averages, *_ in tables for item in averages.items()):
         wide[name] = wide[keys].mean(axis=1, skipna=False)          # of the seeds that ran all of them
@@ -1655,7 +1652,7 @@ def curve_table(row, seeds, note):
     good = (means >= aim) & (aim > 0)
     cells = pd.DataFrame({f'{step:,}': over_seeds(one[means.columns]).loc['mean']
                           for step, one in seeds.groupby('step')}).T
-    cells.loc['95 % of the last'] = aim
+    cells.loc['95 % of the last'] = aim.map(show)
     cells.loc['reached at'] = [f'{found.idxmax():,}' if found.any() else '-' for _, found in good.items()]
     return markdown(f'{row} by pretraining step', cells, note)
 
@@ -1687,17 +1684,24 @@ def cost_tables(trials, rows, compare, note):
     return [markdown('Seconds an epoch', times, note), markdown('Examples', read)]
 
 
+def model_table(inits):
+    """Markdown of the models of {row: trial}, and the words that find their rows in the papers."""
+    words, shape = ['attention', 'position', 'norm', 'pooling'], ['n_layer', 'n_head', 'n_embd']
+    shapes = {row: {key: one['model'][key] for key in words + shape} for row, one in inits.items()}
+    models = [{*map(one.get, words), SIZES.get((one['n_layer'], one['n_embd']))} for one in shapes.values()]
+    head = pd.DataFrame([{'step': one['step'], **shapes[row], 'device': one['device'], 'date': one['date']}
+                         for row, one in inits.items()], list(inits), dtype=object)
+    note = 'Points: mean (standard deviation) over seeds; ± 95 %: half the confidence interval.'
+    return markdown(f"Fine-tuning: {', '.join(inits)}", head, note), models
+
+
 def make_report(trials, paper='', compare=''):
     """Markdown of finished trials, and scores by (row, step, seed).  A row is judged by its last step."""
     book = choose('paper', paper, read_papers()) if paper else {}
-    rows, frame = row_names(trials), tidy(trials)
+    rows = row_names(trials)
+    frame = tidy(trials, rows)
     inits = dict(zip(rows, trials, strict=True))                    # {row: its last trial}
-    words = ['attention', 'position', 'norm', 'pooling']
-    models = [{*map(one['model'].get, words), SIZES.get((one['model']['n_layer'], one['model']['n_embd']))}
-              for one in inits.values()]
-    head = pd.DataFrame({row: {'step': one['step'], **{key: one['model'][key] for key in (
-        *words, 'n_layer', 'n_head', 'n_embd')}, 'device': one['device'], 'date': one['date']}
-        for row, one in inits.items()}, dtype=object).T
+    head, models = model_table(inits)
     tables = list(layouts(book, trials, models))
     wide, labels = wide_scores(frame, tables)
     ends = frame.groupby('row').step.max()
@@ -1707,9 +1711,7 @@ def make_report(trials, paper='', compare=''):
     same = majority.nunique().max() <= 1                            # they differ where rows have other data
     majority = majority.max().to_frame('majority').T if same else majority.rename('majority: {}'.format)
 
-    parts = [markdown(f"Fine-tuning: {', '.join(inits)}", head,
-                      'Points: mean (standard deviation) over seeds; ± 95 %: half the confidence interval.')]
-    parts += [score_table(table, last, majority) for table in tables]
+    parts = [head, *(score_table(table, last, majority) for table in tables)]
     for row, one in inits.items():
         other = compare + row[len(one['init']):]                    # the same recipe of `compare`
         if compare and one['init'] != compare and other in inits:
@@ -1795,17 +1797,12 @@ def write_report(config, show_it):
         plot_curves(scores, os.path.join(folder, 'curve.png'))
 
 
-def stop(number, frame):
-    """Of SIGTERM and SIGINT: nothing of the trial under way is kept, so there is nothing to wait for."""
-    say('stopped by a signal; the same command starts this trial again and keeps the finished ones')
-    sys.exit(128 + number)
-
-
 def main():
     if {'--help', '-h'} & set(sys.argv):
         with contextlib.suppress(SystemExit):
             configure(globals())
-        return print(task_table())
+        print(task_table())
+        return
     config, origins = configure(globals())
     names, levels = find_tasks(tasks), noise_levels(noise)
     others = [name for name in names if TASKS[name].positive] if cross else []
@@ -1821,10 +1818,8 @@ def main():
     recipes = {name: recipe(config, name) for name in names}
     knobs = {name: SimpleNamespace(**{**config, **recipes[name]}, unanswerable=TASKS[name].unanswerable)
              for name in names}
-    if runtime.main:
-        train.hold(out_dir)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, stop)
+    for name in ('SIGTERM', 'SIGINT'):                  # nothing of a trial under way is kept: end at once
+        signal.signal(getattr(signal, name), lambda number, frame: sys.exit(128 + number))
 
     # the plan: every trial, of which this process has a share
     sources = find_sources(init_from, compare)
@@ -1836,6 +1831,7 @@ def main():
     mine = plan[runtime.rank::runtime.world]
     alone = replace(runtime, rank=0, world=1)           # a trial's result does not depend on who runs it
     if runtime.main:
+        train.hold(out_dir)
         train.write_manifest(out_dir, config, {'init_from': sources}, runtime)
         done = sum(read_result(trial.folder) is not None for trial in plan)
         print(knob_table(config, origins), *(line for _, line in data.values()), sep='\n')
@@ -1843,13 +1839,15 @@ def main():
               f'{str(runtime.dtype)[6:]}, {runtime.world} process(es)', flush=True)
 
     worked = runtime.main
-    for number, trial in enumerate(mine, 1):
-        print(f'trial {number} of {len(mine)}: {trial.folder}', flush=True)
-        if run_trial(trial, levels, others, predict, alone):
-            write_report(config, False)
-            worked = True
-    if worked and all(read_result(trial.folder) for trial in plan):
-        write_report(config, True)                      # by the process that finds all trials done
+    try:
+        for number, trial in enumerate(mine, 1):
+            print(f'trial {number} of {len(mine)}: {trial.folder}', flush=True)
+            worked = run_trial(trial, levels, others, predict, alone) or worked
+    except SystemExit:
+        say('stopped by a signal; the same command starts this trial again and keeps the finished ones')
+        raise
+    if worked:                                          # the process that finds all trials done shows them
+        write_report(config, all(read_result(trial.folder) for trial in plan))
     train.leave(runtime)
 
 

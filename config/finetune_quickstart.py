@@ -1,7 +1,7 @@
-# Three tasks with labels from the structure of the quickstart's docstrings, three seeds each.
+# Two tasks with labels from the structure of the quickstart's docstrings, three seeds each.
 # $ python finetune.py config/finetune_quickstart.py
-# Which package is a text from? Do two paragraphs stand in their order? Where is the type of a parameter?
-# Expect 73, 95 and 57 points (majority 18, 50 and 6) in 14 core minutes; run config/quickstart.py first.
+# Which package is a text from? Do two paragraphs stand in their order?
+# Expect 73 and 95 points (majority 18 and 50) in 10 core minutes; run config/quickstart.py first.
 out_dir = 'out/finetune_quickstart'
 init_from = 'out/quickstart'
 tasks = 'docstrings'

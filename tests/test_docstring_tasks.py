@@ -1,4 +1,4 @@
-"""The quickstart's tasks: true labels, no text in both splits, the same examples whatever the order of the file."""
+"""The quickstart's tasks: true labels, no text in both splits, the same examples in any order of the file."""
 import collections
 import json
 import os
@@ -74,7 +74,8 @@ def test_order_labels(split, corpus, documents):
 def test_the_order_of_the_file_and_the_kind_of_folder_make_no_difference(name, corpus, records, tmp_path):
     mixed = random.Random(1).sample(records, len(records))
     (tmp_path / 'docstrings').mkdir()
-    (tmp_path / 'docstrings' / 'docstrings.jsonl').write_text(''.join(json.dumps(row) + '\n' for row in mixed))
+    lines = ''.join(json.dumps(row) + '\n' for row in mixed)
+    (tmp_path / 'docstrings' / 'docstrings.jsonl').write_text(lines)
     for split in SPLITS:
         assert load_examples(name, split, str(tmp_path)) == load_examples(name, split, corpus)
 
@@ -89,7 +90,7 @@ def test_size(name, corpus, monkeypatch):
 
 def test_a_missing_file_or_another_corpus_gets_one_line(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match='data/docstrings/docstrings.jsonl: not there; python prepare_data.py'):
+    with pytest.raises(UserError, match='docstrings/docstrings.jsonl: not there; python prepare_data.py'):
         load_examples('docstring_order', 'train', '')
     row = {'package': 'mine', 'where': 'mine/a.py:1', 'text': 'Return the greatest of both.'}
     (tmp_path / 'docstrings.jsonl').write_text(json.dumps(row))

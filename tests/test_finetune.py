@@ -12,6 +12,7 @@ import subprocess
 import sys
 import weakref
 from dataclasses import asdict
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -70,7 +71,7 @@ def pretrained(folder, tokenizer, step=3, seed=0, **changes):
     train.write_checkpoint(os.path.join(folder, train.checkpoint_name(step)), {
         'step': step, 'model': model.state_dict(), 'config': {'objective': 'mlm', 'data_dir': data_dir,
                                                               'dataset': dataset},
-        'model_config': asdict(model.config), 'data': train.data_identity(meta)})
+        'model_config': asdict(model.config), 'data': {**meta['identity'], 'vocab_size': meta['vocab_size']}})
     return str(folder)
 
 
@@ -232,7 +233,8 @@ def test_an_epoch_has_every_example_once(n, total):
     for epoch in range(3):
         parts = [batches.batch(epoch * batches.per_epoch + i) for i in range(batches.per_epoch)]
         assert {len(part['targets']) for part in parts} == {total}
-        orders.append([i for part in parts for i, w in zip(part['targets'], part['weights'], strict=True) if w])
+        orders.append([i for part in parts
+                       for i, w in zip(part['targets'], part['weights'], strict=True) if w])
         assert sorted(orders[-1]) == list(range(n))
     again = Batches(features, 7, total, (SPECIAL,)).batch(1)
     assert all(np.array_equal(again[key], value) for key, value in batches.batch(1).items())
@@ -335,6 +337,7 @@ def test_any_pretrained_encoder_takes_any_head(attention, pooling):
         assert ours.config.block_size == length
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', HEADS)
 def test_losses_compile_in_one_graph(name):
     config = EncoderConfig(40, 16, 2, 4, 16, 32, dropout=0.0, attention_dropout=0.0, n_label=3)
@@ -347,7 +350,7 @@ def test_losses_compile_in_one_graph(name):
                         np.zeros((3, 2)) if name == 'span' else None) for i in range(2)]
     batch = collate(features, SPECIAL, HEADS[name].choices, 8)
     part = {key: torch.from_numpy(value) for key, value in batch.items()}
-    compiled = torch.compile(learner, backend='aot_eager', fullgraph=True)
+    compiled = torch.compile(learner, backend='eager', fullgraph=True)
     assert torch.allclose(compiled(**part), learner(**part), atol=1e-6)
     assert learner(**part).shape == (2,) and learner(**part).dtype == torch.float32
 
@@ -357,10 +360,10 @@ def test_losses_compile_in_one_graph(name):
 @pytest.mark.parametrize('name', [name for name in TASKS if TASKS[name].hub])
 def test_every_task_from_its_files_to_its_submission(name, run, chinese_run, tmp_path, finetune_here):
     """Files as they are published -> training, scores, predictions, submission."""
-    files = published(tmp_path, name)
+    files = published(tmp_path, name, n_train=12, n_dev=8)
     knobs = ['--predict=test'] if any(split.startswith('test') for split in TASKS[name].files) else []
     trial, = finetune_here(f"--init_from={chinese_run if name in CHINESE else run}", f'--tasks={name}', files,
-                           f'--out_dir={tmp_path}/out', *knobs)
+                           f'--out_dir={tmp_path}/out', '--epochs=1', *knobs)
     assert set(trial['scores'][name]) >= set(TASKS[name].metrics)
     assert trial['metric'] == TASKS[name].metrics[0]
     assert all(-1 <= value <= 1 for forms in trial['scores'].values() for value in forms.values())
@@ -377,7 +380,10 @@ def test_every_task_from_its_files_to_its_submission(name, run, chinese_run, tmp
             assert os.path.getsize(os.path.join(folder, part)) > 20
 
 
-@pytest.mark.parametrize('name', ['sst2', 'mrpc', 'stsb', 'squad1', 'c3', 'cmrc'])
+SLOWER = [pytest.param(name, marks=pytest.mark.slow) for name in ('mrpc', 'stsb', 'squad1', 'c3', 'cmrc')]
+
+
+@pytest.mark.parametrize('name', ['sst2', *SLOWER])
 def test_every_head_learns(name, run, chinese_run, tmp_path, finetune_here):
     """Trained and evaluated on the same few examples, each head passes its majority baseline by far."""
     files = published(tmp_path, name, n_train=16, n_dev=16)
@@ -398,7 +404,8 @@ def weights(folder):
 
 
 @pytest.mark.parametrize('knobs', [[], ['--keep_best=true', '--eval_interval=2', '--pooling=layerwise']])
-def test_a_trial_that_was_cut_off_ends_as_an_undisturbed_one(run, tmp_path, finetune_here, monkeypatch, knobs):
+def test_a_trial_that_was_cut_off_ends_as_an_undisturbed_one(run, tmp_path, finetune_here, monkeypatch,
+                                                             knobs):
     files = published(tmp_path, 'mrpc')
     arguments = [f'--init_from={run}', '--tasks=mrpc', files, *knobs]
     whole, = finetune_here(*arguments, f'--out_dir={tmp_path}/whole')
@@ -424,9 +431,10 @@ def test_a_trial_that_was_cut_off_ends_as_an_undisturbed_one(run, tmp_path, fine
 def test_a_signal_keeps_finished_trials_and_ends_with_its_status(run, tmp_path, finetune_here, monkeypatch,
                                                                  capsys, number):
     """The trial under way is lost; `stop` raises SystemExit wherever the trial is."""
-    arguments = [f'--init_from={run}', '--tasks=cola', published(tmp_path, 'cola'), f'--out_dir={tmp_path}/out',
-                 '--trials=2']
-    before, update, steps = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)}, train.update, []
+    arguments = [f'--init_from={run}', '--tasks=cola', published(tmp_path, 'cola'),
+                 f'--out_dir={tmp_path}/out', '--trials=2']
+    before = {key: signal.getsignal(key) for key in (signal.SIGTERM, signal.SIGINT)}
+    update, steps = train.update, []
 
     def interrupted(*details):
         steps.append(details)
@@ -449,7 +457,7 @@ def test_a_signal_keeps_finished_trials_and_ends_with_its_status(run, tmp_path, 
 
 
 def test_half_precision(run, tmp_path, finetune_here):
-    files = published(tmp_path, 'rte', 'squad2')
+    files = published(tmp_path, 'rte', 'squad2', n_train=8, n_dev=4)
     for dtype in ('bfloat16', 'float16'):
         trials = finetune_here(f'--init_from={run}', '--tasks=rte,squad2', files,
                                f'--out_dir={tmp_path}/{dtype}', f'--dtype={dtype}')
@@ -522,7 +530,7 @@ def test_a_trial_lets_go_of_its_weights(run, tmp_path, finetune_here, monkeypatc
     made, build = [], finetune.make_classifier
     monkeypatch.setattr(finetune, 'make_classifier', lambda *arguments: made.append(
         weakref.ref(model := build(*arguments))) or model)
-    finetune_here(f'--init_from={run}', '--tasks=cola', published(tmp_path, 'cola'),
+    finetune_here(f'--init_from={run}', '--tasks=cola', published(tmp_path, 'cola', n_train=8),
                   f'--out_dir={tmp_path}/out', '--trials=3')
     gc.collect()
     assert [reference() for reference in made] == [None] * 3
@@ -562,7 +570,8 @@ def test_all_files_are_read_before_the_first_trial(run, tmp_path, finetune_here,
 
 
 def test_a_named_file_is_predicted_beside_the_submission_and_scored(run, tmp_path, finetune_here, capsys):
-    arguments = [f'--init_from={run}', '--tasks=cola', published(tmp_path, 'cola'), f'--out_dir={tmp_path}/out']
+    arguments = [f'--init_from={run}', '--tasks=cola', published(tmp_path, 'cola'),
+                 f'--out_dir={tmp_path}/out']
     trial, = finetune_here(*arguments, '--predict=test')
     folder = folder_of(tmp_path / 'out', 'cola_1')
     with open(os.path.join(folder, 'CoLA.tsv')) as file:
@@ -593,7 +602,7 @@ def test_help_ends_with_the_tasks(monkeypatch, capsys):
     assert lines[0].startswith('usage') and len(lines[lines.index('knobs:'):]) > 40
     rows = [line.split() for line in lines[-len(TASKS):]]
     assert [row[0] for row in rows] == list(TASKS)
-    assert rows[0] == ['cola', 'glue', 'glue/CoLA/', 'train.tsv', 'dev.tsv', 'test.tsv:', 'matthews,', 'accuracy']
+    assert ' '.join(rows[0]) == 'cola glue glue/CoLA/ train.tsv dev.tsv test.tsv: matthews, accuracy'
 
 
 def test_bad_rows_of_extra_questions_are_counted(run, tmp_path, finetune_here):
@@ -660,7 +669,8 @@ def test_comparison_curve_noise_cross_and_time(run, tokenizers, tmp_path, finetu
     for step in (1, 5):
         pretrained(tmp_path / 'many', tokenizers['sentencepiece'], step, seed=step)
     trials = finetune_here(f'--init_from={tmp_path}/many/ckpt_*.pt', f'--compare={run}', '--tasks=mrpc,mnli',
-                           '--trials=2', published(tmp_path, 'mrpc', 'mnli'), f'--out_dir={tmp_path}/out',
+                           '--trials=2', published(tmp_path, 'mrpc', 'mnli', n_train=8, n_dev=6),
+                           '--epochs=1', f'--out_dir={tmp_path}/out',
                            '--noise=0:0.4:0.2', '--cross=true')
     assert [t['step'] for t in trials] == [1] * 4 + [5] * 4 + [3] * 4 and len(trials) == 12
     for trial in trials:
@@ -672,7 +682,8 @@ def test_comparison_curve_noise_cross_and_time(run, tokenizers, tmp_path, finetu
         assert trial['seconds_per_epoch'] > 0
     out = capsys.readouterr().out
     page = (tmp_path / 'out' / 'results.md').read_text()
-    assert page.split('\n', 2)[2].strip() in out and out.count('seed 1: ') + out.count('seed 2: ') >= 12
+    assert page.split('\n', 2)[2].strip() in out
+    assert out.count(' of 12: ') == 12
     assert 'many - run, paired by seed' in page and 'reached at' in page and 'Trained on' in page
     assert (tmp_path / 'out' / 'curve.png').exists() or 'matplotlib' in out
 
@@ -735,7 +746,7 @@ def test_majority_is_the_most_frequent_training_label():
 
 def test_two_processes_give_the_trials_of_one(run, tmp_path, finetune_here, monkeypatch, capsys):
     """To the bit; each takes every second trial, and the one that finds all finished reports."""
-    files = published(tmp_path, 'cola', 'squad2')
+    files = published(tmp_path, 'cola', 'squad2', n_train=12)
     arguments = [f'--init_from={run}', '--tasks=cola,squad2', files]
     one = finetune_here(*arguments, f'--out_dir={tmp_path}/one')
     capsys.readouterr()
@@ -747,7 +758,7 @@ def test_two_processes_give_the_trials_of_one(run, tmp_path, finetune_here, monk
     assert [trial['scores'] for trial in one] == [trial['scores'] for trial in two]
     for name in ('cola_1', 'squad2_1'):
         folders = [folder_of(tmp_path / part, name) for part in ('one', 'two')]
-        texts = [open(os.path.join(folder, 'predictions.jsonl')).read() for folder in folders]
+        texts = [Path(folder, 'predictions.jsonl').read_text() for folder in folders]
         assert texts[0] == texts[1] and os.path.basename(folders[0]) == os.path.basename(folders[1])
 
 
@@ -778,13 +789,15 @@ def test_a_signal_ends_a_real_process_with_its_status(run, tmp_path):
 @pytest.mark.parametrize('arguments, message', [
     (['--tasks=colla'], "tasks='colla': choose one of"),
     (['--tasks='], 'tasks='), (['--paper=smith'], "paper='smith': choose one of"),
-    (['--init_from=nowhere'], 'init_from'), (['--init_from=out/nowhere'], 'no checkpoint there'), (['--init_from=nowhere/*.pt'], 'no such file'),
+    (['--init_from=nowhere'], 'init_from'), (['--init_from=out/nowhere'], 'no checkpoint there'),
+    (['--init_from=nowhere/*.pt'], 'no such file'),
     (['--noise=0.4'], "noise='0.4': write first:last:step"), (['--noise=0:1:0'], 'noise'),
     (['--overrides=cola.epoch=1'], 'overrides'), (['--overrides=epochs=1'], 'overrides'),
     (['--overrides=cola.epochs=x'], 'epochs'),
     (['--overrides=cola.epochs=0'], 'epochs=0: must be at least 1'),
     (['--schedule=up'], 'schedule'), (['--keep_best=2'], 'keep_best'), (['--compare=gone'], 'neither'),
-    (['--pooling=mean'], 'pooling'), (['--out_dir='], 'out_dir'), (['--min_lr=1'], 'min_lr'), (['--metric=f9'], 'metric'),
+    (['--pooling=mean'], 'pooling'), (['--out_dir='], 'out_dir'), (['--min_lr=1'], 'min_lr'),
+    (['--metric=f9'], 'metric'),
     (['--block_size=7'], 'block_size'), (['--data_dir=nowhere'], 'nowhere'),
     (['--tokenizer=nowhere'], 'nowhere'), (['--predict=gone.tsv'], 'gone.tsv'),
     (['--learning_rate=0'], 'learning_rate'), (['--dropout=1'], 'dropout'), (['--trials=0'], 'trials'),

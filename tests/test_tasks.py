@@ -406,7 +406,7 @@ def test_hub_splits_fakes_and_errors(monkeypatch):
 
 def test_a_row_may_name_a_function(monkeypatch):
     made = [Example(0, ('a',), 1)]
-    row = readers.Task('classify', ('accuracy',), ('no', 'yes'), source=lambda name, split, data_dir: iter(made))
+    row = readers.Task('classify', ('accuracy',), ('no', 'yes'), source=lambda *details: iter(made))
     monkeypatch.setitem(TASKS, 'mine', row)
     assert load_examples('mine', 'train', '') == (made, {})
 
