@@ -1159,7 +1159,7 @@ def main():
         tell(f'{table(config, origins)}\n{count_parameters(raw):,} parameters on {runtime.world} x '
              f'{runtime.device} in {str(runtime.dtype)[6:]}; {len(train_rows):,} training rows'
              + (f'\ncontinuing {path} at step {step}' if path else ''))
-    log, health = Log(out_dir, step, runtime, wandb_project, config), Health(runtime)
+    log = Log(out_dir, step, runtime, wandb_project, config)
     bar = tqdm(initial=step, total=max_iters, disable=not (runtime.main and sys.stderr.isatty()))
 
     def ends(interval):
@@ -1187,7 +1187,7 @@ def main():
 
     # the loop
     validated = validated or validate()
-    logged, since = step, time.perf_counter()           # at the last log line
+    health, logged, since = Health(runtime), step, time.perf_counter()          # the last log line
     for batch in prefetch(loader.batch, range(step, max_iters)):
         count, stopping = runtime.sum(batch['weights'].sum(), len(stop))
         if stopping:
