@@ -23,14 +23,14 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 sys.path.insert(0, ROOT)
 
 import prepare_data  # noqa: E402
-from configurator import UserError, is_knob  # noqa: E402
+from configurator import UserError, configure  # noqa: E402
 
 pytest.importorskip('sentencepiece')
 WORDS = ['red', 'green', 'blue', 'small', 'large', 'quick', 'slow', 'river', 'mountain', 'house', 'walks',
          'sings', 'reads', 'under', 'over', 'the', 'of', 'and', '[MASK]']
 VOCAB = ['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]', '[', ']', 'mask', 'the', 'of', 'and', 'red', 'ri',
          '##ver', 'walks']
-DEFAULTS = {name: value for name, value in vars(prepare_data).items() if is_knob(name, value)}
+DEFAULTS = configure(dict(vars(prepare_data)), [])[0]
 
 
 @pytest.fixture(autouse=True)
@@ -652,7 +652,7 @@ def test_max_documents_are_the_first_of_each_unit(tmp_path):
 def refused(tmp_path, monkeypatch, *arguments):
     """What main() says in one line, called with these arguments in tmp_path."""
     monkeypatch.chdir(tmp_path)
-    scope = {name: value for name, value in vars(prepare_data).items() if is_knob(name, value)}
+    scope = configure(dict(vars(prepare_data)), [])[0]
     with pytest.raises(UserError) as error:
         config, _ = prepare_data.configure(scope, ['--data_dir=data', '--num_proc=1', *arguments])
         prepare_data.prepare(config)

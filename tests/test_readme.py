@@ -35,7 +35,7 @@ COMMANDS = [command for block in re.findall(r'```sh\n(.*?)```', PAGE + MACHINES,
 STAGES = [command for command in COMMANDS if '.py' in command]
 FILL = 'python train.py config/quickstart.py --fill="returns the [MASK] of a matrix"'
 FIRST = {               # really run, in this order -> what makes them small
-    'python train.py config/quickstart.py': ['--max_iters=20', '--eval_samples=64', '--device=cpu'],
+    'python train.py config/quickstart.py': ['--max_iters=10', '--eval_samples=64', '--device=cpu'],
     FILL: ['--device=cpu'],
     'python finetune.py config/finetune_quickstart.py': [
         '--tasks=docstring_order', '--trials=1', '--epochs=1', '--train_samples=8', '--eval_samples=32',
