@@ -41,7 +41,6 @@ import multiprocessing
 import os
 import platform
 import re
-import secrets
 import shutil
 import signal
 import sys
@@ -71,7 +70,7 @@ segmenter_vocab = 16_000        # pieces of a sentencepiece segmenter trained he
 tokenizer_sample = 10_000_000   # characters to make these of; sentencepiece takes 25 bytes of memory for each
 val_fraction = 0.01             # share of the documents held out, by hash of the text
 max_documents = 0               # the first ones of each unit, an equal share of this number; 0: all
-max_bytes = 10_000_000          # longer rows are skipped, longer .txt files cut at blank lines
+max_bytes = 10_000_000          # longer rows are skipped, longer .txt files cut between lines
 unit_bytes = 50_000_000         # of files a unit, or a thousandth of the corpus if that is more
 num_proc = 0                    # worker processes; 0: one per core; the result does not depend on it
 part = ''                       # prepare part i/n, as in 0/4; empty: torchrun's or srun's numbers, else all
@@ -230,21 +229,17 @@ def read_lines(file_name, begin, end, most):
 
 
 def read_txt(file_name, begin, end, unit, most):
-    """One document a file; a file longer than `most` bytes is cut at blank lines."""
-    first, lines, size, cut = 1, [], 0, 0                       # cut: lines up to the last blank one
+    """One document a file; a file longer than `most` bytes is cut between lines."""
+    first, lines, size = 1, [], 0
     for (_, number), line, bad in read_lines(file_name, begin, end, most):
         if bad or '\0' in line:
             yield (0, number), '', bad or 'NUL'
             continue
-        lines.append(line)
         size += len(line.encode())
         if size > most:
-            cut = cut or len(lines) - 1
-            yield (0, first), *check_text(''.join(lines[:cut]), most)
-            lines, first, cut = lines[cut:], number + 1 + cut - len(lines), 0
-            size = len(''.join(lines).encode())
-        if line.isspace():
-            cut = len(lines)
+            yield (0, first), *check_text(''.join(lines), most)
+            first, lines, size = number, [], len(line.encode())
+        lines.append(line)
     yield (0, first), *check_text(''.join(lines), most)
 
 
@@ -412,14 +407,13 @@ def list_docstrings(source, subset, joined, config):
     units, _ = list_files(file_name, subset, joined, config, field='text')
     for unit in units:
         unit['pieces'] = [['docstrings.jsonl', *rest] for _, *rest in unit['pieces']]
-    versions = {package: version for package, (_, version) in found.items()}
-    skipped = collections.Counter(bad for _, bad in faults)
-    return units, {'packages': versions, 'files': len(files), 'skipped': skipped}
+    return units, {'packages': {package: version for package, (_, version) in found.items()},
+                   'files': len(files), 'skipped': collections.Counter(bad for _, bad in faults)}
 
 
 def parse_files(files):
     """[(package, root, Python file)] -> [(package, where, text, bad)], a row of each docstring."""
-    return [(package, *row) for package, *file in files for row in parse_docstrings(file)]
+    return [(package, *row) for package, root, item in files for row in parse_docstrings(root, item)]
 
 
 def find_package(package):
@@ -444,9 +438,8 @@ def python_files(root):
                 yield os.path.join(folder, item)
 
 
-def parse_docstrings(root_and_file):
+def parse_docstrings(root, file_name):
     """One Python file -> rows of its docstrings and of the texts in add_docstr calls."""
-    root, file_name = root_and_file
     where = os.path.join(os.path.basename(root), os.path.relpath(file_name, root))
     try:
         with open(file_name, 'rb') as file, warnings.catch_warnings():
@@ -461,8 +454,7 @@ def parse_docstrings(root_and_file):
             children = getattr(node, part, None)                # a lambda's body is no list
             nodes.extend(children if isinstance(children, list) else ())
         for text, line in docstrings_of(node):
-            text = inspect.cleandoc(text)
-            text, bad = check_text(text, 10**7)
+            text, bad = check_text(inspect.cleandoc(text), 10**7)
             if bad or len(text) >= 40:
                 rows.append((f'{where}:{line}', text, bad))
     return rows
@@ -513,7 +505,7 @@ def find_corpus(config):
                     'a hub id owner/name')
 
 
-# ---- tokenizers: save(folder, argument, config, sample) writes the file; returns facts for __init__ ----
+# ---- tokenizers: save(folder, argument, config, sample()) writes the file; returns facts for __init__ ----
 
 def save_sentencepiece(kind, folder, argument, config, sample):
     """A given model, or one of config[kind.knob] pieces.  num_threads is fixed: the bytes depend on it."""
@@ -523,7 +515,7 @@ def save_sentencepiece(kind, folder, argument, config, sample):
         return {'trained': False}
     try:
         need('sentencepiece', 'this tokenizer').SentencePieceTrainer.train(
-            sentence_iterator=(line for text in sample for line in text.splitlines()), model_writer=model,
+            sentence_iterator=(line for text in sample() for line in text.splitlines()), model_writer=model,
             vocab_size=size, model_type='unigram', character_coverage=0.9995, num_threads=8,
             normalization_rule_name='nmt_nfkc_cf' if config['lower_case'] else 'nmt_nfkc', minloglevel=2,
             pad_id=0, unk_id=1, bos_id=2, eos_id=3, pad_piece='[PAD]', unk_piece='[UNK]', bos_piece='[CLS]',
@@ -551,8 +543,8 @@ class SentencePieceTokenizer:
     [PAD] 0, [UNK] 1, [CLS] 2, [SEP] 3, [MASK] 4 as control symbols, which no text can produce. What a
     given model lacks of them comes after its pieces.
     """
-    file_name, package, from_sample = 'sentencepiece.model', 'sentencepiece', True
-    knob, save = 'vocab_size', classmethod(save_sentencepiece)
+    file_name, package, knob = 'sentencepiece.model', 'sentencepiece', 'vocab_size'
+    save = classmethod(save_sentencepiece)
     names = {'pad': ('[PAD]', '<pad>'), 'cls': ('[CLS]', '<s>'), 'sep': ('[SEP]', '</s>'),
              'mask': ('[MASK]', '<mask>')}
 
@@ -583,7 +575,7 @@ class SentencePieceTokenizer:
 
 class WordPieceTokenizer:
     """BERT's WordPiece, Devlin et al. 2018, arXiv 1810.04805: ids are lines of vocab.txt."""
-    file_name, package, from_sample = 'vocab.txt', 'tokenizers', False
+    file_name, package = 'vocab.txt', 'tokenizers'
 
     @staticmethod
     def save(folder, argument, config, sample):
@@ -632,7 +624,6 @@ class CharacterTokenizer(WordPieceTokenizer):
 
     Made here: [PAD] 0, [UNK] 1, [CLS] 2, [SEP] 3, [MASK] 4, then the characters by falling frequency.
     """
-    from_sample = True
 
     @staticmethod
     def save(folder, argument, config, sample):
@@ -651,7 +642,7 @@ def character_vocabulary(library, config, sample):
     """
     normalizer = library.normalizers.BertNormalizer(lowercase=config['lower_case'])
     split, counts = library.pre_tokenizers.BertPreTokenizer().pre_tokenize_str, collections.Counter()
-    for text in sample:
+    for text in sample():
         counts.update(normalizer.normalize_str(text))
     pieces = ['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]']
     for character in sorted(counts, key=lambda item: (-counts[item], item)):
@@ -675,7 +666,7 @@ class TiktokenTokenizer:
     [PAD] [CLS] [SEP] [MASK] come after its ids; there is no [UNK]. A word can start with any token that
     does not begin with a letter, a digit or the middle of a character.
     """
-    file_name, package, from_sample = 'vocab.tiktoken', 'tiktoken', False
+    file_name, package = 'vocab.tiktoken', 'tiktoken'
     gpt2 = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"""
 
     @classmethod
@@ -734,7 +725,7 @@ TOKENIZERS = {'sentencepiece': SentencePieceTokenizer, 'wordpiece': WordPieceTok
 
 class JiebaSegmenter:
     """jieba with the dictionary and the hidden Markov model of its defaults, on the text as it is."""
-    file_name, package, from_sample = '', 'jieba', False
+    file_name, package = '', 'jieba'
 
     def __init__(self, folder, facts):
         with warnings.catch_warnings():
@@ -752,8 +743,8 @@ class SentencePieceSegmenter:
 
     On four classical novels 16,000 pieces come closest to jieba's words; 8,000 cut more, 32,000 less.
     """
-    file_name, package, from_sample = 'segmenter.model', 'sentencepiece', True
-    knob, save = 'segmenter_vocab', classmethod(save_sentencepiece)
+    file_name, package, knob = 'segmenter.model', 'sentencepiece', 'segmenter_vocab'
+    save = classmethod(save_sentencepiece)
 
     def __init__(self, folder, facts):
         self.model = load_sentencepiece(folder, self.file_name)
@@ -819,7 +810,7 @@ def read_bytes(file_name):
 
 
 def temporary_name(target):
-    return f'{target}~{platform.node()}~{os.getpid()}~{secrets.token_hex(4)}.tmp'
+    return f'{target}~{platform.node()}~{os.getpid()}~{os.urandom(4).hex()}.tmp'
 
 
 def remove_leftovers(folder):
@@ -978,29 +969,26 @@ def check_corpus(units, source, config):
 
 
 def documents(unit, config, skipped, examples):
-    """Yields the texts of a unit, as many as are wanted; counts bad rows by kind and keeps the first five."""
-    count = 0
-    for where, text, bad in read_unit(unit, config):
-        if bad:
+    """The texts of a unit, as many as are wanted; counts bad rows by kind and keeps the first five."""
+    def good():
+        for where, text, bad in read_unit(unit, config):
+            if not bad:
+                yield text
+                continue
             skipped[bad] += 1
             if len(examples) < 5 and not bad.startswith('filtered'):
                 examples.append([where, text, bad])
-            continue
-        yield text
-        count += 1
-        if count == unit['documents']:
-            return
+    return itertools.islice(good(), unit['documents'] or None)
 
 
 def save_tools(folder, units, config):
     """Makes tokenizer/.  Returns {package: version} of those on which the bytes of the corpus depend."""
     home, tools, chosen, versions = os.path.join(folder, 'tokenizer'), {}, find_tools(config), {}
     os.mkdir(home)
+    sample = functools.cache(lambda: take_sample(units, config))
     for kind, *_ in chosen.values():                            # before the sample, which can take minutes
         need(kind.package, 'this preparation')
         versions[kind.package] = importlib.metadata.version(kind.package)
-    wanted = any(kind.from_sample and not argument for kind, _, argument in chosen.values())
-    sample = take_sample(units, config) if wanted else []
     for knob, (kind, name, argument) in chosen.items():
         tools[knob] = {'kind': name}
         if kind.file_name:
@@ -1009,7 +997,7 @@ def save_tools(folder, units, config):
     write_json(os.path.join(home, 'settings.json'), tools)
     made = load_tokenizer(folder)
     if 'sha256' in tools.get('segmenter', {}):
-        load_tool(folder, 'segmenter', SEGMENTERS)              # or it says what is wrong with its file
+        load_tool(folder, 'segmenter', SEGMENTERS)              # it says what is wrong with a given file
     specials = set(made.special.values())
     starts = bytes(start or i in specials for i, start in enumerate(made.word_starts()))
     write_bytes(os.path.join(home, 'word_start.bin'), starts)
@@ -1303,7 +1291,7 @@ def write_units(folder, units, versions, config):
     tasks = [(number, unit, {**config, 'folder': folder}) for number, unit in units.items()]
     quiet = not (sys.stderr and sys.stderr.isatty())
     with contextlib.closing(in_parallel(write_unit, tasks, config['num_proc'])) as results:
-        bar = need('tqdm', 'preparing').tqdm(results, '', len(units), False, unit='unit', disable=quiet)
+        bar = need('tqdm', 'preparing').tqdm(results, total=len(units), leave=False, disable=quiet)
         for done, (_, found) in enumerate(bar, 1):
             tokens += found
             rate = f'{tokens:,} tokens, {tokens / (time.monotonic() - started):,.0f} tokens/s'

@@ -298,7 +298,7 @@ def test_words_of_mixed_text(tmp_path, text, starts, tokens):
 
 def test_starts_of_sentencepiece_are_in_the_text_as_given(tmp_path):
     config, texts = knobs(tmp_path, segmenter_vocab=90), make_chinese(200)
-    prepare_data.SentencePieceSegmenter.save(tmp_path, '', config, texts)
+    prepare_data.SentencePieceSegmenter.save(tmp_path, '', config, lambda: texts)
     segmenter = prepare_data.SentencePieceSegmenter(tmp_path, {})
     skipped, longest = dict.fromkeys(map(ord, ' \r\n\u200b')), 0
     for text in (text.replace('㈱', 'x') for text in texts[:50]):       # it makes pieces within a character

@@ -174,7 +174,7 @@ def test_the_list_of_units_is_pinned(tmp_path, monkeypatch):
         prepare(tmp_path, **usual, val_fraction=0.2)
     file = tmp_path / 'files' / '4.jsonl'
     before = file.read_bytes()
-    for changed, said in ((before + b'\n', f'had {len(before)} bytes when'), (None, 'cannot be read: .*No such')):
+    for changed, said in ((before + b'\n', f'had {len(before)} bytes when'), (None, 'cannot be read: ')):
         file.unlink() if changed is None else file.write_bytes(changed)
         with pytest.raises(UserError, match=f'4.jsonl: {said}'):
             prepare(tmp_path, **usual)
