@@ -561,6 +561,9 @@ class SentencePieceTokenizer:
     def encode(self, texts):
         return self.model.encode(texts, num_threads=1)
 
+    def encode_arrays(self, texts):                             # a tenth of the time less
+        return self.model.encode(texts, num_threads=1, return_type='numpy')
+
     def encode_offsets(self, texts):
         """Of each text: (ids, their (N, 2) first and last + 1 character in it; a space before may count)."""
         found = [self.model.encode(text, return_type='offset_mapping') for text in texts]
@@ -606,6 +609,8 @@ class WordPieceTokenizer:
 
     def encode(self, texts):
         return [item.ids for item in self.model.encode_batch_fast(texts)]
+
+    encode_arrays = encode                                      # lists will do where there are no arrays
 
     def encode_offsets(self, texts):
         """Of each text: (ids, their (N, 2) first and last + 1 character in it)."""
@@ -701,6 +706,8 @@ class TiktokenTokenizer:
 
     def encode(self, texts):
         return [self.model.encode_ordinary(text) for text in texts]
+
+    encode_arrays = encode
 
     def encode_offsets(self, texts):
         """Of each text: (ids, their (N, 2) first and last + 1 character in it; a space before may count)."""
@@ -1062,10 +1069,10 @@ def unit_tools(folder):
 
 
 class Shard:
-    """One split of a unit, written batch by batch."""
+    """One split of a unit, written batch by batch; columns: {ending: dtype}."""
 
     def __init__(self, stem, tokenizer, columns):
-        self.stem, self.columns, self.last = stem, columns, (tokenizer.special['sep'], 1)   # {ending: dtype}
+        self.stem, self.columns, self.last = stem, columns, ([tokenizer.special['sep']], [1])
         self.files = {ending: Output(f'{stem}.{ending}') for ending in (*columns, 'idx')}
         self.files['idx'].write(bytes(8))
         self.documents, self.tokens, self.counts = 0, 0, np.zeros(tokenizer.vocab_size, np.int64)
@@ -1075,7 +1082,8 @@ class Shard:
         ends = self.tokens + np.cumsum([len(row[0]) + 1 for row in rows], dtype='<i8')
         self.files['idx'].write(ends.data)
         for i, (ending, dtype) in enumerate(self.columns.items()):
-            data = np.fromiter(itertools.chain.from_iterable((*row[i], self.last[i]) for row in rows), dtype)
+            parts = [part for row in rows for part in (row[i], self.last[i])]
+            data = np.concatenate([np.zeros(0, dtype), *parts]).astype(dtype)
             self.files[ending].write(data.data)
             if ending == 'bin':
                 self.counts += np.bincount(data, minlength=len(self.counts))
@@ -1115,7 +1123,7 @@ def write_unit(number, unit, config):
 def encode(texts, tokenizer, segmenter, word_start):
     """Yields (ids (N,),) of each text; with a segmenter (ids, marks of words (N,))."""
     if segmenter is None:
-        yield from zip(tokenizer.encode(texts))
+        yield from zip(tokenizer.encode_arrays(texts))
         return
     for text, (ids, offsets) in zip(texts, tokenizer.encode_offsets(texts), strict=True):
         yield ids, mark_words(text, ids, offsets, segmenter.starts(text), word_start)

@@ -119,6 +119,7 @@ def test_every_document_once_in_order_and_literal_mask_is_text(tmp_path, kind):
     for split, wanted in (('train', False), ('val', True)):
         assert read_split(folder, meta, split) == [
             ids for ids, val in zip(direct, held, strict=True) if val == wanted]
+    assert list(map(tuple, tokenizer.encode_arrays(texts[:5]))) == direct[:5]
     ids = tokenizer.encode(['the red [MASK] walks'])[0]
     assert not set(ids) & set(tokenizer.special.values())
     assert 'mask' in tokenizer.decode(ids).lower()
