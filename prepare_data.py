@@ -2,13 +2,13 @@
 
     $ python prepare_data.py config/data_wikitext.py
     $ python prepare_data.py --corpus='texts/*.jsonl.zst' --tokenizer=wordpiece:vocab.txt --name=mine
+    $ python prepare_data.py config/data_c4.py --part=i/n       # torchrun and srun number the parts
     $ python prepare_data.py --check=data/mine                  # reads every byte of a prepared corpus
 
 A corpus is a list of units: about 50 MB of local files, a range of a large file, some files of a hub dataset.
 A unit becomes one shard of each split, whatever other processes do, and unit_00017.json marks it as done. So
-a repeated command goes on where the last one stopped, and n machines that share data_dir take each n-th unit:
-    $ python prepare_data.py config/data_c4.py --part=i/n       # torchrun and srun number the parts
-Whoever finds all units done writes meta.json. Any number of processes and machines makes the same bytes.
+a repeated command goes on where the last one stopped, n machines that share data_dir take each n-th unit, and
+whoever finds all units done writes meta.json. Any number of processes and machines makes the same bytes.
 Documents keep the order of the source: train.py shuffles rows.
 
 data/<name>/ holds, for split in train and val and each unit:
@@ -22,13 +22,11 @@ data/<name>/ holds, for split in train and val and each unit:
     docstrings.jsonl        of corpus='docstrings': the texts, with package and place
     meta.json               what all of it is; see write_meta
 """
-import array
 import ast
 import base64
 import collections
 import concurrent.futures
 import contextlib
-import errno
 import functools
 import glob
 import gzip
@@ -43,7 +41,6 @@ import multiprocessing
 import os
 import platform
 import re
-import secrets
 import shutil
 import signal
 import sys
@@ -73,7 +70,7 @@ segmenter_vocab = 16_000        # pieces of a sentencepiece segmenter trained he
 tokenizer_sample = 10_000_000   # characters to make these of; sentencepiece takes 25 bytes of memory for each
 val_fraction = 0.01             # share of the documents held out, by hash of the text
 max_documents = 0               # the first ones of each unit, an equal share of this number; 0: all
-max_bytes = 10_000_000          # longer rows are skipped, longer .txt files cut at blank lines
+max_bytes = 10_000_000          # longer rows are skipped, longer .txt files cut between lines
 unit_bytes = 50_000_000         # of files a unit, or a thousandth of the corpus if that is more
 num_proc = 0                    # worker processes; 0: one per core; the result does not depend on it
 part = ''                       # prepare part i/n, as in 0/4; empty: torchrun's or srun's numbers, else all
@@ -83,23 +80,16 @@ SPLITS = 'train', 'val'
 FORMAT = 2                      # of the folder; train.py refuses any other
 HASH_SEED = 1                   # of the choice of documents to hold out and to sample
 MOST_UNITS = 1000
-FEW_FILES = 256                 # of a hub dataset: so few are cut into their row groups
-SAMPLED_UNITS = 16              # that a tokenizer is made of, spread over the corpus
 BATCH = 500_000                 # characters tokenized at once
 LINE_SECONDS = 60               # between two lines of progress where there is no terminal
 WHERE_ONLY = ('num_proc', 'data_dir', 'name', 'part', 'check')          # knobs that do not change the result
 CJK = np.array([                # first, last + 1 of what BERT calls Chinese and `tokenizers` sets apart
     (0x3400, 0x4DC0), (0x4E00, 0xA000), (0xF900, 0xFB00), (0x20000, 0x2A6E0), (0x2A700, 0x2B740),
     (0x2B740, 0x2B820), (0x2B920, 0x2CEB0), (0x2F800, 0x2FA20)]).ravel()        # BERT has 2B820, not 2B920
-LAUNCHERS = (                   # rank, world size, and what tells srun from sbatch, whose script has two
-    ('RANK', 'WORLD_SIZE', 'RANK'), ('SLURM_PROCID', 'SLURM_NTASKS', 'SLURM_STEP_ID'))
-LIMITS = {                      # knob: lowest, highest, advice
-    'vocab_size': (16, 10**6, '4096 to 32000 is usual'), 'segmenter_vocab': (16, 10**6, '16000 is usual'),
-    'tokenizer_sample': (1000, 10**9, '10000000 is usual'), 'val_fraction': (0, 1, '0.01 is usual'),
-    'max_documents': (0, 10**12, '0 reads all'), 'max_bytes': (1000, 10**8, '10000000 is usual'),
-    'unit_bytes': (1000, 10**12, '50000000 is usual'), 'num_proc': (0, 1024, '0 is one per core')}
-REASONS = {errno.ENOSPC: 'the disk is full', errno.EDQUOT: 'the disk quota is used up',
-           errno.EFBIG: 'the limit on the size of a file is reached (ulimit -f)'}
+LIMITS = {                      # knob: lowest, highest
+    'vocab_size': (16, 10**6), 'segmenter_vocab': (16, 10**6), 'tokenizer_sample': (1000, 10**9),
+    'val_fraction': (1e-12, 1), 'max_documents': (0, 10**12), 'max_bytes': (1000, 10**8),
+    'unit_bytes': (1000, 10**12), 'num_proc': (0, 1024)}
 
 
 # ---- rows (where, text, bad): bad is '' for a document, else its kind, with a detail for a text ----
@@ -171,9 +161,9 @@ def join_rows(rows, joined, most):
     """
     first, lines, size = None, [], 0
     for where, text, bad in rows:
-        if bad and bad != 'empty':
-            yield where, text, bad
         if bad:
+            if bad != 'empty':
+                yield where, text, bad
             continue
         full = re.search(joined, text) if isinstance(joined, str) else len(lines) >= joined
         size += 4 * len(text)                                   # UTF-8 has at most 4 bytes a character
@@ -188,20 +178,20 @@ def join_rows(rows, joined, most):
 
 # ---- readers of local files: (file, begin, end, unit, most) -> rows; where = (bytes before, number) ----
 
-class BrokenFile(UserError):
-    """A file that cannot be read to its end."""
+def hub_error(source, error, fault='the Hugging Face hub did not give it'):
+    """What to say about an error of the libraries that read files and the hub, dozens of classes."""
+    return f"{source}: {fault}: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
 @contextlib.contextmanager
-def names_broken(file_name):
-    """Any error of the libraries that read files, dozens of classes, becomes a BrokenFile."""
+def named(source, *fault):
+    """Turns an error of those libraries into a UserError."""
     try:
         yield
     except UserError:
         raise
     except Exception as error:
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        raise BrokenFile(f'{file_name}: cannot be read: {reason}: mend it and repeat the command') from None
+        raise UserError(hub_error(source, error, *fault)) from None
 
 
 def open_bytes(file_name):
@@ -220,43 +210,36 @@ def read_lines(file_name, begin, end, most):
     where  (begin, number of the line from there on); no line longer than `most` bytes is ever in memory
     """
     with open_bytes(file_name) as file:
-        position = file.seek(begin - 1) if begin else 0
+        if begin:
+            file.seek(begin - 1)
         for number in itertools.count(0 if begin else 1):       # 0: the last byte of a line before the first
-            line = file.readline(most + 1) if end is None or position < end else b''
+            line = rest = file.readline(most + 1) if end is None or file.tell() < end else b''
             if not line:
                 return
-            position += len(line)
-            whole, rest = line.endswith(b'\n') or len(line) <= most, line
             while rest and not rest.endswith(b'\n'):
                 rest = file.readline(most)
-                position += len(rest)
-            try:
-                text = line.decode('utf-8-sig' if (begin, number) == (0, 1) else 'utf-8') if whole else ''
-            except UnicodeDecodeError:
-                text, bad = '', 'invalid UTF-8'
-            else:
-                bad = '' if whole else 'too long'
+            text, bad = '', 'too long'
+            if line.endswith(b'\n') or len(line) <= most:
+                try:
+                    text, bad = line.decode('utf-8-sig' if (begin, number) == (0, 1) else 'utf-8'), ''
+                except UnicodeDecodeError:
+                    bad = 'invalid UTF-8'
             if number:
                 yield (begin, number), text, bad
 
 
 def read_txt(file_name, begin, end, unit, most):
-    """One document a file; a file longer than `most` bytes is cut at blank lines."""
-    first, lines, size, cut = 1, [], 0, 0                       # cut: lines up to the last blank one
+    """One document a file; a file longer than `most` bytes is cut between lines."""
+    first, lines, size = 1, [], 0
     for (_, number), line, bad in read_lines(file_name, begin, end, most):
-        bad = bad or ('NUL' if '\0' in line else '')
-        if bad:
-            yield (0, number), '', bad
+        if bad or '\0' in line:
+            yield (0, number), '', bad or 'NUL'
             continue
-        lines.append(line)
         size += len(line.encode())
         if size > most:
-            cut = cut or len(lines) - 1
-            yield (0, first), *check_text(''.join(lines[:cut]), most)
-            lines, first, cut = lines[cut:], number + 1 + cut - len(lines), 0
-            size = len(''.join(lines).encode())
-        if line.isspace():
-            cut = len(lines)
+            yield (0, first), *check_text(''.join(lines), most)
+            first, lines, size = number, [], len(line.encode())
+        lines.append(line)
     yield (0, first), *check_text(''.join(lines), most)
 
 
@@ -276,15 +259,14 @@ def read_jsonl(file_name, begin, end, unit, most):
 
 def read_parquet(file_name, begin, end, unit, most):
     """One record a row of the row groups [begin, end)."""
-    arrow = need('pyarrow', 'reading .parquet files')
-    with importlib.import_module('pyarrow.parquet').ParquetFile(file_name) as file:
+    with need('pyarrow.parquet', 'reading .parquet files').ParquetFile(file_name) as file:
         names, end = file.schema_arrow.names, file.num_row_groups if end is None else end
         number = sum(file.metadata.row_group(i).num_rows for i in range(begin))
         wanted = [unit['field']] if unit['field'] in names else names[:1]
         for batch in file.iter_batches(256, range(begin, end), wanted, use_threads=False):
             column = batch.column(0)
-            if arrow.types.is_string(column.type) or arrow.types.is_large_string(column.type):
-                column = column.cast(arrow.large_binary())      # see check_text
+            if str(column.type) in ('string', 'large_string'):
+                column = column.cast('large_binary')            # see check_text
             for value in column.to_pylist():
                 number += 1
                 row = {wanted[0]: value} if unit['field'] in names else dict.fromkeys(names)
@@ -305,15 +287,17 @@ def read_unit(unit, config):
     if unit['hub']:
         rows = read_hub(unit['hub'], unit['field'], config['max_bytes'])
         yield from join_rows(rows, unit['joined'], config['max_bytes']) if unit['joined'] else rows
-    for file_name, begin, end, _ in unit['pieces']:
+    for file_name, begin, end, size in unit['pieces']:
         file_name = os.path.join(config['folder'], file_name)   # but for docstrings.jsonl, they are absolute
-        with names_broken(file_name):
+        with named(file_name, 'cannot be read'):
+            if end is not None and os.path.getsize(file_name) != size:
+                raise UserError(f'{file_name}: had {size} bytes when its units were listed: bring that file '
+                                f"back, or remove {config['folder']} to begin again")
             for where, text, bad in file_format(file_name)(file_name, begin, end, unit, config['max_bytes']):
                 yield (file_name, *where), text, bad
 
 
 # ---- sources: (source, subset, joined, config) -> (units, what to record about the source) ----
-
 
 def new_unit(pick, field, pieces=(), hub=(), joined=None, size=0):
     """What must be known to read a unit; size is for the choice of a sample.
@@ -361,20 +345,12 @@ def cut_file(file_name, n):
     """The edges of at most n pieces of a file: bytes or row groups, [0, None] where it cannot be cut."""
     kind, total = file_format(file_name), 0
     if n > 1 and kind is read_parquet:
-        need('pyarrow', 'reading .parquet files')
-        with names_broken(file_name):
-            total = importlib.import_module('pyarrow.parquet').read_metadata(file_name).num_row_groups
+        with named(file_name, 'cannot be read'):
+            total = need('pyarrow.parquet', 'reading .parquet files').read_metadata(file_name).num_row_groups
     elif n > 1 and kind is read_jsonl and not file_name.endswith(('.gz', '.zst')):
         total = os.path.getsize(file_name)
     n = min(n, total)
     return [total * i // n for i in range(n + 1)] if n > 1 else [0, None]
-
-
-def list_oscar(source, subset, joined, config):
-    """OSCAR 22.01 or 23.01 record files, filtered."""
-    if not source:
-        raise UserError("corpus='oscar' needs --path=<.jsonl.gz or .jsonl.zst files, a directory or a glob>")
-    return list_files(source, subset, joined, config, 'oscar', 'content')
 
 
 @functools.lru_cache(4)
@@ -382,21 +358,18 @@ def open_hub(source, subset, split, revision, whole_files):
     """A streamed dataset; its shards are files, or if these are few and may be cut, their row groups."""
     data = need('datasets', 'reading from the Hugging Face hub').load_dataset(
         source, subset or None, split=split, streaming=True, revision=revision)
-    cut = not whole_files and data.num_shards < FEW_FILES and hasattr(data, 'reshard')     # of newer datasets
+    cut = not whole_files and data.num_shards < 256 and hasattr(data, 'reshard')       # of newer datasets
     return data.reshard() if cut else data
 
 
 def list_hub(source, subset, joined, config):
     """A Hugging Face dataset, streamed at a pinned revision; rows that are joined keep a unit a file."""
-    need('datasets', 'reading from the Hugging Face hub')
-    hub = importlib.import_module('huggingface_hub')
-    try:
+    hub = need('huggingface_hub', 'reading from the Hugging Face hub')
+    with named(source):
         pinned = hub.HfApi().dataset_info(source, revision=config['revision'] or None).sha
         dataset = [source, subset, config['split'], pinned, joined is not None]
         data = open_hub(*dataset)
         facts = (data.info.splits or {}).get(config['split'])
-    except Exception as error:                                  # the hub's libraries raise dozens of classes
-        raise UserError(hub_error(source, error)) from None
     n = min(data.num_shards, MOST_UNITS)
     units = [new_unit('field', config['text_field'], hub=[*dataset, data.num_shards, n, i], joined=joined,
                       size=(getattr(facts, 'num_bytes', 0) or 0) // n) for i in range(n)]
@@ -406,69 +379,54 @@ def list_hub(source, subset, joined, config):
 def read_hub(hub, field, most):
     *dataset, shards, n, i = hub
     where = f'{dataset[0]}, unit {i} of {n}' if n > 1 else dataset[0]
-    try:
+    with named(dataset[0]):
         data = open_hub(*dataset)
         if data.num_shards != shards:
             raise UserError(f'{dataset[0]}: {data.num_shards} shards, but {shards} when its units were '
                             'listed: use the same version of datasets')
         for number, row in enumerate(data.shard(n, i), 1):
             yield (where, 0, number), *pick_field(row, field, most)
-    except UserError:
-        raise
-    except Exception as error:
-        raise UserError(hub_error(dataset[0], error)) from None
-
-
-def hub_error(source, error):
-    text = ' '.join(str(error).split())[:300]
-    return f'{source}: the Hugging Face hub did not give it: {type(error).__name__}: {text}'
 
 
 def list_docstrings(source, subset, joined, config):
     """The docstrings of installed packages, each text once, none below 40 characters, put into one file."""
-    roots = {package: package_root(package) for package in source.split()}
-    files = [(package, root, item) for package, root in roots.items() for item in python_files(root)]
+    found = {package: find_package(package) for package in source.split()}
+    files = [(package, root, item) for package, (root, _) in found.items() for item in python_files(root)]
     tasks = [(files[i:i + 50],) for i in range(0, len(files), 50)]
-    found = dict(filter(None, in_parallel(parse_files, tasks, config['num_proc'])))
-    output, seen, faults = Output(os.path.join(config['folder'], 'docstrings.jsonl')), set(), []
-    for package, where, text, bad in itertools.chain.from_iterable(found[i] for i in range(len(tasks))):
+    parsed = dict(in_parallel(parse_files, tasks, config['num_proc']))
+    lines, faults = {}, []                                      # {text: its line}
+    for package, where, text, bad in itertools.chain.from_iterable(parsed[i] for i in range(len(tasks))):
         if bad:
             faults.append((where, bad))
-        elif text not in seen:
-            output.write(json.dumps({'package': package, 'where': where, 'text': text}).encode() + b'\n')
-            seen.add(text)
-    output.finish()
+        else:
+            lines.setdefault(text, json.dumps({'package': package, 'where': where, 'text': text}) + '\n')
     for where, bad in faults[:5]:
         say(f'skipped {where}: {bad}')
-    skipped = collections.Counter(bad for _, bad in faults)
-    units, _ = list_files(output.file_name, subset, joined, config, field='text')
+    file_name = os.path.join(config['folder'], 'docstrings.jsonl')
+    write_bytes(file_name, ''.join(lines.values()).encode())
+    units, _ = list_files(file_name, subset, joined, config, field='text')
     for unit in units:
         unit['pieces'] = [['docstrings.jsonl', *rest] for _, *rest in unit['pieces']]
-    packages = {package: package_version(package) for package in roots}
-    return units, {'packages': packages, 'files': len(files), 'skipped': skipped}
+    return units, {'packages': {package: version for package, (_, version) in found.items()},
+                   'files': len(files), 'skipped': collections.Counter(bad for _, bad in faults)}
 
 
 def parse_files(files):
     """[(package, root, Python file)] -> [(package, where, text, bad)], a row of each docstring."""
-    return [(package, *row) for package, *file in files for row in parse_docstrings(file)]
+    return [(package, *row) for package, root, item in files for row in parse_docstrings(root, item)]
 
 
-def package_root(package):
-    """The folder of a package, found without importing it."""
+def find_package(package):
+    """(folder, version or '') of a package, found without importing it."""
     if package == 'stdlib':
-        return sysconfig.get_path('stdlib')
+        return sysconfig.get_path('stdlib'), platform.python_version()
     found = importlib.util.find_spec(package) if package.isidentifier() else None
     if found is None or not found.submodule_search_locations:
         raise UserError(f"docstrings: no package '{package}' is installed; pip install {package}, "
                         "or choose packages with --path='stdlib numpy'")
-    return found.submodule_search_locations[0]
-
-
-def package_version(package):
-    try:
-        return platform.python_version() if package == 'stdlib' else importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return ''
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        return found.submodule_search_locations[0], importlib.metadata.version(package)
+    return found.submodule_search_locations[0], ''
 
 
 def python_files(root):
@@ -480,9 +438,8 @@ def python_files(root):
                 yield os.path.join(folder, item)
 
 
-def parse_docstrings(root_and_file):
+def parse_docstrings(root, file_name):
     """One Python file -> rows of its docstrings and of the texts in add_docstr calls."""
-    root, file_name = root_and_file
     where = os.path.join(os.path.basename(root), os.path.relpath(file_name, root))
     try:
         with open(file_name, 'rb') as file, warnings.catch_warnings():
@@ -497,8 +454,7 @@ def parse_docstrings(root_and_file):
             children = getattr(node, part, None)                # a lambda's body is no list
             nodes.extend(children if isinstance(children, list) else ())
         for text, line in docstrings_of(node):
-            text = inspect.cleandoc(text)
-            text, bad = check_text(text, 10**7)
+            text, bad = check_text(inspect.cleandoc(text), 10**7)
             if bad or len(text) >= 40:
                 rows.append((f'{where}:{line}', text, bad))
     return rows
@@ -518,6 +474,7 @@ def docstrings_of(node):
                     yield item.value, item.lineno
 
 
+list_oscar = functools.partial(list_files, pick='oscar', field='content')       # 22.01 or 23.01, filtered
 CORPORA = {
     # name         lister           source                                 subset                 rows joined
     'docstrings': (list_docstrings, 'stdlib torch numpy sympy networkx datasets', '',             None),
@@ -534,6 +491,8 @@ def find_corpus(config):
     """The corpus knob -> (default name, parts); a part is (lister, source, subset, rows joined)."""
     wanted = config['corpus']
     names = wanted.split('+')
+    if 'oscar' in names and not config['path']:
+        raise UserError("corpus='oscar' needs --path=<.jsonl.gz or .jsonl.zst files, a directory or a glob>")
     if all(item in CORPORA for item in names):
         return '_'.join(names), [(lister, config['path'] or source, config['subset'] or subset, joined)
                                  for lister, source, subset, joined in (CORPORA[item] for item in names)]
@@ -546,7 +505,36 @@ def find_corpus(config):
                     'a hub id owner/name')
 
 
-# ---- tokenizers: save(folder, argument, config, sample) writes the file; returns facts for __init__ ----
+# ---- tokenizers: save(folder, argument, config, sample()) writes the file; returns facts for __init__ ----
+
+def save_sentencepiece(kind, folder, argument, config, sample):
+    """A given model, or one of config[kind.knob] pieces.  num_threads is fixed: the bytes depend on it."""
+    model, target, size = io.BytesIO(), os.path.join(folder, kind.file_name), config[kind.knob]
+    if argument:
+        write_bytes(target, read_bytes(argument))
+        return {'trained': False}
+    try:
+        need('sentencepiece', 'this tokenizer').SentencePieceTrainer.train(
+            sentence_iterator=(line for text in sample() for line in text.splitlines()), model_writer=model,
+            vocab_size=size, model_type='unigram', character_coverage=0.9995, num_threads=8,
+            normalization_rule_name='nmt_nfkc_cf' if config['lower_case'] else 'nmt_nfkc', minloglevel=2,
+            pad_id=0, unk_id=1, bos_id=2, eos_id=3, pad_piece='[PAD]', unk_piece='[UNK]', bos_piece='[CLS]',
+            eos_piece='[SEP]', control_symbols='[MASK]')
+    except RuntimeError as error:
+        most = re.search(r'value <= (\d+)', str(error))
+        reason = f'this corpus allows at most {most[1]}' if most else str(error).rpartition('] ')[2].strip()
+        raise UserError(f'{kind.knob}={size}: sentencepiece cannot train it: {reason}') from None
+    write_bytes(target, model.getvalue())
+    return {'trained': True}
+
+
+def load_sentencepiece(folder, file_name):
+    library, proto = need('sentencepiece', file_name), read_bytes(os.path.join(folder, file_name))
+    with contextlib.suppress(RuntimeError):
+        if proto:                                               # it takes an empty one for none given
+            return library.SentencePieceProcessor(model_proto=proto)
+    raise UserError(f'{file_name}: not a sentencepiece model')
+
 
 class SentencePieceTokenizer:
     """Unigram sentencepiece, Kudo 2018, arXiv 1804.10959: trained on a sample, or a given .model.
@@ -555,13 +543,10 @@ class SentencePieceTokenizer:
     [PAD] 0, [UNK] 1, [CLS] 2, [SEP] 3, [MASK] 4 as control symbols, which no text can produce. What a
     given model lacks of them comes after its pieces.
     """
-    file_name, package, from_sample = 'sentencepiece.model', 'sentencepiece', True
+    file_name, package, knob = 'sentencepiece.model', 'sentencepiece', 'vocab_size'
+    save = classmethod(save_sentencepiece)
     names = {'pad': ('[PAD]', '<pad>'), 'cls': ('[CLS]', '<s>'), 'sep': ('[SEP]', '</s>'),
              'mask': ('[MASK]', '<mask>')}
-
-    @classmethod
-    def save(cls, folder, argument, config, sample):
-        return save_sentencepiece(os.path.join(folder, cls.file_name), argument, 'vocab_size', config, sample)
 
     def __init__(self, folder, facts):
         self.model = load_sentencepiece(folder, self.file_name)
@@ -576,7 +561,7 @@ class SentencePieceTokenizer:
     def encode(self, texts):
         return self.model.encode(texts, num_threads=1)
 
-    def encode_arrays(self, texts):
+    def encode_arrays(self, texts):                             # a tenth of the time less
         return self.model.encode(texts, num_threads=1, return_type='numpy')
 
     def encode_offsets(self, texts):
@@ -591,38 +576,9 @@ class SentencePieceTokenizer:
         return [piece.startswith('\u2581') for piece in self.pieces]
 
 
-def save_sentencepiece(file_name, given, knob, config, sample):
-    """A given model, or one of config[knob] pieces.  Its bytes depend on num_threads: the same everywhere."""
-    library, model = need('sentencepiece', 'this tokenizer'), io.BytesIO()
-    if given:
-        write_bytes(file_name, read_bytes(given))
-        return {'trained': False}
-    try:
-        library.SentencePieceTrainer.train(
-            sentence_iterator=(line for text in sample for line in text.splitlines()), model_writer=model,
-            vocab_size=config[knob], model_type='unigram', character_coverage=0.9995, num_threads=8,
-            normalization_rule_name='nmt_nfkc_cf' if config['lower_case'] else 'nmt_nfkc', minloglevel=2,
-            pad_id=0, unk_id=1, bos_id=2, eos_id=3, pad_piece='[PAD]', unk_piece='[UNK]', bos_piece='[CLS]',
-            eos_piece='[SEP]', control_symbols='[MASK]')
-    except RuntimeError as error:
-        most = re.search(r'value <= (\d+)', str(error))
-        reason = f'this corpus allows at most {most[1]}' if most else str(error).rpartition('] ')[2].strip()
-        raise UserError(f'{knob}={config[knob]}: sentencepiece cannot train it: {reason}') from None
-    write_bytes(file_name, model.getvalue())
-    return {'trained': True}
-
-
-def load_sentencepiece(folder, file_name):
-    library, proto = need('sentencepiece', file_name), read_bytes(os.path.join(folder, file_name))
-    with contextlib.suppress(RuntimeError):
-        if proto:                                               # it takes an empty one for none given
-            return library.SentencePieceProcessor(model_proto=proto)
-    raise UserError(f'{file_name}: not a sentencepiece model')
-
-
 class WordPieceTokenizer:
     """BERT's WordPiece, Devlin et al. 2018, arXiv 1810.04805: ids are lines of vocab.txt."""
-    file_name, package, from_sample = 'vocab.txt', 'tokenizers', False
+    file_name, package = 'vocab.txt', 'tokenizers'
 
     @staticmethod
     def save(folder, argument, config, sample):
@@ -630,11 +586,8 @@ class WordPieceTokenizer:
         if not os.path.isfile(source):
             if source.endswith('.txt'):
                 raise UserError(f'tokenizer: {source}: no such file')
-            hub = need('huggingface_hub', 'a vocabulary from the hub')
-            try:
-                source = hub.hf_hub_download(source, 'vocab.txt')
-            except Exception as error:                          # the hub's libraries raise dozens of classes
-                raise UserError(hub_error(source, error)) from None
+            with named(source):
+                source = need('huggingface_hub', 'this tokenizer').hf_hub_download(source, 'vocab.txt')
         write_bytes(os.path.join(folder, 'vocab.txt'), read_bytes(source))
         return {'lower_case': config['lower_case']}
 
@@ -676,7 +629,6 @@ class CharacterTokenizer(WordPieceTokenizer):
 
     Made here: [PAD] 0, [UNK] 1, [CLS] 2, [SEP] 3, [MASK] 4, then the characters by falling frequency.
     """
-    from_sample = True
 
     @staticmethod
     def save(folder, argument, config, sample):
@@ -695,7 +647,7 @@ def character_vocabulary(library, config, sample):
     """
     normalizer = library.normalizers.BertNormalizer(lowercase=config['lower_case'])
     split, counts = library.pre_tokenizers.BertPreTokenizer().pre_tokenize_str, collections.Counter()
-    for text in sample:
+    for text in sample():
         counts.update(normalizer.normalize_str(text))
     pieces = ['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]']
     for character in sorted(counts, key=lambda item: (-counts[item], item)):
@@ -719,38 +671,30 @@ class TiktokenTokenizer:
     [PAD] [CLS] [SEP] [MASK] come after its ids; there is no [UNK]. A word can start with any token that
     does not begin with a letter, a digit or the middle of a character.
     """
-    file_name, package, from_sample = 'vocab.tiktoken', 'tiktoken', False
+    file_name, package = 'vocab.tiktoken', 'tiktoken'
     gpt2 = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"""
 
     @classmethod
     def save(cls, folder, argument, config, sample):
-        library, target = need('tiktoken', 'this tokenizer'), os.path.join(folder, cls.file_name)
+        target = os.path.join(folder, cls.file_name)
         if os.path.isfile(argument):
             write_bytes(target, read_bytes(argument))
             return {'name': os.path.basename(argument), 'pattern': cls.gpt2, 'ids': 0}
-        if argument not in library.list_encoding_names():
-            raise UserError(f"tokenizer='tiktoken:{argument}': no such file; choose a file or one of "
-                            f"{', '.join(library.list_encoding_names())}")
-        try:
-            encoding = library.get_encoding(argument)
-        except Exception as error:                          # a download: requests' or the network's classes
-            raise UserError(f'tiktoken:{argument}: cannot be downloaded: {type(error).__name__}') from None
+        with named(f"tokenizer='tiktoken:{argument}'", 'no such file, and tiktoken did not give it'):
+            encoding = need('tiktoken', 'this tokenizer').get_encoding(argument)
         ranks = sorted(encoding._mergeable_ranks.items(), key=lambda item: item[1])
         write_bytes(target, b''.join(b'%s %d\n' % (base64.b64encode(token), rank) for token, rank in ranks))
         return {'name': argument, 'pattern': encoding._pat_str, 'ids': encoding.n_vocab}
 
     def __init__(self, folder, facts):
-        library, ranks = need('tiktoken', 'this tokenizer'), {}
-        for line in filter(None, read_bytes(os.path.join(folder, self.file_name)).split(b'\n')):
-            try:
-                token, rank = line.split()
-                ranks[base64.b64decode(token, validate=True)] = int(rank)
-            except ValueError:
-                raise UserError(f'{self.file_name}: not a tiktoken file of "base64 rank" lines') from None
-        lacking = [byte for byte in range(256) if bytes([byte]) not in ranks]
-        if lacking or max(ranks.values()) > 10**7:
-            fault = f'byte {lacking[0]} has no rank' if lacking else f'a rank of {max(ranks.values())}'
-            raise UserError(f'{self.file_name}: not a tiktoken file: {fault}')
+        library, data = need('tiktoken', 'this tokenizer'), read_bytes(os.path.join(folder, self.file_name))
+        try:
+            rows = [line.split() for line in data.split(b'\n') if line]
+            ranks = {base64.b64decode(token, validate=True): int(rank) for token, rank in rows}
+        except ValueError:
+            raise UserError(f'{self.file_name}: not a tiktoken file of "base64 rank" lines') from None
+        if not {bytes([byte]) for byte in range(256)} <= set(ranks) or max(ranks.values()) > 10**7:
+            raise UserError(f'{self.file_name}: a byte without a rank, or a rank that is too large')
         self.model = library.Encoding(facts['name'], pat_str=facts['pattern'], mergeable_ranks=ranks,
                                       special_tokens={})
         self.tokens = {rank: token for token, rank in ranks.items()}
@@ -788,11 +732,7 @@ TOKENIZERS = {'sentencepiece': SentencePieceTokenizer, 'wordpiece': WordPieceTok
 
 class JiebaSegmenter:
     """jieba with the dictionary and the hidden Markov model of its defaults, on the text as it is."""
-    file_name, package, from_sample = '', 'jieba', False
-
-    @staticmethod
-    def save(folder, argument, config, sample):
-        return {}
+    file_name, package = '', 'jieba'
 
     def __init__(self, folder, facts):
         with warnings.catch_warnings():
@@ -810,19 +750,14 @@ class SentencePieceSegmenter:
 
     On four classical novels 16,000 pieces come closest to jieba's words; 8,000 cut more, 32,000 less.
     """
-    file_name, package, from_sample = 'segmenter.model', 'sentencepiece', True
-
-    @classmethod
-    def save(cls, folder, argument, config, sample):
-        path = os.path.join(folder, cls.file_name)
-        return save_sentencepiece(path, argument, 'segmenter_vocab', config, sample)
+    file_name, package, knob = 'segmenter.model', 'sentencepiece', 'segmenter_vocab'
+    save = classmethod(save_sentencepiece)
 
     def __init__(self, folder, facts):
         self.model = load_sentencepiece(folder, self.file_name)
 
     def starts(self, text):
-        found = self.model.encode(text, return_type='offset_mapping')       # in the text as it was given
-        return [begin for begin, _ in found['offsets']]
+        return [begin for begin, _ in self.model.encode(text, return_type='offset_mapping')['offsets']]
 
 
 SEGMENTERS = {'jieba': JiebaSegmenter, 'sentencepiece': SentencePieceSegmenter}
@@ -868,11 +803,12 @@ def mark_words(text, ids, offsets, starts, word_start):
 # ---- files of ours: whole, or not there ----
 
 def need(module, purpose):
-    """An optional package, or an error that names what to install."""
+    """An optional package or a module of it, or an error that names what to install."""
+    package = module.partition('.')[0]
     try:
         return importlib.import_module(module)
     except ImportError:
-        raise UserError(f'{purpose} needs the package {module}: pip install {module}') from None
+        raise UserError(f'{purpose} needs the package {package}: pip install {package}') from None
 
 
 def read_bytes(file_name):
@@ -881,25 +817,18 @@ def read_bytes(file_name):
 
 
 def temporary_name(target):
-    return f'{target}~{platform.node()}~{os.getpid()}~{secrets.token_hex(4)}.tmp'
+    return f'{target}~{platform.node()}~{os.getpid()}~{os.urandom(4).hex()}.tmp'
 
 
 def remove_leftovers(folder):
     """Remove what this process, and processes of this host that were killed, began for a folder and in it."""
-    folder = glob.escape(folder)
-    for item in glob.glob(f'{folder}~*.tmp') + glob.glob(f'{folder}/*~*.tmp'):
-        _, host, pid, _ = item.rsplit('~', 3)
-        if host == platform.node() and not is_another(int(pid)):
-            shutil.rmtree(item) if os.path.isdir(item) else os.remove(item)
-
-
-def is_another(pid):
-    """Whether a process other than this one has the number."""
-    try:
-        os.kill(pid, 0)
-    except OSError as error:
-        return not isinstance(error, ProcessLookupError)
-    return pid != os.getpid()
+    folder, end = glob.escape(folder), f'~{platform.node()}~*.tmp'
+    for item in glob.glob(folder + end) + glob.glob(f'{folder}/*{end}'):
+        pid = int(item.split('~')[-2])
+        with contextlib.suppress(ProcessLookupError):           # getpgid: no such process
+            if pid != os.getpid() and os.getpgid(pid):
+                continue
+        shutil.rmtree(item) if os.path.isdir(item) else os.remove(item)
 
 
 class Output:
@@ -933,14 +862,22 @@ def write_json(file_name, value):
     write_bytes(file_name, json.dumps({**value, 'digest': digest_of(value)}, indent=1).encode() + b'\n')
 
 
-def read_json(file_name, remedy):
+def read_json(folder, name):
+    """A dict of write_json from a prepared folder."""
     try:
-        value = json.loads(read_bytes(file_name))
-        if value.pop('digest') == digest_of(value):
+        value = json.loads(read_bytes(os.path.join(folder, name)))
+        if value.pop('digest') == digest_of(value) and value.get('format', FORMAT) == FORMAT:
             return value
-    except (ValueError, LookupError, AttributeError, TypeError, RecursionError):
+    except (OSError, ValueError, LookupError, AttributeError, TypeError, RecursionError):
         pass
-    raise UserError(f'{file_name}: damaged or edited: {remedy}')
+    raise damaged(folder, name, 'missing, damaged, edited, or of another version of prepare_data.py')
+
+
+def damaged(folder, name, fault):
+    """A UserError with the remedy: without its unit_00017.json a unit is written again."""
+    number = re.search('_([0-9]{5})', name)
+    record = os.path.join(folder, f'unit_{number[1]}.json') if number else folder
+    return UserError(f'{folder}/{name}: {fault}: remove {record} and repeat the command that prepared it')
 
 
 def digest_of(value):
@@ -965,10 +902,7 @@ def die_with_parent():
 
 
 def in_parallel(function, tasks, num_proc):
-    """Yields (i, function(*tasks[i])) in the order in which they end, None where that takes LINE_SECONDS.
-
-    An error or Ctrl-C ends all workers at once.
-    """
+    """Yields (i, function(*tasks[i])) in the order in which they end; an error or Ctrl-C ends all workers."""
     if num_proc == 1 or not tasks:
         yield from ((i, function(*task)) for i, task in enumerate(tasks))
         return
@@ -976,11 +910,8 @@ def in_parallel(function, tasks, num_proc):
     pool = concurrent.futures.ProcessPoolExecutor(min(num_proc, len(tasks)), context, die_with_parent)
     try:
         waiting = {pool.submit(function, *task): i for i, task in enumerate(tasks)}
-        while waiting:
-            ended, _ = concurrent.futures.wait(waiting, LINE_SECONDS, concurrent.futures.FIRST_COMPLETED)
-            yield from ((waiting.pop(future), future.result()) for future in ended)
-            if not ended:
-                yield None
+        for future in concurrent.futures.as_completed(waiting):
+            yield waiting[future], future.result()
     except concurrent.futures.BrokenExecutor:
         raise UserError('a worker process was killed; out of memory? Then a smaller --num_proc') from None
     finally:
@@ -1009,21 +940,9 @@ def make_folder(folder, sources, config, settings):
         'settings': settings, 'corpus': source, 'source': origins, 'versions': versions, 'units': units})
     try:
         os.rename(fresh, folder)
-    except OSError as error:
-        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+    except OSError:
+        if not os.path.exists(os.path.join(folder, 'units.json')):
             raise
-
-
-class Tally:
-    """Bad rows: how many of each kind, and the first five."""
-
-    def __init__(self):
-        self.skipped, self.examples = collections.Counter(), []
-
-    def add(self, where, detail, bad):
-        self.skipped[bad] += 1
-        if len(self.examples) < 5 and not bad.startswith('filtered'):
-            self.examples.append([where, detail, bad])
 
 
 def count_kinds(counts):
@@ -1041,55 +960,55 @@ def name_row(where, detail, bad):
 
 def check_corpus(units, source, config):
     """Raises UserError unless there is a document; 10,000 rows without the field at the start are enough."""
-    tally, fields = Tally(), ''
-    rows = itertools.chain.from_iterable(read_unit(unit, config) for unit in units)
-    for where, text, bad in rows:
+    skipped, first, fields = collections.Counter(), '', ''
+    for where, text, bad in itertools.chain.from_iterable(read_unit(unit, config) for unit in units):
         if not bad:
             return
-        tally.add(where, text, bad)
+        skipped[bad] += 1
+        first = first or f'; the first: {name_row(where, text, bad)}'
         fields = text if bad == 'missing field' else fields
-        if tally.skipped['missing field'] == 10_000:
+        if skipped['missing field'] == 10_000:
             break
-    if tally.skipped['missing field']:
+    if fields:
         wanted = units[0]['field']
         raise UserError(f"text_field='{wanted}': no row of {source} has it; its fields are {fields}")
-    first = ''.join(f'; the first: {name_row(*example)}' for example in tally.examples[:1])
-    raise UserError(f'{source}: no document in it; skipped: {count_kinds(tally.skipped) or 0}{first}')
+    raise UserError(f'{source}: no document in it; skipped: {count_kinds(skipped) or 0}{first}')
 
 
-def documents(unit, config, tally):
-    """Yields the texts of a unit, as many as are wanted; bad rows go to the tally."""
-    count = 0
-    for where, text, bad in read_unit(unit, config):
-        if bad:
-            tally.add(where, text, bad)
-            continue
-        yield text
-        count += 1
-        if count == unit['documents']:
-            return
+def documents(unit, config, skipped, examples):
+    """The texts of a unit, as many as are wanted; counts bad rows by kind and keeps the first five."""
+    def good():
+        for where, text, bad in read_unit(unit, config):
+            if not bad:
+                yield text
+                continue
+            skipped[bad] += 1
+            if len(examples) < 5 and not bad.startswith('filtered'):
+                examples.append([where, text, bad])
+    return itertools.islice(good(), unit['documents'] or None)
 
 
 def save_tools(folder, units, config):
     """Makes tokenizer/.  Returns {package: version} of those on which the bytes of the corpus depend."""
-    home, tools, chosen = os.path.join(folder, 'tokenizer'), {}, find_tools(config)
+    home, tools, chosen, versions = os.path.join(folder, 'tokenizer'), {}, find_tools(config), {}
     os.mkdir(home)
+    sample = functools.cache(lambda: take_sample(units, config))
     for kind, *_ in chosen.values():                            # before the sample, which can take minutes
         need(kind.package, 'this preparation')
-    wanted = any(kind.from_sample and not argument for kind, _, argument in chosen.values())
-    sample = take_sample(units, config) if wanted else []
+        versions[kind.package] = importlib.metadata.version(kind.package)
     for knob, (kind, name, argument) in chosen.items():
-        tools[knob] = {'kind': name, **kind.save(home, argument, config, sample)}
+        tools[knob] = {'kind': name}
         if kind.file_name:
+            tools[knob] |= kind.save(home, argument, config, sample)
             tools[knob]['sha256'] = hashlib.sha256(read_bytes(os.path.join(home, kind.file_name))).hexdigest()
     write_json(os.path.join(home, 'settings.json'), tools)
     made = load_tokenizer(folder)
     if 'sha256' in tools.get('segmenter', {}):
-        load_tool(folder, 'segmenter', SEGMENTERS)              # or it says what is wrong with its file
+        load_tool(folder, 'segmenter', SEGMENTERS)              # it says what is wrong with a given file
     specials = set(made.special.values())
     starts = bytes(start or i in specials for i, start in enumerate(made.word_starts()))
     write_bytes(os.path.join(home, 'word_start.bin'), starts)
-    return {kind.package: importlib.metadata.version(kind.package) for kind, *_ in chosen.values()}
+    return versions
 
 
 def take_sample(units, config):
@@ -1097,12 +1016,12 @@ def take_sample(units, config):
 
     Each gives a share by its size: of ten times as many characters at its head, the texts of smallest hash.
     """
-    n = min(len(units), SAMPLED_UNITS)
+    n = min(len(units), 16)
     chosen = [units[len(units) * i // n] for i in range(n)]
     sizes, sample = [unit['bytes'] or 1 for unit in chosen], []
     for unit, size in zip(chosen, sizes, strict=True):
         share = config['tokenizer_sample'] * size / sum(sizes)
-        texts = take_characters(documents(unit, config, Tally()), 10 * share)
+        texts = take_characters(documents(unit, config, collections.Counter(), []), 10 * share)
         sample += take_characters(sorted(texts, key=lambda text: text_hash(text, HASH_SEED)), share)
     return sample
 
@@ -1119,14 +1038,13 @@ def take_characters(texts, most):
 
 def load_tool(folder, knob, table):
     """The tokenizer or segmenter of a prepared folder, or None."""
-    home, again = os.path.join(folder, 'tokenizer'), f'remove {folder} and prepare it again'
-    facts = read_json(os.path.join(home, 'settings.json'), again).get(knob)
+    facts = read_json(folder, 'tokenizer/settings.json').get(knob)
     if facts is None:
         return None
-    kind = table[facts['kind']]
-    file_name = os.path.join(home, kind.file_name)
-    if kind.file_name and hashlib.sha256(read_bytes(file_name)).hexdigest() != facts['sha256']:
-        raise UserError(f'{file_name}: damaged, its sha256 is not that of settings.json: {again}')
+    kind, home = table[facts['kind']], os.path.join(folder, 'tokenizer')
+    data = read_bytes(os.path.join(home, kind.file_name)) if kind.file_name else b''
+    if kind.file_name and hashlib.sha256(data).hexdigest() != facts['sha256']:
+        raise damaged(folder, f'tokenizer/{kind.file_name}', 'damaged, its sha256 is another')
     return kind(home, facts)
 
 
@@ -1151,91 +1069,55 @@ def unit_tools(folder):
 
 
 class Shard:
-    """One split of a unit, written batch by batch."""
+    """One split of a unit, written batch by batch; columns: {ending: dtype}."""
 
     def __init__(self, stem, tokenizer, columns):
-        self.stem, self.tokenizer, self.columns = stem, tokenizer, columns          # {ending: dtype}
-        self.files = {ending: Output(f'{stem}.{ending}') for ending in columns}
-        self.held, self.starts = {ending: [] for ending in columns}, array.array('q', [0])
-        self.counts = np.zeros(tokenizer.vocab_size, np.int64)                      # of each id
+        self.stem, self.columns, self.last = stem, columns, ([tokenizer.special['sep']], [1])
+        self.files = {ending: Output(f'{stem}.{ending}') for ending in (*columns, 'idx')}
+        self.files['idx'].write(bytes(8))
+        self.documents, self.tokens, self.counts = 0, 0, np.zeros(tokenizer.vocab_size, np.int64)
 
-    def add(self, *rows):
-        """A document: ids (N,); with a segmenter also the marks of words (N,)."""
-        ends = self.tokenizer.special['sep'], 1
-        for held, row, end in zip(self.held.values(), rows, ends, strict=False):
-            held += [row, [end]]
-        self.starts.append(self.starts[-1] + len(rows[0]) + 1)
-
-    def flush(self):
-        """Write the documents that are held."""
-        for ending, held in self.held.items():
-            column = np.concatenate([*held, []]).astype(self.columns[ending])
-            self.files[ending].write(column.data)
-            held.clear()
+    def add(self, rows):
+        """Write documents: (ids (N,),) of each; with a segmenter (ids, marks of words (N,))."""
+        ends = self.tokens + np.cumsum([len(row[0]) + 1 for row in rows], dtype='<i8')
+        self.files['idx'].write(ends.data)
+        for i, (ending, dtype) in enumerate(self.columns.items()):
+            parts = [part for row in rows for part in (row[i], self.last[i])]
+            data = np.concatenate([np.zeros(0, dtype), *parts]).astype(dtype)
+            self.files[ending].write(data.data)
             if ending == 'bin':
-                self.counts += np.bincount(column, minlength=len(self.counts))
+                self.counts += np.bincount(data, minlength=len(self.counts))
+        self.documents, self.tokens = self.documents + len(rows), self.tokens + len(data)
 
     def finish(self):
         """What unit_00017.json says of it."""
-        self.files['idx'] = Output(f'{self.stem}.idx')
-        self.files['idx'].write(np.asarray(self.starts).astype('<i8').data)
-        digests = {ending: output.finish() for ending, output in self.files.items()}
-        return {'stem': os.path.basename(self.stem), 'documents': len(self.starts) - 1,
-                'tokens': self.starts[-1], 'sha256': digests}
-
-
-def unit_file(folder, number, ending='json'):
-    return os.path.join(folder, f'unit_{number:05}.{ending}')
+        return {'stem': os.path.basename(self.stem), 'documents': self.documents, 'tokens': self.tokens,
+                'sha256': {ending: output.finish() for ending, output in self.files.items()}}
 
 
 def write_unit(number, unit, config):
     """Write the shards of a unit, then unit_00017.json, which marks them as whole.  Returns its tokens."""
-    folder = config['folder']
+    folder, skipped, examples = config['folder'], collections.Counter(), []
     tokenizer, segmenter, word_start = unit_tools(folder)
     columns = {'bin': id_type(tokenizer.vocab_size)} | ({'words': np.dtype('u1')} if segmenter else {})
     train, val = [Shard(os.path.join(folder, f'{split}_{number:05}'), tokenizer, columns) for split in SPLITS]
-    tally, lowest, limit = Tally(), 2**64, config['val_fraction'] * 2**64
-    check_source(folder, number, unit)
-    try:
-        texts = documents(unit, config, tally)
-        while batch := list(take_characters(texts, BATCH)):
-            for text, rows in zip(batch, encode(batch, tokenizer, segmenter, word_start), strict=True):
-                if not len(rows[0]):
-                    tally.skipped['no tokens'] += 1
-                    continue
-                key = text_hash(text, HASH_SEED)
-                lowest = min(lowest, key)
-                (val if key < limit else train).add(*rows)
-            train.flush()
-            val.flush()
-    except BrokenFile:
-        write_bytes(unit_file(folder, number, 'broken'), b'')
-        raise
-    write_json(unit_file(folder, number), {
-        'train': train.finish(), 'val': val.finish(), 'counts': pack(train.counts), 'lowest_hash': lowest,
-        'skipped': tally.skipped, 'examples': tally.examples})
-    with contextlib.suppress(FileNotFoundError):
-        os.remove(unit_file(folder, number, 'broken'))
-    return train.starts[-1] + val.starts[-1]
-
-
-def pack(counts):
-    """(vocab_size,) counts as a text; unpack is its inverse."""
-    return base64.b85encode(zlib.compress(counts.astype('<i8').tobytes())).decode()
-
-
-def unpack(text):
-    return np.frombuffer(zlib.decompress(base64.b85decode(text)), '<i8')
-
-
-def check_source(folder, number, unit):
-    """Raises UserError where a file has another size than when it was listed, unless it was broken then."""
-    for file_name, _, _, size in unit['pieces']:
-        file_name = os.path.join(folder, file_name)
-        found = os.path.getsize(file_name) if os.path.isfile(file_name) else 'no such file, no'
-        if found != size and not os.path.exists(unit_file(folder, number, 'broken')):
-            raise UserError(f'{file_name}: {found} bytes, but {size} when {folder}/units.json was made: '
-                            f'bring that file back, or remove {folder} to begin again')
+    lowest, limit, texts = 2**64, config['val_fraction'] * 2**64, documents(unit, config, skipped, examples)
+    while batch := list(take_characters(texts, BATCH)):
+        rows = {train: [], val: []}
+        for text, row in zip(batch, encode(batch, tokenizer, segmenter, word_start), strict=True):
+            if not len(row[0]):
+                skipped['no tokens'] += 1
+                continue
+            key = text_hash(text, HASH_SEED)
+            lowest = min(lowest, key)
+            rows[val if key < limit else train].append(row)
+        train.add(rows[train])
+        val.add(rows[val])
+    counts = base64.b85encode(zlib.compress(train.counts.astype('<i8').tobytes())).decode()
+    write_json(os.path.join(folder, f'unit_{number:05}.json'), {
+        'train': train.finish(), 'val': val.finish(), 'counts': counts, 'lowest_hash': lowest,
+        'skipped': skipped, 'examples': examples})
+    return train.tokens + val.tokens
 
 
 def encode(texts, tokenizer, segmenter, word_start):
@@ -1251,7 +1133,7 @@ def encode(texts, tokenizer, segmenter, word_start):
 
 def write_meta(folder, plan, config):
     """Joins what the units say; nothing in it depends on the time, the processes or the machine."""
-    records = [read_record(folder, number) for number in range(len(plan['units']))]
+    records = [read_json(folder, f'unit_{number:05}.json') for number in range(len(plan['units']))]
     splits = {split: [record[split] for record in records if record[split]['documents']] for split in SPLITS}
     check_splits(folder, splits, min(record['lowest_hash'] for record in records), plan['corpus'])
     skipped = collections.Counter()
@@ -1261,14 +1143,16 @@ def write_meta(folder, plan, config):
         say(f'skipped {name_row(*example)}')
     if skipped:
         say(f'skipped in all: {count_kinds(skipped)}')
-    tokenizer = load_tokenizer(folder)
-    tools = read_json(os.path.join(folder, 'tokenizer', 'settings.json'), f'remove {folder}')
+    tokenizer, tools = load_tokenizer(folder), read_json(folder, 'tokenizer/settings.json')
     makes = {key: value for key, value in tools['tokenizer'].items() if key not in ('trained', 'name')}
-    counts = sum(unpack(record['counts']) for record in records)
+    counts = sum(np.frombuffer(zlib.decompress(base64.b85decode(record['counts'])), '<i8')
+                 for record in records)                         # (vocab_size,), of the training tokens
+    share = np.delete(counts, tokenizer.special['sep']) / (counts.sum() - counts[tokenizer.special['sep']])
+    share = share[share > 0]
     meta = {
         'format': FORMAT, 'name': os.path.basename(folder), 'corpus': config['corpus'], **tools,
         'vocab_size': tokenizer.vocab_size, 'dtype': id_type(tokenizer.vocab_size).name,
-        'special': tokenizer.special, 'unigram_entropy': entropy(counts, tokenizer.special['sep']),
+        'special': tokenizer.special, 'unigram_entropy': -float((share * np.log(share)).sum()),
         'splits': {split: [{key: shard[key] for key in ('stem', 'documents', 'tokens')} for shard in shards]
                    for split, shards in splits.items()},
         'identity': {'tokenizer': digest_of(makes), **{         # what a checkpoint remembers of its data
@@ -1279,44 +1163,26 @@ def write_meta(folder, plan, config):
     return meta
 
 
-def read_record(folder, number):
-    file_name = unit_file(folder, number)
-    return read_json(file_name, f'remove {file_name} and repeat the command that prepared it')
-
-
 def check_splits(folder, splits, lowest, source):
     """Raises UserError where a split is empty; such a folder is of no use and is removed."""
     if splits['train'] and splits['val']:
         return
     shutil.rmtree(folder)
     total = sum(shard['documents'] for shards in splits.values() for shard in shards)
-    if not total:
-        raise UserError(f'{source}: the tokenizer makes no token of any document')
-    if not splits['train']:
-        raise UserError(f'{source}: {total} documents, none of them left for training: at least two '
-                        'different ones and a smaller val_fraction are needed')
-    raise UserError(f'{source}: none of its {total} documents is held out: the smallest val_fraction that '
-                    f'holds one out is {1.001 * lowest / 2**64:.4g}')
-
-
-def entropy(counts, sep):
-    """Unigram entropy in nats per token, of the training tokens without [SEP]."""
-    counts = np.where(np.arange(len(counts)) == sep, 0, counts)
-    share = counts[counts > 0] / counts.sum()
-    return float(-(share * np.log(share)).sum())
+    if splits['train']:
+        raise UserError(f'{source}: none of its {total} documents is held out: the smallest val_fraction '
+                        f'that holds one out is {1.001 * lowest / 2**64:.4g}')
+    raise UserError(f'{source}: {total} documents with tokens, none of them left for training: at least two '
+                    'different ones and a smaller val_fraction are needed')
 
 
 def load_meta(folder):
     """meta.json of a prepared folder as a dict; check_sizes and check_folder look at the files."""
-    file_name = os.path.join(folder, 'meta.json')
-    if not os.path.isfile(file_name):
+    if not os.path.isfile(os.path.join(folder, 'meta.json')):
         name = os.path.basename(os.path.abspath(folder))
         raise UserError(f'{folder}: not prepared (no meta.json): run python prepare_data.py --name={name} '
                         'with its config/data_*.py or --corpus=...')
-    again = f'remove {folder} and prepare it again'
-    if re.match(rb'\s*{\s*"format": (?!%d\b)' % FORMAT, read_bytes(file_name)):
-        raise UserError(f'{file_name}: of another version of prepare_data.py: {again}')
-    return read_json(file_name, again)
+    return read_json(folder, 'meta.json')
 
 
 def shard_files(meta):
@@ -1336,40 +1202,31 @@ def check_sizes(folder, meta):
         file_name = os.path.join(folder, name)
         found = f'{os.path.getsize(file_name)} bytes' if os.path.isfile(file_name) else 'missing'
         if found != f'{size} bytes':
-            raise UserError(f'{file_name}: {found}, should have {size} bytes: {how_to_mend(folder, name)}')
-
-
-def how_to_mend(folder, name):
-    number = re.search('_([0-9]{5})', name)
-    if not number:
-        return f'remove {folder} and prepare it again'
-    return f'remove {unit_file(folder, int(number[1]))} and repeat the command that prepared it'
+            raise damaged(folder, name, f'{found}, should have {size} bytes')
 
 
 def check_folder(folder):
     """Reads every byte of a prepared folder: it must be what meta.json and the units describe."""
-    started, meta, total = time.monotonic(), load_meta(folder), 0
+    meta = load_meta(folder)
     check_sizes(folder, meta)
     load_tokenizer(folder)
-    for shard, ending, size in shard_files(meta):
+    for shard, ending, _ in shard_files(meta):
         split, number = shard['stem'].split('_')
-        name, record = f"{shard['stem']}.{ending}", read_record(folder, int(number))[split]
+        name, record = f"{shard['stem']}.{ending}", read_json(folder, f'unit_{number}.json')[split]
         data = np.memmap(os.path.join(folder, name), np.uint8, 'r')
         last = int(data.view(meta['dtype']).max()) if ending == 'bin' else 0
         if hashlib.sha256(data).hexdigest() != record['sha256'][ending] or last >= meta['vocab_size']:
-            raise UserError(f'{folder}/{name}: damaged, its sha256 is another: {how_to_mend(folder, name)}')
-        total += size / 1e6
-    say(f'{folder}: sound, {total:,.0f} MB, {total / (time.monotonic() - started):,.0f} MB/s')
+            raise damaged(folder, name, 'damaged, its sha256 is another')
+    say(f'{folder}: sound, every byte of it')
 
 
 # ---- one run ----
 
 def check_config(config):
     """Ranges and forms; returns the config with the number of processes filled in."""
-    for knob, (low, high, advice) in LIMITS.items():
-        value = config[knob]
-        if not low <= value <= high or (isinstance(value, float) and value in (low, high)):
-            raise UserError(f'{knob}={value}: must lie between {low} and {high} ({advice})')
+    for knob, (low, high) in LIMITS.items():
+        if not low <= config[knob] <= high:
+            raise UserError(f'{knob}={config[knob]}: must lie between {low} and {high}')
     if config['name'] and not re.fullmatch(r'[\w-][\w.-]*', config['name']):
         raise UserError(f"name='{config['name']}': letters, digits, '.', '_' and '-' only: it names a folder")
     find_tools(config)
@@ -1380,7 +1237,8 @@ def check_config(config):
 def find_part(config):
     """(i, n): units i, i + n, ... are prepared here; (0, 1) is all."""
     source, text = 'part', config['part']
-    for rank, world, mark in LAUNCHERS:
+    for rank, world, mark in (('RANK', 'WORLD_SIZE', 'RANK'),   # sbatch's own script has no SLURM_STEP_ID
+                              ('SLURM_PROCID', 'SLURM_NTASKS', 'SLURM_STEP_ID')):
         if not text and {rank, world, mark} <= set(os.environ):
             source, text = f'{rank}/{world}', f'{os.environ[rank]}/{os.environ[world]}'
     found = re.fullmatch('([0-9]{1,5})/([0-9]{1,5})', text or '0/1')
@@ -1391,14 +1249,12 @@ def find_part(config):
 
 def load_plan(folder, settings):
     """units.json as a dict, if it was made with the same settings."""
-    other = f'give another --name or remove {folder}'
-    if not os.path.isfile(os.path.join(folder, 'units.json')):
-        raise UserError(f'{folder}: not of this version of prepare_data.py (no units.json is there): {other}')
-    plan = read_json(os.path.join(folder, 'units.json'), other)
+    plan = read_json(folder, 'units.json')
     for knob, value in settings.items():
         before = plan['settings'].get(knob)
         if before != value:
-            raise UserError(f'{folder}: prepared with {knob}={before!r}, now {knob}={value!r}: {other}')
+            raise UserError(f'{folder}: prepared with {knob}={before!r}, now {knob}={value!r}: give another '
+                            f'--name or remove {folder}')
     return plan
 
 
@@ -1412,12 +1268,10 @@ def prepare(config):
         if not os.path.isdir(folder) or not os.listdir(folder):
             make_folder(folder, sources, config, settings)
         plan = load_plan(folder, settings)
-        numbers = range(len(plan['units']))
-        todo = {k: plan['units'][k] for k in numbers[i::n] if not os.path.exists(unit_file(folder, k))}
-        if todo:
-            check_versions(folder, plan['versions'])
-        tokens = write_units(folder, todo, config)
-        left = sum(not os.path.exists(unit_file(folder, k)) for k in numbers)
+        records = [os.path.join(folder, f'unit_{k:05}.json') for k in range(len(plan['units']))]
+        todo = {k: plan['units'][k] for k in range(i, len(records), n) if not os.path.exists(records[k])}
+        tokens = write_units(folder, todo, plan['versions'], config)
+        left = sum(not os.path.exists(record) for record in records)
         if left:
             say(f'{folder}: part {i}/{n} is done; {left} units are left to other parts, whose last ends it')
         elif not todo and os.path.exists(os.path.join(folder, 'meta.json')):
@@ -1426,37 +1280,29 @@ def prepare(config):
         else:
             tell(write_meta(folder, plan, config), tokens / (time.monotonic() - started))
     except OSError as error:
-        reason = REASONS.get(error.errno, error.strerror or error)
-        raise UserError(f'{error.filename or folder}: {reason}') from None
+        raise UserError(f'{error.filename or folder}: {error.strerror or error}') from None
     finally:
         remove_leftovers(folder)
     return folder
 
 
-def check_versions(folder, versions):
-    """Raises UserError unless the packages are those with which the folder was begun."""
-    for package, there in versions.items():
+def write_units(folder, units, versions, config):
+    """Write {number: unit} with a bar on a terminal, else a line a minute.  Returns their tokens."""
+    for package, there in versions.items() if units else ():
         need(package, 'this preparation')
         here = importlib.metadata.version(package)
         if here != there:
-            raise UserError(f'{folder}: begun with {package} {there}, here is {here}: pip install '
-                            f'{package}=={there}')
-
-
-def write_units(folder, units, config):
-    """Write {number: unit} with a bar on a terminal, else a line a minute.  Returns their tokens."""
-    done, tokens, started, told = 0, 0, time.monotonic(), time.monotonic()
+            raise UserError(f'{folder}: begun with {package} {there}, here is {here}: '
+                            f'pip install {package}=={there}')
+    tokens, started, told = 0, time.monotonic(), time.monotonic()
     tasks = [(number, unit, {**config, 'folder': folder}) for number, unit in units.items()]
-    results = in_parallel(write_unit, tasks, config['num_proc'])
     quiet = not (sys.stderr and sys.stderr.isatty())
-    bar = need('tqdm', 'preparing').tqdm(total=len(units), unit='unit', leave=False, disable=quiet)
-    with contextlib.closing(results), bar:
-        for found in results:
-            done += found is not None
-            tokens += found[1] if found else 0
+    with contextlib.closing(in_parallel(write_unit, tasks, config['num_proc'])) as results:
+        bar = need('tqdm', 'preparing').tqdm(results, total=len(units), leave=False, disable=quiet)
+        for done, (_, found) in enumerate(bar, 1):
+            tokens += found
             rate = f'{tokens:,} tokens, {tokens / (time.monotonic() - started):,.0f} tokens/s'
             bar.set_postfix_str(rate, refresh=False)
-            bar.update(found is not None)
             if quiet and time.monotonic() - told >= LINE_SECONDS:
                 told = time.monotonic()
                 say(f'{folder}: {done} of {len(units)} units, {rate}')

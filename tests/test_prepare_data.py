@@ -299,7 +299,7 @@ def test_words_of_mixed_text(tmp_path, text, starts, tokens):
 
 def test_starts_of_sentencepiece_are_in_the_text_as_given(tmp_path):
     config, texts = knobs(tmp_path, segmenter_vocab=90), make_chinese(200)
-    prepare_data.SentencePieceSegmenter.save(tmp_path, '', config, texts)
+    prepare_data.SentencePieceSegmenter.save(tmp_path, '', config, lambda: texts)
     segmenter = prepare_data.SentencePieceSegmenter(tmp_path, {})
     skipped, longest = dict.fromkeys(map(ord, ' \r\n\u200b')), 0
     for text in (text.replace('㈱', 'x') for text in texts[:50]):       # it makes pieces within a character
@@ -451,13 +451,13 @@ def test_a_broken_file_stops_and_is_read_again(tmp_path, name):
     file.write_bytes(whole[:-9])
     model = f'sentencepiece:{tmp_path}/ref/data/x/tokenizer/sentencepiece.model'
     for _ in range(2):
-        with pytest.raises(UserError, match=f'{name}: cannot be read: .* mend it and repeat'):
+        with pytest.raises(UserError, match=f'{name}: cannot be read: '):
             prepare(tmp_path, **usual, tokenizer=model)
     file.write_bytes(whole)
     same = contents(prepare(tmp_path, **usual, tokenizer=model)[0])
     assert {item for item in same if item.endswith(('.bin', '.idx'))} > {'train_00001.bin'}
     assert all(same[item] == reference[item] for item in same if item.endswith(('.bin', '.idx')))
-    assert not [item for item in same if item.endswith(('.broken', '.tmp'))]
+    assert not [item for item in same if item.endswith('.tmp')]
 
 
 def compressed(name, texts):
@@ -662,7 +662,7 @@ def refused(tmp_path, monkeypatch, *arguments):
 
 @pytest.mark.parametrize('arguments, said', [
     (['--corpus=nowhere.jsonl'], "corpus='nowhere.jsonl': no such file; choose one of docstrings,"),
-    (['--corpus=.', '--val_fraction=2'], 'val_fraction=2.0: must lie between 0 and 1 (0.01 is usual)'),
+    (['--corpus=.', '--val_fraction=2'], 'val_fraction=2.0: must lie between 1e-12 and 1'),
     (['--corpus=.', '--tokenizer=wordpeice'], "tokenizer='wordpeice': choose one of sentencepiece"),
     (['--corpus=.', '--name=a/b'], "name='a/b': letters"),
     (['--corpus=good.jsonl', '--text_field=body'], 'no row of good.jsonl has it; its fields are id'),
@@ -670,7 +670,7 @@ def refused(tmp_path, monkeypatch, *arguments):
     (['--corpus=nothing.jsonl'], 'nothing.jsonl: no document in it'),
     (['--corpus=data.csv'], 'data.csv: no .txt, .json, .jsonl or .parquet file'),
     (['--corpus=good.jsonl', '--vocab_size=90000'], 'vocab_size=90000: sentencepiece cannot train it'),
-    (['--corpus=good.jsonl', '--tokenizer=tiktoken:nosuch'], "'tiktoken:nosuch': no such file; choose"),
+    (['--corpus=good.jsonl', '--tokenizer=tiktoken:nosuch'], "'tiktoken:nosuch': no such file, and tiktoken"),
     (['--corpus=owner/name'], 'owner/name: the Hugging Face hub did not give it'),
     (['--corpus=oscar'], "corpus='oscar' needs --path="),
     (['--corpus=good.jsonl', '--data_dir=good.jsonl'], 'good.jsonl'),
@@ -719,7 +719,7 @@ def test_prepared_folder_is_kept_or_refused(tmp_path, capfd):
     with pytest.raises(UserError, match='prepared with vocab_size=60, now vocab_size=50'):
         prepare(tmp_path, corpus=source, vocab_size=50)
     (tmp_path / 'data' / 'x' / 'units.json').unlink()
-    with pytest.raises(UserError, match='x: not of this version'):
+    with pytest.raises(UserError, match='x/units.json: missing, damaged, edited, or of another version'):
         prepare(tmp_path, corpus=source)
 
 

@@ -174,9 +174,9 @@ def test_the_list_of_units_is_pinned(tmp_path, monkeypatch):
         prepare(tmp_path, **usual, val_fraction=0.2)
     file = tmp_path / 'files' / '4.jsonl'
     before = file.read_bytes()
-    for changed in (before + b'\n', None):
+    for changed, said in ((before + b'\n', f'had {len(before)} bytes when'), (None, 'cannot be read: ')):
         file.unlink() if changed is None else file.write_bytes(changed)
-        with pytest.raises(UserError, match=rf'4.jsonl: .*, but {len(before)} when .*units.json was made'):
+        with pytest.raises(UserError, match=f'4.jsonl: {said}'):
             prepare(tmp_path, **usual)
     file.write_bytes(before)
     with monkeypatch.context() as patch:
@@ -267,9 +267,9 @@ def test_folders_that_are_none(tmp_path):
     with pytest.raises(UserError, match='not prepared .* prepare_data.py --name=none'):
         prepare_data.load_meta(str(tmp_path / 'none'))
     (tmp_path / 'meta.json').write_text('{\n "format": 1,\n "name": "old"}')
-    with pytest.raises(UserError, match='meta.json: of another version of prepare_data.py: remove'):
+    with pytest.raises(UserError, match='meta.json: .* or of another version of prepare_data.py: remove'):
         prepare_data.load_meta(str(tmp_path))
-    with pytest.raises(UserError, match='not of this version of prepare_data.py'):
+    with pytest.raises(UserError, match='units.json: missing, .* of another version of prepare_data.py'):
         prepare(tmp_path.parent, name=tmp_path.name, data_dir=str(tmp_path.parent),
                 corpus=write_jsonl(tmp_path / 'a.jsonl', make_texts(9)))
 
@@ -468,7 +468,7 @@ def test_disk_full(tmp_path, undisturbed, stage):
             (tmp_path / 'data' / 'ballast').write_bytes(bytes(ballast))
             arguments = STAGES['whole' if stage == 'whole' else 'parts']
             said = one_line(command(tmp_path, f'--corpus={source}', *arguments[0]))
-            assert said.startswith('error: ') and said.endswith('the disk is full'), said
+            assert said.startswith('error: ') and said.endswith(': No space left on device'), said
             assert contents(tmp_path / 'data' / 'y') == before
             assert not glob.glob(f'{tmp_path}/data/**/*.tmp', recursive=True)
             os.remove(tmp_path / 'data' / 'ballast')
@@ -487,7 +487,7 @@ def test_limit_on_the_size_of_files(tmp_path, undisturbed):
         limit = int(pick.uniform(0.01, 0.95) * len(reference['train_00000.bin']))
         set_limit = functools.partial(resource.setrlimit, resource.RLIMIT_FSIZE, (limit, limit))
         process = command(tmp_path, f'--corpus={source}', preexec_fn=set_limit)
-        assert one_line(process).endswith('the limit on the size of a file is reached (ulimit -f)')
+        assert one_line(process).endswith(': File too large')
     finish(command(tmp_path, f'--corpus={source}'))
     assert contents(tmp_path / 'data' / 'x') == reference
 
