@@ -51,21 +51,29 @@ class EncoderConfig:
     relu_scale: str = 'ns'          # squared_relu: a row of RELU_SCALE
     key_size: int = 128             # gau: s, width of its queries and keys
     clip_distance: int = 128        # rpe: c, relative distances are clipped at +-(c - 1)
-    recompute: bool = False         # Shatter: saves memory, computes weights of parts again when backward
+    recompute: bool = False         # Shatter: less memory; the backward pass computes A N once more
     dropout: float = 0.1            # after the embeddings and after each sublayer
     attention_dropout: float = 0.1  # of attention weights
     pooling: str = 'cls'            # SequenceClassifier, MultipleChoice: a row of POOLING
     n_label: int = 2                # classes of a SequenceClassifier
 
     def __post_init__(self):
+        tables = {'attention': ATTENTION, 'position': POSITION, 'norm': NORM, 'lm_head': LM_HEAD,
+                  'pair_init': PAIR_INIT, 'normaliser': NORMALISER, 'relu_scale': RELU_SCALE,
+                  'pooling': POOLING}
         for field in fields(self):
-            value, kind = getattr(self, field.name), type(field.default)
+            name, value, kind = field.name, getattr(self, field.name), type(field.default)
             if type(value) is not kind and (kind, type(value)) != (float, int):
-                raise UserError(f'{field.name}={value!r}: must be {kind.__name__}')
-        for name, rows in (('attention', ATTENTION), ('norm', NORM), ('lm_head', LM_HEAD),
-                           ('pair_init', PAIR_INIT), ('normaliser', NORMALISER), ('relu_scale', RELU_SCALE),
-                           ('pooling', POOLING), ('position', POSITION)):
-            choose(name, getattr(self, name), rows)
+                raise UserError(f'{name}={value!r}: must be {kind.__name__}')
+            if kind is int and name != 'pair_rank' and value < 1:
+                raise UserError(f'{name}={value}: must be at least 1')
+            if kind is float and not 0 <= value < 1:
+                raise UserError(f'{name}={value}: must lie in [0, 1); 0.1 is usual')
+            if kind is str:
+                choose(name, value, tables[name])
+        self.check_combinations()
+
+    def check_combinations(self):
         allowed = ALLOWED_POSITIONS.get(self.attention, tuple(POSITION))
         if self.position not in allowed:
             raise UserError(f'position={self.position!r}: cannot be combined with '
@@ -75,24 +83,16 @@ class EncoderConfig:
             if value != default and getattr(self, axis) not in rows:
                 raise UserError(f"{name}={value!r}: only {axis}={' or '.join(map(repr, rows))} has it; "
                                 f'choose {default!r}')
-        for name in ('vocab_size', 'block_size', 'n_layer', 'n_head', 'n_embd', 'n_inner', 'n_segment',
-                     'n_label', 'key_size', 'clip_distance'):
-            if getattr(self, name) < 1:
-                raise UserError(f'{name}={getattr(self, name)}: must be at least 1')
-        for name in ('dropout', 'attention_dropout'):
-            if not 0 <= getattr(self, name) < 1:
-                raise UserError(f'{name}={getattr(self, name)}: must lie in [0, 1); 0.1 is usual')
         if self.n_embd % self.n_head:
             raise UserError(f'n_embd={self.n_embd}: must be a multiple of n_head={self.n_head}')
         if self.position == 'rope' and self.query_size % 2:
             raise UserError(f"position='rope': the size of a query, {self.query_size}, must be even: "
                             "n_embd / n_head, or key_size of attention='gau'")
         if self.attention in SHATTER and (self.n_head % 2 or self.n_head < 4):
-            raise UserError(f'n_head={self.n_head}: attention={self.attention!r} needs an even number of '
-                            'parts, at least 4')
+            raise UserError(f'n_head={self.n_head}: attention={self.attention!r} needs an even n_head >= 4')
         if not 0 <= self.pair_rank <= self.head_size:
-            raise UserError(f'pair_rank={self.pair_rank}: choose 0 (full) or 1 to n_embd / n_head = '
-                            f'{self.head_size}')
+            raise UserError(f'pair_rank={self.pair_rank}: choose 0 (full) or 1 to {self.head_size}, the size '
+                            'of a head')
 
     @property
     def head_size(self):
@@ -141,15 +141,12 @@ def projections(n, width, bias):
 
 
 def unfold(x, size):
-    """Windows of rows: x (H, P) -> (H, P - size + 1, size), [h, i, j] = x[h, i + j].  Differentiable.
-
-    A view of x, without memory of its own; torch_xla has no such view, and gets a copy.
-    """
+    """Windows of rows: x (H, P) -> (H, P - size + 1, size), [h, i, j] = x[h, i + j]; a view, but on XLA."""
     return unfold_copy(x, size) if x.device.type == 'xla' else x.unfold(1, size, 1)
 
 
 def unfold_copy(x, size):
-    """`unfold` by operations of every device: copies of x in a row, cut every P + 1, begin one later each."""
+    """The same without a view: n copies of a row, cut every P + 1 entries, begin one entry later each time."""
     (H, P), n = x.shape, x.size(1) - size + 1
     return x.repeat(1, n + 1)[:, :n * (P + 1)].reshape(H, n, P + 1)[:, :, :size]
 
@@ -195,6 +192,11 @@ def relative_offsets(positions, length):
     positions (..., Q) int64: i of each query.  length: T, the number of keys
     """
     return torch.arange(length - 1, 2 * length - 1, device=positions.device) - positions.unsqueeze(-1)
+
+
+def angles(positions, size):
+    """Angle of each position (n,) at each frequency: p 10000^(-2m / size), m = 0, 1, ... -> (n, size / 2)"""
+    return positions.outer(10000.0 ** (-torch.arange(0, size, 2, dtype=torch.float64) / size))
 
 
 # ---- kinds of attention: queries from x (B, Q, D), keys and values from source (B, T, D) -> (B, Q, D) ----
@@ -481,7 +483,7 @@ class GatedAttention(nn.Module):
         q = affine(z, self.query_diag, self.query_bias)
         k = affine(z if source is x else F.silu(self.shared(source)), self.key_diag, self.key_bias)
         if context.position is not None:
-            q, k = context.position.rotate(q, k)
+            q, k = context.position.rotate(q), context.position.rotate(k)
         mask = None if context.mask is None else context.mask.squeeze(1)                # (B, 1, T)
         scores = q @ k.mT
         n = torch.tensor(k.size(1), device=k.device) if mask is None else mask.sum(-1, keepdim=True)
@@ -527,12 +529,8 @@ def scaled_squared_relu(scores, mask, n, size, scale):
     return a / a.sum(-1, keepdim=True).clamp_min(0.5)                                   # sum >= 1, or no key
 
 
-NORMALISER = {
-    'softmax': softmax,
-    'softmax_plus': softmax_plus,
-    'squared_relu': squared_relu,
-    'scaled_squared_relu': scaled_squared_relu,
-}
+NORMALISER = {'softmax': softmax, 'softmax_plus': softmax_plus, 'squared_relu': squared_relu,
+              'scaled_squared_relu': scaled_squared_relu}
 RELU_SCALE = {                      # Liu 2022, table 1; n2 is Hua et al.
     'n2': lambda n, s: n * n,
     'n': lambda n, s: n,
@@ -543,34 +541,11 @@ RELU_SCALE = {                      # Liu 2022, table 1; n2 is Hua et al.
 
 # ---- XLNet ----
 
-def angles(positions, size):
-    """Angle of each position (n,) at each frequency: p 10000^(-2m / size), m = 0, 1, ... -> (n, size / 2)"""
-    return positions.outer(10000.0 ** (-torch.arange(0, size, 2, dtype=torch.float64) / size))
-
-
-class Sinusoid(nn.Module):
-    """Vectors of offsets d = i - j: the sines of d's `angles`, then the cosines.  Vaswani et al. 2017"""
-
-    def __init__(self, config):
-        super().__init__()
-        self.size = config.n_embd
-        self.resize(config.block_size)
-
-    def resize(self, block_size):
-        angle = angles(torch.arange(block_size - 1, -block_size, -1, dtype=torch.float64), self.size)
-        table = torch.cat((angle.sin(), angle.cos()), 1)[:, :self.size]
-        self.register_buffer('table', table.float(), persistent=False)      # (2 block_size - 1, D)
-
-    def forward(self, length):
-        """(2T - 1, D), row j - i + T - 1"""
-        middle = self.table.size(0) // 2
-        return self.table[middle - length + 1:middle + length]
-
-
 class XLNetAttention(nn.Module):
     """Relative attention with two global biases.  Yang et al. 2019, after Dai et al. 2019, section 3.3
 
         score_ij = ((q_i + u) k_j + (q_i + v) r_(i-j)) / sqrt(K),  r_d = sinusoid(d) Wr
+        sinusoid(d) = (sin(d w_m) for all m, then cos(d w_m)),  w_m = 10000^(-2m / D),  m = 0, 1, ...
         y_i = sum_j softmax(score)_ij (x_j Wv),  u and v (D,): K entries a head;  projections have no biases
 
     Yang et al.'s code also drops out the sinusoids; here the layer drops out attention weights alone.
@@ -579,11 +554,17 @@ class XLNetAttention(nn.Module):
 
     def __init__(self, config, layer):
         super().__init__()
-        self.n_head, self.dropout = config.n_head, config.attention_dropout
+        self.n_head, self.n_embd, self.dropout = config.n_head, config.n_embd, config.attention_dropout
         self.query, self.key, self.value, self.distance, self.out = projections(5, config.n_embd, bias=False)
         self.content_bias, self.distance_bias = (                                       # u, v
             nn.Parameter(0.02 * torch.randn(config.n_embd)) for _ in range(2))
-        self.sinusoid = Sinusoid(config)
+        self.resize(config.block_size)
+
+    def resize(self, block_size):
+        """The sinusoids of all offsets i - j, (2 block_size - 1, D): row j - i + block_size - 1."""
+        angle = angles(torch.arange(block_size - 1, -block_size, -1, dtype=torch.float64), self.n_embd)
+        table = torch.cat((angle.sin(), angle.cos()), 1)[:, :self.n_embd]
+        self.register_buffer('sinusoid', table.float(), persistent=False)
 
     def forward(self, x, source, context):
         q = self.query(x)
@@ -592,8 +573,9 @@ class XLNetAttention(nn.Module):
         v = split_heads(self.value(source), self.n_head)
         if context.position is None:
             return self.out(attend(self, content, k, v, context))
-        T = k.size(2)
-        r = split_heads(self.distance(self.sinusoid(T))[None], self.n_head)             # (1, H, 2T - 1, K)
+        T, middle = k.size(2), len(self.sinusoid) // 2
+        r = self.distance(self.sinusoid[middle - T + 1:middle + T])                     # (2T - 1, D)
+        r = split_heads(r[None], self.n_head)                                           # (1, H, 2T - 1, K)
         q = split_heads(q + self.distance_bias.to(q.dtype), self.n_head)
         scores = q @ r.mT * q.size(-1) ** -0.5                                          # (B, H, Q, 2T - 1)
         offsets = context.offsets
@@ -637,25 +619,16 @@ APPLIES_TO = {                      # knob -> (axis, the rows of it that read th
 
 # ---- initial values of S (H, K, K); for rank r > 0, of A or B (H, K, r), such that A B^T resembles S ----
 
-def near_identity(n_head, size, rank, std=0.02):
-    """S = I + N(0, 0.02): pairwise starts near symmetric.  A B^T is near the projector on r dimensions.
-
-    The default: in most runs of results/tiny.md its loss leaves the initial plateau.
-    """
-    return torch.eye(size, rank or size) + std * torch.randn(n_head, size, rank or size)
-
-
-def normal(n_head, size, rank, std=0.02):
-    """S = N(0, 0.02), as BERT's matrices: attention starts nearly uniform."""
+def normal(n_head, size, rank, std):
+    """S = N(0, std^2).  Entries of A B^T are sums of r products, so A and B have the deviation below."""
     return torch.randn(n_head, size, rank or size) * ((std / rank ** 0.5) ** 0.5 if rank else std)
 
 
-def fan_in(n_head, size, rank):
-    """S with entries of variance 1 / K: q S is about as long as q."""
-    return normal(n_head, size, rank, std=size ** -0.5)
-
-
-PAIR_INIT = {'identity': near_identity, 'fan_in': fan_in, 'normal': normal}
+PAIR_INIT = {                       # the default is identity: see results/tiny.md
+    'identity': lambda H, K, r: torch.eye(K, r or K) + 0.02 * torch.randn(H, K, r or K),    # near `symmetric`
+    'fan_in': lambda H, K, r: normal(H, K, r, K ** -0.5),           # q S is about as long as q
+    'normal': lambda H, K, r: normal(H, K, r, 0.02),                # as BERT's matrices: nearly uniform weights
+}
 
 
 # ---- position encodings.  embed: of x (B, T, D) before the first norm; attend: see the function attend ----
@@ -669,11 +642,11 @@ class NoPosition(nn.Module):
     def embed(self, x):
         return x
 
-    def rotate(self, q, k):
-        return q, k
+    def rotate(self, x):
+        return x
 
     def attend(self, attention, q, k, v, mask, dropout):
-        return fused_attention(*self.rotate(q, k), v, mask, dropout)
+        return fused_attention(self.rotate(q), self.rotate(k), v, mask, dropout)
 
 
 class AbsolutePosition(NoPosition):
@@ -712,10 +685,7 @@ class RotaryPosition(NoPosition):
         self.register_buffer('cos', angle.cos().float(), persistent=False)
         self.register_buffer('sin', angle.sin().float(), persistent=False)
 
-    def rotate(self, q, k):
-        return self.rotated(q), self.rotated(k)
-
-    def rotated(self, x):
+    def rotate(self, x):
         cos, sin = self.cos[:x.size(-2)], self.sin[:x.size(-2)]
         even, odd = x[..., 0::2], x[..., 1::2]
         pairs = torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1)
@@ -777,6 +747,10 @@ class BiasPosition(AbsolutePosition):
         self.bucket_bias = nn.Embedding(32, config.n_head)
         self.register_buffer('bucket', self.buckets(config.block_size), persistent=False)
 
+    def resize(self, block_size):
+        super().resize(block_size)
+        self.bucket = self.buckets(block_size)
+
     @staticmethod
     def buckets(block_size):
         """Bucket of each offset j - i, from 1 - block_size to block_size - 1"""
@@ -785,10 +759,6 @@ class BiasPosition(AbsolutePosition):
         large = 8 + ((size.clamp(min=8).float() / 8).log() / math.log(128 / 8) * 8).long().clamp(max=7)
         return torch.where(size < 8, size, large) + 16 * (distance > 0)
 
-    def resize(self, block_size):
-        super().resize(block_size)
-        self.bucket = self.buckets(block_size).to(self.bucket.device)
-
     def attend(self, attention, q, k, v, mask, dropout):
         T, middle = k.size(-2), len(self.bucket) // 2
         bias = self.bucket_bias(self.bucket[middle - T + 1:middle + T]).mT.contiguous()     # (H, 2T - 1)
@@ -796,13 +766,8 @@ class BiasPosition(AbsolutePosition):
         return fused_attention(q, k, v, mask, dropout, bias)
 
 
-POSITION = {
-    'absolute': AbsolutePosition,
-    'none': NoPosition,
-    'rope': RotaryPosition,
-    'rpe': RelativePosition,
-    'rab': BiasPosition,
-}
+POSITION = {'absolute': AbsolutePosition, 'none': NoPosition, 'rope': RotaryPosition,
+            'rpe': RelativePosition, 'rab': BiasPosition}
 
 
 # ---- the encoder ----
@@ -965,23 +930,21 @@ class MaskedLM(nn.Module):
     @classmethod
     def from_pretrained(cls, name):
         """A Hugging Face BERT (hub name or local folder) as `original` + `absolute`, in eval mode."""
-        config, weights = read_bert(name, ('encoder.', 'head.'), 'masked-LM model')
+        config, weights = pretrained_encoder(name, ('encoder.', 'head.'), 'masked-LM model')
         model = cls(config)
         model.load_state_dict({ours: weights[ours] for ours in model.state_dict()})
         return model.eval()
 
     def save_pretrained(self, folder):
         """Write a folder that transformers.BertForMaskedLM loads.  Raises UserError where BERT differs."""
-        for name, wanted in BERT_AXES.items():
-            given = getattr(self.config, name)
-            if given != wanted:
-                raise UserError(f"{name}={given!r}: transformers' BERT has no such layer; only "
-                                f"{', '.join(f'{key}={value!r}' for key, value in BERT_AXES.items())} can be "
-                                'written')
+        ours = {name: getattr(self.config, name) for name in BERT_AXES}
+        if ours != BERT_AXES:
+            given, wanted = (', '.join(f'{name}={value!r}' for name, value in axes.items())
+                             for axes in (ours, BERT_AXES))
+            raise UserError(f"{given}: transformers' BERT is {wanted}, so no other model can be written as one")
         weights, names = self.state_dict(), hugging_face_names(self.config)
         sizes = {theirs: getattr(self.config, ours) for ours, theirs in BERT_SIZES.items()}
-        fixed = {key: BERT_CONFIG[key] for key in ('hidden_act', 'layer_norm_eps')}
-        bert = transformers().BertForMaskedLM(transformers().BertConfig(**sizes, **fixed))
+        bert = transformers().BertForMaskedLM(transformers().BertConfig(**sizes))
         bert.load_state_dict({
             **{names[ours]: value for ours, value in weights.items()},
             'cls.predictions.decoder.weight': weights['encoder.token.weight'],
@@ -1074,10 +1037,7 @@ class LayerwisePooling(nn.Module):
         return y[:, 0]
 
 
-POOLING = {                         # (encoder, ids, segments, attention_mask) -> (B, D)
-    'cls': ClsPooling,
-    'layerwise': LayerwisePooling,
-}
+POOLING = {'cls': ClsPooling, 'layerwise': LayerwisePooling}    # -> (B, D)
 
 
 class SequenceClassifier(nn.Module):
@@ -1169,14 +1129,14 @@ def hugging_face_names(config):
     return names
 
 
-def read_bert(name, parts, kind):
+def pretrained_encoder(name, parts=('encoder.',), kind='BERT'):
     """(EncoderConfig, {our name: tensor}) of a Hugging Face BERT: hub name or folder, with whatever head.
 
-    parts  tuple of prefixes of our names: UserError "not a `kind`" if the files lack such a tensor
+    parts  prefixes of our names: UserError "not a `kind`" where the files lack such a tensor
     """
     c = transformers().AutoConfig.from_pretrained(name)
     for key, wanted in BERT_CONFIG.items():
-        given = c.to_dict().get(key, wanted)
+        given = getattr(c, key, wanted)
         if given != wanted:
             raise UserError(f'{name}: {key}={given}: only a BERT with {key}={wanted} can be loaded')
     bert, report = transformers().BertForPreTraining.from_pretrained(name, output_loading_info=True)
@@ -1188,11 +1148,6 @@ def read_bert(name, parts, kind):
         elif ours.startswith(parts):
             raise UserError(f'{name}: has no {theirs}: not a {kind}')
     return config, weights
-
-
-def pretrained_encoder(name):
-    """(EncoderConfig, weights of encoder.* and, if there, pooler.* and head.*) of a Hugging Face BERT."""
-    return read_bert(name, ('encoder.',), 'BERT')
 
 
 def transformers():
