@@ -6,13 +6,12 @@ A knob is a lower-case global of a stage script that holds a value of one of KIN
 is called; its comment is its help text. A config file is Python, run in a namespace of its own, that assigns
 knobs. Everything a user can get wrong is a `UserError`: one line, exit status 2, no traceback.
 """
-import ast
 import contextlib
 import difflib
-import glob
 import math
 import os
 import re
+import runpy
 import signal
 import sys
 import time
@@ -86,14 +85,12 @@ def configure(scope, argv=None):
         sys.exit(0)
     while arguments:
         argument = arguments.pop(0)
-        if argument.startswith('--'):
-            name, equals, text = argument[2:].partition('=')
+        if argument.startswith('-'):
+            name, equals, text = argument.removeprefix('--').partition('=')
             check_name(name, config, 'command line')
             if not equals and (not arguments or arguments[0].startswith('--')):
                 raise UserError(f'command line: --{name} needs a value, as in --{name}={show(config[name])}')
             found = [(name, parse(name, text if equals else arguments.pop(0), scope[name]), 'command line')]
-        elif argument.startswith('-'):
-            raise UserError(f"command line: '{argument}' is neither a config file nor --key=value")
         else:
             found = read_config_file(argument, config)
         for name, value, origin in found:
@@ -131,50 +128,33 @@ def checked(name, value, default, origin):
     if type(value) is not kind or kind is tuple:
         wanted = 'whole numbers' if kind is tuple else kind.__name__
         raise UserError(f'{origin}: {name}={value!r}: must be {wanted}, as in {name} = {default!r}')
-    if kind is float and not math.isfinite(value) and not (math.isinf(default) and not math.isnan(value)):
-        raise UserError(f'{origin}: {name}={value}: must be finite')      # inf only where the default is inf
+    if kind is float and not math.isfinite(value) and value != default:       # a default may be inf
+        raise UserError(f'{origin}: {name}={value}: must be finite')
     return value
 
 
 def read_config_file(given, config):
     """Run a config file, as given or in the repository; yields (name, value, origin) of the knobs it sets."""
-    path = given if os.path.exists(given) else os.path.join(ROOT, given)
-    try:
-        with open(path, 'rb') as file:
-            source = file.read()
-    except OSError as error:
-        reason = 'it is a directory' if os.path.isdir(path) else error.strerror
-        raise UserError(f'{given}: cannot read this config file: {reason}') from None
+    path = given if os.path.isfile(given) else os.path.join(ROOT, given)
+    if not os.path.isfile(path):
+        raise UserError(f'{given}: no such config file')
     sys.path[:] = [ROOT] + [entry for entry in sys.path if entry != ROOT]       # for `from config.base ...`
-    namespace = {'__name__': 'config_file', '__file__': path}
+    for module in [module for module in sys.modules if module.startswith('config.')]:
+        del sys.modules[module]                             # what is there afterwards is what this file imports
     try:
-        exec(compile(source, path, 'exec'), namespace)
-    except SyntaxError as error:                            # without a line for a NUL byte
-        raise UserError(f'{error.filename or given}:{error.lineno or 1}: {error.msg}') from None
+        namespace = runpy.run_path(path, run_name='config_file')
     except BaseException as error:                          # a config file may raise anything, SystemExit too
         frames = [f'{os.path.relpath(frame.filename)}:{frame.lineno}'
                   for frame in traceback.extract_tb(error.__traceback__)
                   if frame.filename == path or os.sep + 'config' + os.sep in frame.filename]
         raise UserError(f'{[given, *frames][-1]}: {type(error).__name__}: {error}') from None
+    imported = [module for name, module in reversed(sys.modules.items()) if name.startswith('config.')]
     for name, value in namespace.items():
-        if name.startswith('_') or isinstance(value, (types.ModuleType, types.FunctionType, type)):
-            continue
-        origin = definer(name, given, source)
-        check_name(name, config, origin)
-        yield name, value, origin
-
-
-def definer(name, path, source):
-    """The file that assigns `name`: `path`, or the last config module with that name that it star-imports."""
-    nodes = list(ast.walk(ast.parse(source)))
-    if name in (node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)):
-        return path
-    for node in reversed(nodes):
-        module = sys.modules.get(getattr(node, 'module', None))
-        if isinstance(node, ast.ImportFrom) and name in getattr(module, '__dict__', {}):
-            with open(module.__file__, 'rb') as file:
-                return definer(name, os.path.relpath(module.__file__), file.read())
-    return path
+        if not name.startswith('_') and not isinstance(value, (types.ModuleType, types.FunctionType, type)):
+            origins = (os.path.relpath(module.__file__) for module in imported if vars(module).get(name) is value)
+            origin = next(origins, given)                   # the innermost file with that very object
+            check_name(name, config, origin)
+            yield name, value, origin
 
 
 def show(value):
@@ -189,7 +169,8 @@ def help_text(scope, config):
     with open(scope['__file__'], encoding='utf-8') as file:
         comments = dict(re.findall(r'^(\w+) = .*# (.*)$', file.read(), re.M)[::-1])
     knobs = [f'  --{name}={show(value)}'.ljust(36) + comments.get(name, '') for name, value in config.items()]
-    names = sorted(f'  config/{name}' for name in glob.glob('*.py', root_dir=os.path.join(ROOT, 'config')))
+    names = [f'  config/{name}' for name in sorted(os.listdir(os.path.join(ROOT, 'config')))
+             if name.endswith('.py')]
     usage = f"usage: python {os.path.basename(scope['__file__'])} [config/FILE.py ...] [--key=value ...]"
     summary = (scope.get('__doc__') or '').strip().partition('\n')[0]
     return '\n'.join([usage, '', summary, '', 'knobs:', *knobs, '', 'config files:', *names])

@@ -58,9 +58,8 @@ class EncoderConfig:
     n_label: int = 2                # classes of a SequenceClassifier
 
     def __post_init__(self):
-        tables = {'attention': ATTENTION, 'position': POSITION, 'norm': NORM, 'lm_head': LM_HEAD,
-                  'pair_init': PAIR_INIT, 'normaliser': NORMALISER, 'relu_scale': RELU_SCALE,
-                  'pooling': POOLING}
+        tables = {'attention': ATTENTION, 'position': POSITION, 'pooling': POOLING, 'normaliser': NORMALISER,
+                  'norm': NORM, 'lm_head': LM_HEAD, 'pair_init': PAIR_INIT, 'relu_scale': RELU_SCALE}
         for field in fields(self):
             name, value, kind = field.name, getattr(self, field.name), type(field.default)
             if type(value) is not kind and (kind, type(value)) != (float, int):
@@ -71,9 +70,6 @@ class EncoderConfig:
                 raise UserError(f'{name}={value}: must lie in [0, 1); 0.1 is usual')
             if kind is str:
                 choose(name, value, tables[name])
-        self.check_combinations()
-
-    def check_combinations(self):
         allowed = ALLOWED_POSITIONS.get(self.attention, tuple(POSITION))
         if self.position not in allowed:
             raise UserError(f'position={self.position!r}: cannot be combined with '
@@ -90,17 +86,13 @@ class EncoderConfig:
                             "n_embd / n_head, or key_size of attention='gau'")
         if self.attention in SHATTER and (self.n_head % 2 or self.n_head < 4):
             raise UserError(f'n_head={self.n_head}: attention={self.attention!r} needs an even n_head >= 4')
-        if not 0 <= self.pair_rank <= self.head_size:
-            raise UserError(f'pair_rank={self.pair_rank}: choose 0 (full) or 1 to {self.head_size}, the size '
-                            'of a head')
-
-    @property
-    def head_size(self):
-        return self.n_embd // self.n_head
+        if not 0 <= self.pair_rank <= self.query_size:
+            raise UserError(f'pair_rank={self.pair_rank}: choose 0 (full) or 1 to {self.query_size}')
 
     @property
     def query_size(self):
-        return self.key_size if self.attention == 'gau' else self.head_size
+        """Width of a query: s in GAU, else K."""
+        return self.key_size if self.attention == 'gau' else self.n_embd // self.n_head
 
 
 def choose(key, name, table):
@@ -113,16 +105,10 @@ def choose(key, name, table):
 # ---- shared by the kinds of attention ----
 
 class Context(NamedTuple):
-    """What a layer reads besides hidden states.
-
-    position  the encoder's position encoding; None in layerwise pooling, whose query has no position
-    mask      (B, 1, 1, T) or (B, 1, Q, T) bool, True where a query may look; None: everywhere
-    offsets   (B, 1, Q, T) int64, relative-offset index of each (query, key), see `relative_offsets`;
-              None if query i is at position i
-    """
-    position: nn.Module | None
-    mask: torch.Tensor | None = None
-    offsets: torch.Tensor | None = None
+    """What a layer reads besides hidden states."""
+    position: nn.Module | None              # None in layerwise pooling, whose query has no position
+    mask: torch.Tensor | None = None        # (B, 1, 1|Q, T) bool, True where a query looks; None: everywhere
+    offsets: torch.Tensor | None = None     # (B, 1, Q, T), `relative_offsets`; None: query i is at position i
 
 
 def split_heads(x, n_head):
@@ -146,16 +132,13 @@ def unfold(x, size):
 
 
 def unfold_copy(x, size):
-    """The same without a view: n copies of a row, cut every P + 1 entries, begin one entry later each time."""
+    """The same without a view: copies of a row, cut every P + 1 entries, begin one entry later each time."""
     (H, P), n = x.shape, x.size(1) - size + 1
     return x.repeat(1, n + 1)[:, :n * (P + 1)].reshape(H, n, P + 1)[:, :, :size]
 
 
 def attend(attention, q, k, v, context):
-    """softmax(q k^T / sqrt(K)) v with the terms of the position encoding -> (B, Q, D)
-
-    q (B, H, Q, K), k and v (B, H, T, K); attention: the module that made them
-    """
+    """softmax(q k^T / sqrt(K)) v with the terms of the position encoding; (B, H, Q|T, K) each -> (B, Q, D)"""
     dropout = attention.dropout if attention.training else 0.0
     if context.position is None:
         return merge_heads(fused_attention(q, k, v, context.mask, dropout))
@@ -163,15 +146,12 @@ def attend(attention, q, k, v, context):
 
 
 def fused_attention(q, k, v, mask, dropout, bias=None):
-    """softmax(q k^T / sqrt(K) + bias) v; 0 for a query without any key, where some kernels give NaN.
-
-    bias  (1|B, H, Q, T), learned: only two of PyTorch's kernels compute its gradient
-    """
+    """softmax(q k^T / sqrt(K) + bias) v; 0 for a query without any key, where some kernels give NaN."""
     has_key = None if mask is None else mask.any(-1, keepdim=True)
     mask = None if mask is None else mask | ~has_key
     if bias is None:
         y = F.scaled_dot_product_attention(q, k, v, mask, dropout)
-    else:
+    else:                               # a learned bias (1|B, H, Q, T): only two kernels give its gradient
         bias = bias.to(q.dtype)
         bias = bias if mask is None else bias.masked_fill(~mask, -math.inf)
         with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
@@ -187,10 +167,7 @@ def masked_softmax(scores, mask):
 
 
 def relative_offsets(positions, length):
-    """Index j - i + T - 1 of each (query, key) into a table of all 2T - 1 offsets j - i, int64 (..., Q, T).
-
-    positions (..., Q) int64: i of each query.  length: T, the number of keys
-    """
+    """Row of j - i in a table of the offsets 1 - T to T - 1; i = positions (..., Q), j < T -> (..., Q, T)"""
     return torch.arange(length - 1, 2 * length - 1, device=positions.device) - positions.unsqueeze(-1)
 
 
@@ -256,8 +233,7 @@ class PairwiseAttention(nn.Module):
         q = x Wq,  v = x Wv,  S (H, K, K), or A B^T with A and B (H, K, r) when pair_rank = r > 0
         y = softmax(q S q^T / sqrt(K)) v
 
-    S multiplies the queries before `rope` rotates them, so that scores depend on i - j alone. The paper gives
-    no initial value of S: see PAIR_INIT.
+    S multiplies queries before `rope` rotates them: scores depend on i - j alone. It starts as in PAIR_INIT.
     Parameters: 2 (D^2 + D) + H K^2, or 2 (D^2 + D) + 2 H K r; and D^2 + D for the output.
     """
 
@@ -265,7 +241,7 @@ class PairwiseAttention(nn.Module):
         super().__init__()
         self.n_head, self.layer, self.dropout = config.n_head, layer, config.attention_dropout
         self.query, self.value, self.out = projections(3, config.n_embd, config.bias)
-        init, shape = PAIR_INIT[config.pair_init], (config.n_head, config.head_size, config.pair_rank)
+        init, shape = PAIR_INIT[config.pair_init], (config.n_head, config.query_size, config.pair_rank)
         self.pair = nn.Parameter(init(*shape))                                          # S, or A
         self.pair_key = nn.Parameter(init(*shape)) if config.pair_rank else None        # B
 
@@ -355,17 +331,18 @@ class Partition(nn.Module):
         return unfold(self.table[:, middle - length + 1:middle + length].to(v.dtype), length)
 
 
-def weighted_parts(a, v, partition):
-    """(a N) v; N = 1 if the partition is None.  a (B, 1|H, Q, T), v (B, H, T, K) -> (B, H, Q, K)"""
-    return (a if partition is None else a * partition) @ v
-
-
 def attend_parts(attention, a, v, partition):
-    """concat_h((a N_h) v_h) -> (B, Q, D).  With `recompute`, autograd stores a, but not a N (B, H, Q, T)."""
-    a, function = a.to(v.dtype), weighted_parts         # autocast computes softmax and sigmoid in float32
+    """concat_h((a N_h) v_h): a (B, 1|H, Q, T), v (B, H, T, K) -> (B, Q, D); N = 1 if the partition is None.
+
+    With `recompute` the backward pass computes a N (B, H, Q, T) once more, so that autograd stores a alone.
+    """
+    def weighted(a, v):
+        return (a if partition is None else a * partition) @ v
+
+    a = a.to(v.dtype)                                   # autocast computes softmax and sigmoid in float32
     if attention.recompute and a.requires_grad:
-        function = partial(checkpoint, function, use_reentrant=False, preserve_rng_state=False)
-    return merge_heads(function(a, v, partition))
+        return merge_heads(checkpoint(weighted, a, v, use_reentrant=False, preserve_rng_state=False))
+    return merge_heads(weighted(a, v))
 
 
 class PartMaskAttention(nn.Module):
@@ -441,8 +418,8 @@ def softmax_weights(scores, mask):
 def sigmoid_weights(scores, mask):
     """(a, r) with A = a r: the sigmoid of the scores (B, Q, T), divided by the L2 norm of the row.
 
-    a is the sigmoid divided by the row's largest: training produces scores so low that the squares of their
-    sigmoids underflow. Padding has a = 0. r (B, Q, 1) is 1 / |a|, for y, which has fewer entries than a.
+    a is the sigmoid divided by the largest of its row, else the squares of a row of small ones underflow; it
+    is 0 at padding. r (B, Q, 1) is 1 / |a|; the caller multiplies y by it, which has fewer entries than a.
     """
     a = F.logsigmoid(scores)
     if mask is not None:
@@ -468,10 +445,8 @@ class GatedAttention(nn.Module):
         super().__init__()
         inner, size = 2 * config.n_embd, config.key_size
         self.dropout = config.attention_dropout
-        self.normaliser = NORMALISER[config.normaliser]
-        self.scale = RELU_SCALE[config.relu_scale]
-        self.gate = nn.Linear(config.n_embd, inner, bias=False)
-        self.value = nn.Linear(config.n_embd, inner, bias=False)
+        self.normaliser, self.scale = NORMALISER[config.normaliser], RELU_SCALE[config.relu_scale]
+        self.gate, self.value = (nn.Linear(config.n_embd, inner, bias=False) for _ in range(2))
         self.shared = nn.Linear(config.n_embd, size, bias=False)
         self.out = nn.Linear(inner, config.n_embd, bias=False)
         self.query_diag, self.key_diag = (nn.Parameter(torch.ones(size)) for _ in range(2))
@@ -480,8 +455,10 @@ class GatedAttention(nn.Module):
 
     def forward(self, x, source, context):
         u, v, z = F.silu(self.gate(x)), F.silu(self.value(source)), F.silu(self.shared(x))
-        q = affine(z, self.query_diag, self.query_bias)
-        k = affine(z if source is x else F.silu(self.shared(source)), self.key_diag, self.key_bias)
+        q = z * self.query_diag.to(z.dtype)
+        k = (z if source is x else F.silu(self.shared(source))) * self.key_diag.to(z.dtype)
+        if self.query_bias is not None:
+            q, k = q + self.query_bias.to(z.dtype), k + self.key_bias.to(z.dtype)
         if context.position is not None:
             q, k = context.position.rotate(q), context.position.rotate(k)
         mask = None if context.mask is None else context.mask.squeeze(1)                # (B, 1, T)
@@ -490,11 +467,6 @@ class GatedAttention(nn.Module):
         n = n.clamp(min=1).to(torch.promote_types(scores.dtype, torch.float32))         # (), or (B, 1, 1)
         a = self.normaliser(scores, mask, n, q.size(-1), self.scale).to(v.dtype)
         return self.out(u * (F.dropout(a, self.dropout, self.training) @ v))
-
-
-def affine(z, diag, bias):
-    z = z * diag.to(z.dtype)
-    return z if bias is None else z + bias.to(z.dtype)
 
 
 # normalisers of GAU: q k^T (B, Q, T), mask None or (B, 1, T), n real tokens of a row, s, scale -> A (B, Q, T)
@@ -510,11 +482,8 @@ def softmax_plus(scores, mask, n, size, scale):
 
 
 def squared_relu(scores, mask, n, size, scale):
-    """relu(q k^T)^2 / scale, as in Liu's table 1; table 2 prints q k^T / sqrt(d_h) inside.
-
-    Scores are divided by the root of the scale before they are squared, which keeps float16 in range.
-    """
-    a = (scores.relu() * scale(n, size).rsqrt().to(scores.dtype)).square()
+    """relu(q k^T)^2 / scale, as in Liu's table 1; table 2 prints q k^T / sqrt(d_h) inside."""
+    a = (scores.relu() * scale(n, size).rsqrt().to(scores.dtype)).square()      # float16 stays in range
     return a if mask is None else a.masked_fill(~mask, 0)
 
 
@@ -522,7 +491,7 @@ def scaled_squared_relu(scores, mask, n, size, scale):
     """relu(q k^T)^2 / sum_j relu(q k^T)^2: rows sum to 1, a row of zeros stays 0.  Liu 2022, section 3.3
 
     The paper prints a further 1 / (n s), with which rows would not sum to 1. Scores are first divided by the
-    row's largest, which cancels out: the squares of small scores would underflow.
+    largest of their row, which cancels out: the squares of small scores would underflow.
     """
     a = scores.relu() if mask is None else scores.relu().masked_fill(~mask, 0)
     a = (a / a.detach().amax(-1, keepdim=True).clamp_min(torch.finfo(a.dtype).tiny)).square()
@@ -532,10 +501,8 @@ def scaled_squared_relu(scores, mask, n, size, scale):
 NORMALISER = {'softmax': softmax, 'softmax_plus': softmax_plus, 'squared_relu': squared_relu,
               'scaled_squared_relu': scaled_squared_relu}
 RELU_SCALE = {                      # Liu 2022, table 1; n2 is Hua et al.
-    'n2': lambda n, s: n * n,
-    'n': lambda n, s: n,
-    'ns': lambda n, s: n * s,
-    's2': lambda n, s: torch.full_like(n, s * s),
+    'n2': lambda n, s: n * n, 'n': lambda n, s: n,
+    'ns': lambda n, s: n * s, 's2': lambda n, s: torch.full_like(n, s * s),
 }
 
 
@@ -574,8 +541,7 @@ class XLNetAttention(nn.Module):
         if context.position is None:
             return self.out(attend(self, content, k, v, context))
         T, middle = k.size(2), len(self.sinusoid) // 2
-        r = self.distance(self.sinusoid[middle - T + 1:middle + T])                     # (2T - 1, D)
-        r = split_heads(r[None], self.n_head)                                           # (1, H, 2T - 1, K)
+        r = split_heads(self.distance(self.sinusoid[middle - T + 1:middle + T])[None], self.n_head)
         q = split_heads(q + self.distance_bias.to(q.dtype), self.n_head)
         scores = q @ r.mT * q.size(-1) ** -0.5                                          # (B, H, Q, 2T - 1)
         offsets = context.offsets
@@ -593,26 +559,16 @@ SHATTER = {                         # in the order of the paper's ablation
     'shatter': partial(OneHeadAttention, weights=sigmoid_weights, part_bias=True, part_values=True),
 }
 ATTENTION = {
-    'original': OriginalAttention,
-    'symmetric': SymmetricAttention,
-    'pairwise': PairwiseAttention,
-    'shared': SharedAttention,
-    **SHATTER,
-    'gau': GatedAttention,
-    'xlnet': XLNetAttention,
+    'original': OriginalAttention, 'symmetric': SymmetricAttention, 'pairwise': PairwiseAttention,
+    'shared': SharedAttention, **SHATTER, 'gau': GatedAttention, 'xlnet': XLNetAttention,
 }
 ALLOWED_POSITIONS = {               # attention -> its position encodings; one without an entry takes all
-    **dict.fromkeys(SHATTER, ('none',)),
-    'gau': ('rope', 'absolute', 'none'),
-    'xlnet': ('none',),
+    **dict.fromkeys((*SHATTER, 'xlnet'), ('none',)), 'gau': ('rope', 'absolute', 'none'),
 }
 APPLIES_TO = {                      # knob -> (axis, the rows of it that read the knob)
-    'pair_rank': ('attention', ('pairwise',)),
-    'pair_init': ('attention', ('pairwise',)),
-    'normaliser': ('attention', ('gau',)),
-    'key_size': ('attention', ('gau',)),
-    'relu_scale': ('normaliser', ('squared_relu',)),
-    'recompute': ('attention', tuple(SHATTER)),
+    'pair_rank': ('attention', ('pairwise',)), 'pair_init': ('attention', ('pairwise',)),
+    'normaliser': ('attention', ('gau',)), 'key_size': ('attention', ('gau',)),
+    'relu_scale': ('normaliser', ('squared_relu',)), 'recompute': ('attention', tuple(SHATTER)),
     'clip_distance': ('position', ('rpe',)),
 }
 
@@ -620,14 +576,14 @@ APPLIES_TO = {                      # knob -> (axis, the rows of it that read th
 # ---- initial values of S (H, K, K); for rank r > 0, of A or B (H, K, r), such that A B^T resembles S ----
 
 def normal(n_head, size, rank, std):
-    """S = N(0, std^2).  Entries of A B^T are sums of r products, so A and B have the deviation below."""
+    """S of N(0, std^2), or A or B such that entries of A B^T, sums of r products, have the deviation std."""
     return torch.randn(n_head, size, rank or size) * ((std / rank ** 0.5) ** 0.5 if rank else std)
 
 
 PAIR_INIT = {                       # the default is identity: see results/tiny.md
     'identity': lambda H, K, r: torch.eye(K, r or K) + 0.02 * torch.randn(H, K, r or K),    # near `symmetric`
     'fan_in': lambda H, K, r: normal(H, K, r, K ** -0.5),           # q S is about as long as q
-    'normal': lambda H, K, r: normal(H, K, r, 0.02),                # as BERT's matrices: nearly uniform weights
+    'normal': lambda H, K, r: normal(H, K, r, 0.02),                # as BERT's matrices: weights nearly equal
 }
 
 
@@ -657,7 +613,6 @@ class AbsolutePosition(NoPosition):
         self.table = nn.Embedding(config.block_size, config.n_embd)
 
     def resize(self, block_size):
-        """Longer: freshly initialised rows; shorter: the first rows."""
         old = self.table.weight.data
         fresh = torch.empty(block_size, old.size(1), dtype=old.dtype, device=old.device).normal_(std=0.02)
         fresh[:len(old)] = old[:block_size]
@@ -668,11 +623,9 @@ class AbsolutePosition(NoPosition):
 
 
 class RotaryPosition(NoPosition):
-    """Queries and keys rotated by angles that grow with position.  Su et al. 2021, eq. 34
+    """Queries and keys rotated by angles that grow with position.  Su et al. 2021, eq. 34.  Parameters: 0.
 
         (q_2i, q_2i+1) at position m is rotated by m 10000^(-2i/K), so that q_m k_n depends on m - n alone
-
-    Parameters: 0.
     """
 
     def __init__(self, config):
@@ -710,7 +663,7 @@ class RelativePosition(NoPosition):
 
     @torch.no_grad()
     def resize(self, block_size):
-        """Rows longer than ever before: distances that never occurred get the row of the longest that did."""
+        """Distances that never occurred in training get the vector of the longest that did."""
         far = min(self.block_size, self.clip) - 1
         if block_size > self.block_size:
             self.table[:, :self.clip - 1 - far] = self.table[:, self.clip - 1 - far, None]
@@ -853,9 +806,8 @@ class Encoder(nn.Module):
     def extend(self, block_size):
         """Set block_size, the longest row that can be read, higher or lower.  Tian et al. 2021, "ext."
 
-        `absolute` and `rab` get freshly initialised rows for new positions, `rpe` uses its outermost rows for
-        new distances, and the others have no weights to change. Some parameters are replaced, so create the
-        optimizer afterwards.
+        `absolute` and `rab` draw rows for new positions, `rpe` repeats its outermost rows, the others have no
+        weights to change. Some parameters are replaced, so create the optimizer afterwards.
         """
         self.config.block_size = replace(self.config, block_size=block_size).block_size     # checked
         for module in self.modules():
@@ -916,10 +868,9 @@ class MaskedLM(nn.Module):
         self.head = LM_HEAD[config.lm_head](config)
 
     def forward(self, ids, positions=None, targets=None, segments=None, attention_mask=None):
-        """Logits (B, T, V), or (B, k, V) at `positions`; with `targets` the losses (B, k), float32, nats.
+        """Logits (B, T, V), or with `positions` (B, k) of those, (B, k, V), at k / T of the cost.
 
-        positions, targets  (B, k) int64; other arguments as Encoder.forward
-        The head runs on the states at `positions` alone, which costs k / T of full logits.
+        With `targets` (B, k) the losses (B, k), float32, in nats. Other arguments as Encoder.forward
         """
         x = self.encoder(ids, segments, attention_mask)
         if positions is not None:
@@ -941,7 +892,7 @@ class MaskedLM(nn.Module):
         if ours != BERT_AXES:
             given, wanted = (', '.join(f'{name}={value!r}' for name, value in axes.items())
                              for axes in (ours, BERT_AXES))
-            raise UserError(f"{given}: transformers' BERT is {wanted}, so no other model can be written as one")
+            raise UserError(f"{given}: cannot be written as transformers' BERT, which is {wanted}")
         weights, names = self.state_dict(), hugging_face_names(self.config)
         sizes = {theirs: getattr(self.config, ours) for ours, theirs in BERT_SIZES.items()}
         bert = transformers().BertForMaskedLM(transformers().BertConfig(**sizes))
@@ -972,19 +923,17 @@ class PermutationLM(nn.Module):
     def __init__(self, config):
         super().__init__()
         if config.attention != 'xlnet':
-            raise UserError(f"attention={config.attention!r}: only attention='xlnet' has the second stream "
-                            'of the permutation objective')
+            raise UserError(f"attention={config.attention!r}: only attention='xlnet' has a query stream")
         self.encoder = Encoder(config)
         self.config = self.encoder.config
         self.head = LM_HEAD[config.lm_head](config)
         self.query_embedding = nn.Parameter(0.02 * torch.randn(config.n_embd))
 
     def forward(self, ids, positions, targets=None, segments=None, attention_mask=None, order=None):
-        """Logits (B, k, V), or with `targets` the losses (B, k), float32, nats.
+        """Logits (B, k, V) at `positions` (B, k); with `targets` (B, k) the losses (B, k), float32, in nats.
 
-        positions, targets  (B, k) int64
-        order               (B, T) int64, rank of each token in the factorisation order; ranks may be equal.
-                            None: 1 at `positions`, 0 elsewhere, so each is predicted from all others
+        order  (B, T) int64, rank of each token in the factorisation order; ranks may be equal.
+               None: 1 at `positions`, 0 elsewhere, so that each is predicted from the tokens that are not
         """
         if order is None:
             order = torch.zeros_like(ids).scatter(1, positions, 1)
@@ -1099,34 +1048,28 @@ BERT_SIZES = {                      # field of EncoderConfig -> of transformers'
     'n_segment': 'type_vocab_size', 'dropout': 'hidden_dropout_prob',
     'attention_dropout': 'attention_probs_dropout_prob',
 }
-BERT_NAMES = {      # tensor, or module with weight and bias -> name in BertForPreTraining; {} is the layer
+BERT_NAMES = {                      # tensor, or module with weight and bias -> name in BertForPreTraining
     'encoder.token.weight': 'bert.embeddings.word_embeddings.weight',
     'encoder.segment.weight': 'bert.embeddings.token_type_embeddings.weight',
     'encoder.position.table.weight': 'bert.embeddings.position_embeddings.weight',
-    'encoder.norm': 'bert.embeddings.LayerNorm',
-    'encoder.blocks.{}.attention.query': 'bert.encoder.layer.{}.attention.self.query',
-    'encoder.blocks.{}.attention.key': 'bert.encoder.layer.{}.attention.self.key',
-    'encoder.blocks.{}.attention.value': 'bert.encoder.layer.{}.attention.self.value',
-    'encoder.blocks.{}.attention.out': 'bert.encoder.layer.{}.attention.output.dense',
-    'encoder.blocks.{}.attention_norm': 'bert.encoder.layer.{}.attention.output.LayerNorm',
-    'encoder.blocks.{}.expand': 'bert.encoder.layer.{}.intermediate.dense',
-    'encoder.blocks.{}.contract': 'bert.encoder.layer.{}.output.dense',
-    'encoder.blocks.{}.mlp_norm': 'bert.encoder.layer.{}.output.LayerNorm',
-    'pooler.dense': 'bert.pooler.dense',
-    'head.transform': 'cls.predictions.transform.dense',
-    'head.norm': 'cls.predictions.transform.LayerNorm',
+    'encoder.norm': 'bert.embeddings.LayerNorm', 'pooler.dense': 'bert.pooler.dense',
+    'head.transform': 'cls.predictions.transform.dense', 'head.norm': 'cls.predictions.transform.LayerNorm',
     'head.bias': 'cls.predictions.bias',
+}
+BERT_BLOCK = {                      # the same in encoder.blocks.0 -> in bert.encoder.layer.0
+    'attention.query': 'attention.self.query', 'attention.key': 'attention.self.key',
+    'attention.value': 'attention.self.value', 'attention.out': 'attention.output.dense',
+    'attention_norm': 'attention.output.LayerNorm', 'expand': 'intermediate.dense',
+    'contract': 'output.dense', 'mlp_norm': 'output.LayerNorm',
 }
 
 
 def hugging_face_names(config):
     """{tensor in our state_dict: tensor in transformers'}, of encoder, pooler and masked-LM head."""
-    names = {}
-    for ours, theirs in BERT_NAMES.items():
-        kinds = [''] if ours.endswith(('.weight', '.bias')) else ['.weight', '.bias']
-        for layer in range(config.n_layer) if '{}' in ours else [None]:
-            names |= {ours.format(layer) + kind: theirs.format(layer) + kind for kind in kinds}
-    return names
+    rows = BERT_NAMES | {f'encoder.blocks.{i}.{ours}': f'bert.encoder.layer.{i}.{theirs}'
+                         for i in range(config.n_layer) for ours, theirs in BERT_BLOCK.items()}
+    return {ours + kind: theirs + kind for ours, theirs in rows.items()
+            for kind in ([''] if ours.endswith(('.weight', '.bias')) else ['.weight', '.bias'])}
 
 
 def pretrained_encoder(name, parts=('encoder.',), kind='BERT'):
@@ -1169,10 +1112,9 @@ def count_parameters(model):
 
 
 def training_flops(config, length, n_predicted, kind=MaskedLM, rows=1):
-    """Floating-point operations of a training step, as torch.utils.flop_counter counts them.
+    """Floating-point operations of a training step: matrix products of both passes, without recomputation.
 
     A batch has `rows` rows of `length` tokens; n_predicted tokens of each reach the head.
-    Matrix products of both passes are counted; embeddings, norms, biases and recomputation are left out.
     """
     with torch.device('meta'):
         model = kind(replace(config, block_size=length, recompute=False))
