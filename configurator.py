@@ -122,15 +122,15 @@ def read_config_file(given):
         del sys.modules[module]                             # so that those there afterwards are this file's
     try:
         namespace = runpy.run_path(path)
-    except BaseException as error:                          # a config file may raise anything, SystemExit too
+    except (Exception, SystemExit) as error:                # a config file may raise anything
         last = traceback.extract_tb(error.__traceback__)[-1]
         line = '' if isinstance(error, SyntaxError) else f' ({os.path.relpath(last.filename)}:{last.lineno})'
         raise UserError(f'{given}: {type(error).__name__}: {error}{line}') from None
-    imported = [module for key, module in sys.modules.items() if key.startswith('config.')]
+    imported = [module for key, module in sys.modules.items() if key.startswith('config.')]   # inner first
     for name, value in namespace.items():
         if not name.startswith('_') and not hasattr(value, '__name__'):     # which a module or function has
             sources = [module.__file__ for module in imported if vars(module).get(name) is value]
-            yield name, value, os.path.relpath(sources[0], ROOT) if sources else given      # the innermost file
+            yield name, value, os.path.relpath(sources[0], ROOT) if sources else given
 
 
 def show(value):

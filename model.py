@@ -1,4 +1,4 @@
-"""BERT encoders with weight-sharing attention: an attention or position encoding is a class and a table row.
+"""BERT encoders with weight-sharing attention: each attention and each position encoding is one class.
 
 Sizes: B batch, T tokens, D n_embd, H n_head, K = D / H, L n_layer, F n_inner, V vocab_size, r pair_rank,
 k predicted tokens of a row; Q queries: T, except in layerwise pooling (1) and XLNet's streams (T + k).
@@ -108,7 +108,7 @@ class Context(NamedTuple):
     """What a layer reads besides hidden states."""
     position: nn.Module | None              # None in layerwise pooling, whose query has no position
     mask: torch.Tensor | None = None        # (B, 1, 1|Q, T) bool, True where a query looks; None: everywhere
-    offsets: torch.Tensor | None = None     # (B, 1, Q, T), `relative_offsets`; None: query i is at position i
+    offsets: torch.Tensor | None = None     # (B, 1, Q, T) of `relative_offsets`; None: query i is at i
 
 
 def split_heads(x, n_head):
@@ -127,7 +127,7 @@ def projections(n, width, bias):
 
 
 def unfold(x, size):
-    """Windows of rows: x (H, P) -> (H, P - size + 1, size), [h, i, j] = x[h, i + j]; a view, but on XLA."""
+    """Windows of rows: x (H, P) -> (H, P - size + 1, size), [h, i, j] = x[h, i + j].  A view, or XLA's copy."""
     return unfold_copy(x, size) if x.device.type == 'xla' else x.unfold(1, size, 1)
 
 
@@ -138,7 +138,7 @@ def unfold_copy(x, size):
 
 
 def attend(attention, q, k, v, context):
-    """softmax(q k^T / sqrt(K)) v with the terms of the position encoding; (B, H, Q|T, K) each -> (B, Q, D)"""
+    """softmax(q k^T / sqrt(K)) v with the position encoding's terms: q (B, H, Q, K), k, v (B, H, T, K) -> (B, Q, D)"""
     dropout = attention.dropout if attention.training else 0.0
     if context.position is None:
         return merge_heads(fused_attention(q, k, v, context.mask, dropout))
@@ -177,7 +177,7 @@ def angles(positions, size):
 
 
 # ---- kinds of attention: queries from x (B, Q, D), keys and values from source (B, T, D) -> (B, Q, D) ----
-# `relative` is for position='rpe': the table of its vectors through Wk and through Wv, without biases.
+# `relative`, for position='rpe': the products of its table of vectors with Wk and with Wv, without biases.
 
 class OriginalAttention(nn.Module):
     """Separate queries, keys and values.  Vaswani et al. 2017; Courtois et al. 2024, eq. 1 and 2
@@ -418,8 +418,8 @@ def softmax_weights(scores, mask):
 def sigmoid_weights(scores, mask):
     """(a, r) with A = a r: the sigmoid of the scores (B, Q, T), divided by the L2 norm of the row.
 
-    a is the sigmoid divided by the largest of its row, else the squares of a row of small ones underflow; it
-    is 0 at padding. r (B, Q, 1) is 1 / |a|; the caller multiplies y by it, which has fewer entries than a.
+    a is the sigmoid divided by the largest of its row, so that squares do not underflow; 0 at padding.
+    r (B, Q, 1) is 1 / |a|, by which the caller multiplies y, since y has fewer entries than a.
     """
     a = F.logsigmoid(scores)
     if mask is not None:
@@ -515,7 +515,7 @@ class XLNetAttention(nn.Module):
         sinusoid(d) = (sin(d w_m) for all m, then cos(d w_m)),  w_m = 10000^(-2m / D),  m = 0, 1, ...
         y_i = sum_j softmax(score)_ij (x_j Wv),  u and v (D,): K entries a head;  projections have no biases
 
-    Yang et al.'s code also drops out the sinusoids; here the layer drops out attention weights alone.
+    Yang et al.'s code also applies dropout to the sinusoids; here only attention weights are dropped out.
     Parameters: 4 D^2 + 2 D, and D^2 for the output.
     """
 
