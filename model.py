@@ -127,7 +127,7 @@ def projections(n, width, bias):
 
 
 def unfold(x, size):
-    """Windows of rows: x (H, P) -> (H, P - size + 1, size), [h, i, j] = x[h, i + j].  A view, or XLA's copy."""
+    """Windows of rows: x (H, P) -> (H, P - size + 1, size), [h, i, j] = x[h, i + j]; on XLA a copy."""
     return unfold_copy(x, size) if x.device.type == 'xla' else x.unfold(1, size, 1)
 
 
@@ -138,7 +138,7 @@ def unfold_copy(x, size):
 
 
 def attend(attention, q, k, v, context):
-    """softmax(q k^T / sqrt(K)) v with the position encoding's terms: q (B, H, Q, K), k, v (B, H, T, K) -> (B, Q, D)"""
+    """softmax(q k^T / sqrt(K)) v with the position encoding: q (B, H, Q, K), k, v (B, H, T, K) -> (B, Q, D)"""
     dropout = attention.dropout if attention.training else 0.0
     if context.position is None:
         return merge_heads(fused_attention(q, k, v, context.mask, dropout))
