@@ -138,7 +138,7 @@ def unfold_copy(x, size):
 
 
 def attend(attention, q, k, v, context):
-    """softmax(q k^T / sqrt(K)) v with the position encoding: q (B, H, Q, K), k, v (B, H, T, K) -> (B, Q, D)"""
+    """softmax(q k^T / sqrt(K)) v with positions; q (B, H, Q, K), k and v (B, H, T, K) -> (B, Q, D)"""
     dropout = attention.dropout if attention.training else 0.0
     if context.position is None:
         return merge_heads(fused_attention(q, k, v, context.mask, dropout))
