@@ -3,32 +3,28 @@
     $ python train.py config/base_pairwise.py --batch_size=16 --attention=shared
 
 A knob is a lower-case global of a stage script that holds a value of one of KINDS when `configure(globals())`
-is called; its comment is its help text. A config file is Python, run in a namespace of its own, that assigns
-knobs. Everything a user can get wrong is a `UserError`: one line, exit status 2, no traceback.
+is called; its comment is its help text. A config file is Python, run by itself, that assigns knobs.
 """
-import ast
 import contextlib
 import difflib
-import glob
 import math
 import os
 import re
+import runpy
 import signal
 import sys
 import time
 import traceback
-import types
 
 ROOT = os.path.dirname(os.path.abspath(__file__))
-KINDS = {bool: 'a bool is true or false', int: 'a whole number', float: 'a number', str: 'a str',
+KINDS = {bool: 'true or false', int: 'a whole number', float: 'a finite number', str: 'a str',
          tuple: 'whole numbers with commas between them'}
-script = getattr(sys.modules['__main__'], '__file__', None)
-if script and os.path.dirname(os.path.abspath(script)) == ROOT:     # a stage script imports this first,
-    signal.signal(signal.SIGINT, signal.SIG_DFL)                    # so Ctrl-C in its other imports is quiet
+if os.path.dirname(os.path.abspath(getattr(sys.modules['__main__'], '__file__', '/'))) == ROOT:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)    # stages import this first: Ctrl-C in imports is quiet
 
 
 class UserError(ValueError):
-    """What a user did and what would do, in one line."""
+    """Whatever a user can get wrong: what was given and what would do, in one line, without a traceback."""
 
 
 def run(main):
@@ -39,25 +35,19 @@ def run(main):
     try:
         main()
         sys.stdout.flush()
-    except UserError as error:
-        sys.exit(complain(error))
     except BrokenPipeError:                             # nobody reads on, as after `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(128 + signal.SIGPIPE)
-    except OSError as error:
-        sys.exit(complain(f'{error.filename}: {error.strerror}' if error.filename else error))
+    except (UserError, OSError) as error:
+        rank, file = os.environ.get('LOCAL_RANK', '0'), getattr(error, 'filename', None)
+        if rank != '0':                                 # the first rank says what all did wrong, and ends,
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            time.sleep(3)                               # so that torchrun ends this one before it speaks
+        source = 'error' if rank == '0' else f'error on local rank {rank}'
+        write_line(f'{source}: {file}: {error.strerror}' if file else f'{source}: {error}')
+        sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
-
-
-def complain(message):
-    """Say what went wrong; returns 2, the exit status of a user's mistake."""
-    rank = os.environ.get('LOCAL_RANK', '0')
-    if rank != '0':                                     # torchrun ends it soon if the first one ends too
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        time.sleep(3)                                   # so what it then still has to say is its own
-    write_line(f'error: {message}' if rank == '0' else f'error on local rank {rank}: {message}')
-    return 2
 
 
 def say(message):
@@ -80,123 +70,86 @@ def configure(scope, argv=None):
     """
     config = {name: value for name, value in scope.items()
               if name.islower() and not name.startswith('_') and type(value) in KINDS}
-    origins, arguments = {}, list(sys.argv[1:] if argv is None else argv)
+    origins, arguments = {}, sys.argv[1:] if argv is None else argv
     if '--help' in arguments or '-h' in arguments:
         print(help_text(scope, config))
         sys.exit(0)
-    while arguments:
-        argument = arguments.pop(0)
-        if argument.startswith('--'):
-            name, equals, text = argument[2:].partition('=')
-            check_name(name, config, 'command line')
-            if not equals and (not arguments or arguments[0].startswith('--')):
-                raise UserError(f'command line: --{name} needs a value, as in --{name}={show(config[name])}')
-            found = [(name, parse(name, text if equals else arguments.pop(0), scope[name]), 'command line')]
-        elif argument.startswith('-'):
-            raise UserError(f"command line: '{argument}' is neither a config file nor --key=value")
-        else:
-            found = read_config_file(argument, config)
-        for name, value, origin in found:
-            config[name], origins[name] = checked(name, value, scope[name], origin), origin
+    for name, value, origin in settings(arguments):
+        if name not in config:
+            near = difflib.get_close_matches(name, config, n=1, cutoff=0.5)
+            hint = f"did you mean '{near[0]}'?" if near else 'see --help'
+            raise UserError(f"{origin}: no such key '{name}', {hint}")
+        config[name], origins[name] = parse(name, value, scope[name], origin), origin
     scope.update(config)
     return config, origins
 
 
-def check_name(name, config, origin):
-    if name not in config:
-        near = difflib.get_close_matches(name, config, n=1, cutoff=0.5)
-        hint = f"did you mean '{near[0]}'?" if near else 'see --help'
-        raise UserError(f"{origin}: no such key '{name}', {hint}")
+def settings(arguments):
+    """(name, text or value, origin) of each setting on the command line and in the config files it names."""
+    for argument in arguments:
+        name, equals, text = argument.removeprefix('--').partition('=')
+        if not argument.startswith('-'):
+            yield from read_config_file(argument)
+        elif equals:
+            yield name, text, 'command line'
+        else:
+            raise UserError(f'command line: {argument} needs a value: {argument}=VALUE')
 
 
-def parse(name, text, default):
-    """The value of `--name=text` in the type of `default`; a str is taken as it stands."""
+def parse(name, value, default, origin='command line'):
+    """`value` in the type of `default`: text of the command line is read, an int widens to float."""
     kind = type(default)
-    try:
-        if kind is tuple:
-            return tuple(int(item) for item in text.split(',') if item.strip())
-        return {'true': True, 'false': False}[text.lower()] if kind is bool else kind(text)
-    except (KeyError, ValueError):
-        example = show(default) or '1000,2000'
-        raise UserError(f'command line: {name}={text!r}: {KINDS[kind]}, as in --{name}={example}') from None
-
-
-def checked(name, value, default, origin):
-    """`value` in the type of `default`: int widens to float, a list to a tuple, a bool is never a number."""
-    kind = type(default)
-    if kind is tuple and isinstance(value, (tuple, list)) and all(type(item) is int for item in value):
+    with contextlib.suppress(KeyError, ValueError):         # below it is said what is wanted
+        if origin == 'command line' and kind is tuple:
+            value = [int(item) for item in value.split(',') if item.strip()]
+        elif origin == 'command line':
+            value = {'true': True, 'false': False}[value.lower()] if kind is bool else kind(value)
+    if kind is tuple and type(value) in (tuple, list) and all(type(item) is int for item in value):
         return tuple(value)
-    if kind is float and type(value) is int:
-        value = float(value)
-    if type(value) is not kind or kind is tuple:
-        wanted = 'whole numbers' if kind is tuple else kind.__name__
-        raise UserError(f'{origin}: {name}={value!r}: must be {wanted}, as in {name} = {default!r}')
-    if kind is float and not math.isfinite(value) and not (math.isinf(default) and not math.isnan(value)):
-        raise UserError(f'{origin}: {name}={value}: must be finite')      # inf only where the default is inf
-    return value
+    if kind is float and type(value) in (int, float) and (math.isfinite(value) or value == default):
+        return float(value)                                 # infinite only where the default is
+    if kind in (bool, int, str) and type(value) is kind:
+        return value
+    raise UserError(f'{origin}: {name}={value!r}: must be {KINDS[kind]}')
 
 
-def read_config_file(given, config):
-    """Run a config file, as given or in the repository; yields (name, value, origin) of the knobs it sets."""
-    path = given if os.path.exists(given) else os.path.join(ROOT, given)
+def read_config_file(given):
+    """Run a config file, as given or in the repository; yields (name, value, origin) of what it sets."""
+    path = given if os.path.isfile(given) else os.path.join(ROOT, given)
+    if not os.path.isfile(path):
+        raise UserError(f'{given}: no such config file')
+    for module in [module for module in sys.modules if module.startswith('config.')]:
+        del sys.modules[module]                             # so that those there afterwards are this file's
     try:
-        with open(path, 'rb') as file:
-            source = file.read()
-    except OSError as error:
-        reason = 'it is a directory' if os.path.isdir(path) else error.strerror
-        raise UserError(f'{given}: cannot read this config file: {reason}') from None
-    sys.path[:] = [ROOT] + [entry for entry in sys.path if entry != ROOT]       # for `from config.base ...`
-    namespace = {'__name__': 'config_file', '__file__': path}
-    try:
-        exec(compile(source, path, 'exec'), namespace)
-    except SyntaxError as error:                            # without a line for a NUL byte
-        raise UserError(f'{error.filename or given}:{error.lineno or 1}: {error.msg}') from None
-    except BaseException as error:                          # a config file may raise anything, SystemExit too
-        frames = [f'{os.path.relpath(frame.filename)}:{frame.lineno}'
-                  for frame in traceback.extract_tb(error.__traceback__)
-                  if frame.filename == path or os.sep + 'config' + os.sep in frame.filename]
-        raise UserError(f'{[given, *frames][-1]}: {type(error).__name__}: {error}') from None
+        namespace = runpy.run_path(path)
+    except (Exception, SystemExit) as error:                # a config file may raise anything
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        line = '' if isinstance(error, SyntaxError) else f' ({os.path.relpath(last.filename)}:{last.lineno})'
+        raise UserError(f'{given}: {type(error).__name__}: {error}{line}') from None
+    imported = [module for key, module in sys.modules.items() if key.startswith('config.')]   # inner first
     for name, value in namespace.items():
-        if name.startswith('_') or isinstance(value, (types.ModuleType, types.FunctionType, type)):
-            continue
-        origin = definer(name, given, source)
-        check_name(name, config, origin)
-        yield name, value, origin
-
-
-def definer(name, path, source):
-    """The file that assigns `name`: `path`, or the last config module with that name that it star-imports."""
-    nodes = list(ast.walk(ast.parse(source)))
-    if name in (node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)):
-        return path
-    for node in reversed(nodes):
-        module = sys.modules.get(getattr(node, 'module', None))
-        if isinstance(node, ast.ImportFrom) and name in getattr(module, '__dict__', {}):
-            with open(module.__file__, 'rb') as file:
-                return definer(name, os.path.relpath(module.__file__), file.read())
-    return path
+        if not name.startswith('_') and not hasattr(value, '__name__'):     # which a module or function has
+            sources = [module.__file__ for module in imported if vars(module).get(name) is value]
+            yield name, value, os.path.relpath(sources[0], ROOT) if sources else given
 
 
 def show(value):
     """A value as it is written on the command line."""
-    if isinstance(value, tuple):
-        return ','.join(map(str, value))
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    text = ','.join(map(str, value)) if isinstance(value, tuple) else str(value)
+    return text.lower() if isinstance(value, bool) else text
 
 
 def help_text(scope, config):
     """Every knob with its default and its comment, then the config files."""
     with open(scope['__file__'], encoding='utf-8') as file:
         comments = dict(re.findall(r'^(\w+) = .*# (.*)$', file.read(), re.M)[::-1])
-    knobs = [f'  --{name}={show(value)}'.ljust(36) + comments.get(name, '') for name, value in config.items()]
-    names = sorted(f'  config/{name}' for name in glob.glob('*.py', root_dir=os.path.join(ROOT, 'config')))
+    files = [f'  config/{name}' for name in sorted(os.listdir(os.path.join(ROOT, 'config'))) if '.py' in name]
     usage = f"usage: python {os.path.basename(scope['__file__'])} [config/FILE.py ...] [--key=value ...]"
     summary = (scope.get('__doc__') or '').strip().partition('\n')[0]
-    return '\n'.join([usage, '', summary, '', 'knobs:', *knobs, '', 'config files:', *names])
+    return '\n'.join([usage, '', summary, '', table(config, comments), '', 'config files:', *files])
 
 
-def table(config, origins):
-    """The resolved knobs, one a line, with the origin of those that were set."""
-    lines = (f"  {name} = {show(value)}".ljust(40) + (f'<- {origins[name]}' if name in origins else '')
-             for name, value in config.items())
+def table(config, notes):
+    """The knobs, one a line, each with its note: the origin of those that were set, or its comment."""
+    lines = (f'  --{name}={show(value)}  '.ljust(40) + notes.get(name, '') for name, value in config.items())
     return '\n'.join(line.rstrip() for line in lines)

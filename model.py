@@ -1,4 +1,4 @@
-"""BERT encoders with weight-sharing attention: an attention or position encoding is a class and a table row.
+"""BERT encoders with weight-sharing attention: each attention and each position encoding is one class.
 
 Sizes: B batch, T tokens, D n_embd, H n_head, K = D / H, L n_layer, F n_inner, V vocab_size, r pair_rank,
 k predicted tokens of a row; Q queries: T, except in layerwise pooling (1) and XLNet's streams (T + k).
@@ -51,21 +51,25 @@ class EncoderConfig:
     relu_scale: str = 'ns'          # squared_relu: a row of RELU_SCALE
     key_size: int = 128             # gau: s, width of its queries and keys
     clip_distance: int = 128        # rpe: c, relative distances are clipped at +-(c - 1)
-    recompute: bool = False         # Shatter: saves memory, computes weights of parts again when backward
+    recompute: bool = False         # Shatter: less memory; the backward pass computes A N once more
     dropout: float = 0.1            # after the embeddings and after each sublayer
     attention_dropout: float = 0.1  # of attention weights
     pooling: str = 'cls'            # SequenceClassifier, MultipleChoice: a row of POOLING
     n_label: int = 2                # classes of a SequenceClassifier
 
     def __post_init__(self):
+        tables = {'attention': ATTENTION, 'position': POSITION, 'pooling': POOLING, 'normaliser': NORMALISER,
+                  'norm': NORM, 'lm_head': LM_HEAD, 'pair_init': PAIR_INIT, 'relu_scale': RELU_SCALE}
         for field in fields(self):
-            value, kind = getattr(self, field.name), type(field.default)
+            name, value, kind = field.name, getattr(self, field.name), type(field.default)
             if type(value) is not kind and (kind, type(value)) != (float, int):
-                raise UserError(f'{field.name}={value!r}: must be {kind.__name__}')
-        for name, rows in (('attention', ATTENTION), ('norm', NORM), ('lm_head', LM_HEAD),
-                           ('pair_init', PAIR_INIT), ('normaliser', NORMALISER), ('relu_scale', RELU_SCALE),
-                           ('pooling', POOLING), ('position', POSITION)):
-            choose(name, getattr(self, name), rows)
+                raise UserError(f'{name}={value!r}: must be {kind.__name__}')
+            if kind is int and name != 'pair_rank' and value < 1:
+                raise UserError(f'{name}={value}: must be at least 1')
+            if kind is float and not 0 <= value < 1:
+                raise UserError(f'{name}={value}: must lie in [0, 1); 0.1 is usual')
+            if kind is str:
+                choose(name, value, tables[name])
         allowed = ALLOWED_POSITIONS.get(self.attention, tuple(POSITION))
         if self.position not in allowed:
             raise UserError(f'position={self.position!r}: cannot be combined with '
@@ -75,32 +79,20 @@ class EncoderConfig:
             if value != default and getattr(self, axis) not in rows:
                 raise UserError(f"{name}={value!r}: only {axis}={' or '.join(map(repr, rows))} has it; "
                                 f'choose {default!r}')
-        for name in ('vocab_size', 'block_size', 'n_layer', 'n_head', 'n_embd', 'n_inner', 'n_segment',
-                     'n_label', 'key_size', 'clip_distance'):
-            if getattr(self, name) < 1:
-                raise UserError(f'{name}={getattr(self, name)}: must be at least 1')
-        for name in ('dropout', 'attention_dropout'):
-            if not 0 <= getattr(self, name) < 1:
-                raise UserError(f'{name}={getattr(self, name)}: must lie in [0, 1); 0.1 is usual')
         if self.n_embd % self.n_head:
             raise UserError(f'n_embd={self.n_embd}: must be a multiple of n_head={self.n_head}')
         if self.position == 'rope' and self.query_size % 2:
             raise UserError(f"position='rope': the size of a query, {self.query_size}, must be even: "
                             "n_embd / n_head, or key_size of attention='gau'")
         if self.attention in SHATTER and (self.n_head % 2 or self.n_head < 4):
-            raise UserError(f'n_head={self.n_head}: attention={self.attention!r} needs an even number of '
-                            'parts, at least 4')
-        if not 0 <= self.pair_rank <= self.head_size:
-            raise UserError(f'pair_rank={self.pair_rank}: choose 0 (full) or 1 to n_embd / n_head = '
-                            f'{self.head_size}')
-
-    @property
-    def head_size(self):
-        return self.n_embd // self.n_head
+            raise UserError(f'n_head={self.n_head}: attention={self.attention!r} needs an even n_head >= 4')
+        if not 0 <= self.pair_rank <= self.query_size:
+            raise UserError(f'pair_rank={self.pair_rank}: choose 0 (full) or 1 to {self.query_size}')
 
     @property
     def query_size(self):
-        return self.key_size if self.attention == 'gau' else self.head_size
+        """Width of a query: s in GAU, else K."""
+        return self.key_size if self.attention == 'gau' else self.n_embd // self.n_head
 
 
 def choose(key, name, table):
@@ -113,16 +105,10 @@ def choose(key, name, table):
 # ---- shared by the kinds of attention ----
 
 class Context(NamedTuple):
-    """What a layer reads besides hidden states.
-
-    position  the encoder's position encoding; None in layerwise pooling, whose query has no position
-    mask      (B, 1, 1, T) or (B, 1, Q, T) bool, True where a query may look; None: everywhere
-    offsets   (B, 1, Q, T) int64, relative-offset index of each (query, key), see `relative_offsets`;
-              None if query i is at position i
-    """
-    position: nn.Module | None
-    mask: torch.Tensor | None = None
-    offsets: torch.Tensor | None = None
+    """What a layer reads besides hidden states."""
+    position: nn.Module | None              # None in layerwise pooling, whose query has no position
+    mask: torch.Tensor | None = None        # (B, 1, 1|Q, T) bool, True where a query looks; None: everywhere
+    offsets: torch.Tensor | None = None     # (B, 1, Q, T) of `relative_offsets`; None: query i is at i
 
 
 def split_heads(x, n_head):
@@ -141,24 +127,18 @@ def projections(n, width, bias):
 
 
 def unfold(x, size):
-    """Windows of rows: x (H, P) -> (H, P - size + 1, size), [h, i, j] = x[h, i + j].  Differentiable.
-
-    A view of x, without memory of its own; torch_xla has no such view, and gets a copy.
-    """
+    """Windows of rows: x (H, P) -> (H, P - size + 1, size), [h, i, j] = x[h, i + j]; on XLA a copy."""
     return unfold_copy(x, size) if x.device.type == 'xla' else x.unfold(1, size, 1)
 
 
 def unfold_copy(x, size):
-    """`unfold` by operations of every device: copies of x in a row, cut every P + 1, begin one later each."""
+    """The same without a view: copies of a row, cut every P + 1 entries, begin one entry later each time."""
     (H, P), n = x.shape, x.size(1) - size + 1
     return x.repeat(1, n + 1)[:, :n * (P + 1)].reshape(H, n, P + 1)[:, :, :size]
 
 
 def attend(attention, q, k, v, context):
-    """softmax(q k^T / sqrt(K)) v with the terms of the position encoding -> (B, Q, D)
-
-    q (B, H, Q, K), k and v (B, H, T, K); attention: the module that made them
-    """
+    """softmax(q k^T / sqrt(K)) v with positions; q (B, H, Q, K), k and v (B, H, T, K) -> (B, Q, D)"""
     dropout = attention.dropout if attention.training else 0.0
     if context.position is None:
         return merge_heads(fused_attention(q, k, v, context.mask, dropout))
@@ -166,15 +146,12 @@ def attend(attention, q, k, v, context):
 
 
 def fused_attention(q, k, v, mask, dropout, bias=None):
-    """softmax(q k^T / sqrt(K) + bias) v; 0 for a query without any key, where some kernels give NaN.
-
-    bias  (1|B, H, Q, T), learned: only two of PyTorch's kernels compute its gradient
-    """
+    """softmax(q k^T / sqrt(K) + bias) v; 0 for a query without any key, where some kernels give NaN."""
     has_key = None if mask is None else mask.any(-1, keepdim=True)
     mask = None if mask is None else mask | ~has_key
     if bias is None:
         y = F.scaled_dot_product_attention(q, k, v, mask, dropout)
-    else:
+    else:                               # a learned bias (1|B, H, Q, T): only two kernels give its gradient
         bias = bias.to(q.dtype)
         bias = bias if mask is None else bias.masked_fill(~mask, -math.inf)
         with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
@@ -190,15 +167,17 @@ def masked_softmax(scores, mask):
 
 
 def relative_offsets(positions, length):
-    """Index j - i + T - 1 of each (query, key) into a table of all 2T - 1 offsets j - i, int64 (..., Q, T).
-
-    positions (..., Q) int64: i of each query.  length: T, the number of keys
-    """
+    """Row of j - i in a table of the offsets 1 - T to T - 1; i = positions (..., Q), j < T -> (..., Q, T)"""
     return torch.arange(length - 1, 2 * length - 1, device=positions.device) - positions.unsqueeze(-1)
 
 
+def angles(positions, size):
+    """Angle of each position (n,) at each frequency: p 10000^(-2m / size), m = 0, 1, ... -> (n, size / 2)"""
+    return positions.outer(10000.0 ** (-torch.arange(0, size, 2, dtype=torch.float64) / size))
+
+
 # ---- kinds of attention: queries from x (B, Q, D), keys and values from source (B, T, D) -> (B, Q, D) ----
-# `relative` is for position='rpe': the table of its vectors through Wk and through Wv, without biases.
+# `relative`, for position='rpe': the products of its table of vectors with Wk and with Wv, without biases.
 
 class OriginalAttention(nn.Module):
     """Separate queries, keys and values.  Vaswani et al. 2017; Courtois et al. 2024, eq. 1 and 2
@@ -254,8 +233,7 @@ class PairwiseAttention(nn.Module):
         q = x Wq,  v = x Wv,  S (H, K, K), or A B^T with A and B (H, K, r) when pair_rank = r > 0
         y = softmax(q S q^T / sqrt(K)) v
 
-    S multiplies the queries before `rope` rotates them, so that scores depend on i - j alone. The paper gives
-    no initial value of S: see PAIR_INIT.
+    S multiplies queries before `rope` rotates them: scores depend on i - j alone. It starts as in PAIR_INIT.
     Parameters: 2 (D^2 + D) + H K^2, or 2 (D^2 + D) + 2 H K r; and D^2 + D for the output.
     """
 
@@ -263,7 +241,7 @@ class PairwiseAttention(nn.Module):
         super().__init__()
         self.n_head, self.layer, self.dropout = config.n_head, layer, config.attention_dropout
         self.query, self.value, self.out = projections(3, config.n_embd, config.bias)
-        init, shape = PAIR_INIT[config.pair_init], (config.n_head, config.head_size, config.pair_rank)
+        init, shape = PAIR_INIT[config.pair_init], (config.n_head, config.query_size, config.pair_rank)
         self.pair = nn.Parameter(init(*shape))                                          # S, or A
         self.pair_key = nn.Parameter(init(*shape)) if config.pair_rank else None        # B
 
@@ -353,17 +331,18 @@ class Partition(nn.Module):
         return unfold(self.table[:, middle - length + 1:middle + length].to(v.dtype), length)
 
 
-def weighted_parts(a, v, partition):
-    """(a N) v; N = 1 if the partition is None.  a (B, 1|H, Q, T), v (B, H, T, K) -> (B, H, Q, K)"""
-    return (a if partition is None else a * partition) @ v
-
-
 def attend_parts(attention, a, v, partition):
-    """concat_h((a N_h) v_h) -> (B, Q, D).  With `recompute`, autograd stores a, but not a N (B, H, Q, T)."""
-    a, function = a.to(v.dtype), weighted_parts         # autocast computes softmax and sigmoid in float32
+    """concat_h((a N_h) v_h): a (B, 1|H, Q, T), v (B, H, T, K) -> (B, Q, D); N = 1 if the partition is None.
+
+    With `recompute` the backward pass computes a N (B, H, Q, T) once more, so that autograd stores a alone.
+    """
+    def weighted(a, v):
+        return (a if partition is None else a * partition) @ v
+
+    a = a.to(v.dtype)                                   # autocast computes softmax and sigmoid in float32
     if attention.recompute and a.requires_grad:
-        function = partial(checkpoint, function, use_reentrant=False, preserve_rng_state=False)
-    return merge_heads(function(a, v, partition))
+        return merge_heads(checkpoint(weighted, a, v, use_reentrant=False, preserve_rng_state=False))
+    return merge_heads(weighted(a, v))
 
 
 class PartMaskAttention(nn.Module):
@@ -439,8 +418,8 @@ def softmax_weights(scores, mask):
 def sigmoid_weights(scores, mask):
     """(a, r) with A = a r: the sigmoid of the scores (B, Q, T), divided by the L2 norm of the row.
 
-    a is the sigmoid divided by the row's largest: training produces scores so low that the squares of their
-    sigmoids underflow. Padding has a = 0. r (B, Q, 1) is 1 / |a|, for y, which has fewer entries than a.
+    a is the sigmoid divided by the largest of its row, so that squares do not underflow; 0 at padding.
+    r (B, Q, 1) is 1 / |a|, by which the caller multiplies y, since y has fewer entries than a.
     """
     a = F.logsigmoid(scores)
     if mask is not None:
@@ -466,10 +445,8 @@ class GatedAttention(nn.Module):
         super().__init__()
         inner, size = 2 * config.n_embd, config.key_size
         self.dropout = config.attention_dropout
-        self.normaliser = NORMALISER[config.normaliser]
-        self.scale = RELU_SCALE[config.relu_scale]
-        self.gate = nn.Linear(config.n_embd, inner, bias=False)
-        self.value = nn.Linear(config.n_embd, inner, bias=False)
+        self.normaliser, self.scale = NORMALISER[config.normaliser], RELU_SCALE[config.relu_scale]
+        self.gate, self.value = (nn.Linear(config.n_embd, inner, bias=False) for _ in range(2))
         self.shared = nn.Linear(config.n_embd, size, bias=False)
         self.out = nn.Linear(inner, config.n_embd, bias=False)
         self.query_diag, self.key_diag = (nn.Parameter(torch.ones(size)) for _ in range(2))
@@ -478,21 +455,18 @@ class GatedAttention(nn.Module):
 
     def forward(self, x, source, context):
         u, v, z = F.silu(self.gate(x)), F.silu(self.value(source)), F.silu(self.shared(x))
-        q = affine(z, self.query_diag, self.query_bias)
-        k = affine(z if source is x else F.silu(self.shared(source)), self.key_diag, self.key_bias)
+        q = z * self.query_diag.to(z.dtype)
+        k = (z if source is x else F.silu(self.shared(source))) * self.key_diag.to(z.dtype)
+        if self.query_bias is not None:
+            q, k = q + self.query_bias.to(z.dtype), k + self.key_bias.to(z.dtype)
         if context.position is not None:
-            q, k = context.position.rotate(q, k)
+            q, k = context.position.rotate(q), context.position.rotate(k)
         mask = None if context.mask is None else context.mask.squeeze(1)                # (B, 1, T)
         scores = q @ k.mT
         n = torch.tensor(k.size(1), device=k.device) if mask is None else mask.sum(-1, keepdim=True)
         n = n.clamp(min=1).to(torch.promote_types(scores.dtype, torch.float32))         # (), or (B, 1, 1)
         a = self.normaliser(scores, mask, n, q.size(-1), self.scale).to(v.dtype)
         return self.out(u * (F.dropout(a, self.dropout, self.training) @ v))
-
-
-def affine(z, diag, bias):
-    z = z * diag.to(z.dtype)
-    return z if bias is None else z + bias.to(z.dtype)
 
 
 # normalisers of GAU: q k^T (B, Q, T), mask None or (B, 1, T), n real tokens of a row, s, scale -> A (B, Q, T)
@@ -508,11 +482,8 @@ def softmax_plus(scores, mask, n, size, scale):
 
 
 def squared_relu(scores, mask, n, size, scale):
-    """relu(q k^T)^2 / scale, as in Liu's table 1; table 2 prints q k^T / sqrt(d_h) inside.
-
-    Scores are divided by the root of the scale before they are squared, which keeps float16 in range.
-    """
-    a = (scores.relu() * scale(n, size).rsqrt().to(scores.dtype)).square()
+    """relu(q k^T)^2 / scale, as in Liu's table 1; table 2 prints q k^T / sqrt(d_h) inside."""
+    a = (scores.relu() * scale(n, size).rsqrt().to(scores.dtype)).square()      # float16 stays in range
     return a if mask is None else a.masked_fill(~mask, 0)
 
 
@@ -520,70 +491,47 @@ def scaled_squared_relu(scores, mask, n, size, scale):
     """relu(q k^T)^2 / sum_j relu(q k^T)^2: rows sum to 1, a row of zeros stays 0.  Liu 2022, section 3.3
 
     The paper prints a further 1 / (n s), with which rows would not sum to 1. Scores are first divided by the
-    row's largest, which cancels out: the squares of small scores would underflow.
+    largest of their row, which cancels out: the squares of small scores would underflow.
     """
     a = scores.relu() if mask is None else scores.relu().masked_fill(~mask, 0)
     a = (a / a.detach().amax(-1, keepdim=True).clamp_min(torch.finfo(a.dtype).tiny)).square()
     return a / a.sum(-1, keepdim=True).clamp_min(0.5)                                   # sum >= 1, or no key
 
 
-NORMALISER = {
-    'softmax': softmax,
-    'softmax_plus': softmax_plus,
-    'squared_relu': squared_relu,
-    'scaled_squared_relu': scaled_squared_relu,
-}
+NORMALISER = {'softmax': softmax, 'softmax_plus': softmax_plus, 'squared_relu': squared_relu,
+              'scaled_squared_relu': scaled_squared_relu}
 RELU_SCALE = {                      # Liu 2022, table 1; n2 is Hua et al.
-    'n2': lambda n, s: n * n,
-    'n': lambda n, s: n,
-    'ns': lambda n, s: n * s,
-    's2': lambda n, s: torch.full_like(n, s * s),
+    'n2': lambda n, s: n * n, 'n': lambda n, s: n,
+    'ns': lambda n, s: n * s, 's2': lambda n, s: torch.full_like(n, s * s),
 }
 
 
 # ---- XLNet ----
 
-def angles(positions, size):
-    """Angle of each position (n,) at each frequency: p 10000^(-2m / size), m = 0, 1, ... -> (n, size / 2)"""
-    return positions.outer(10000.0 ** (-torch.arange(0, size, 2, dtype=torch.float64) / size))
-
-
-class Sinusoid(nn.Module):
-    """Vectors of offsets d = i - j: the sines of d's `angles`, then the cosines.  Vaswani et al. 2017"""
-
-    def __init__(self, config):
-        super().__init__()
-        self.size = config.n_embd
-        self.resize(config.block_size)
-
-    def resize(self, block_size):
-        angle = angles(torch.arange(block_size - 1, -block_size, -1, dtype=torch.float64), self.size)
-        table = torch.cat((angle.sin(), angle.cos()), 1)[:, :self.size]
-        self.register_buffer('table', table.float(), persistent=False)      # (2 block_size - 1, D)
-
-    def forward(self, length):
-        """(2T - 1, D), row j - i + T - 1"""
-        middle = self.table.size(0) // 2
-        return self.table[middle - length + 1:middle + length]
-
-
 class XLNetAttention(nn.Module):
     """Relative attention with two global biases.  Yang et al. 2019, after Dai et al. 2019, section 3.3
 
         score_ij = ((q_i + u) k_j + (q_i + v) r_(i-j)) / sqrt(K),  r_d = sinusoid(d) Wr
+        sinusoid(d) = (sin(d w_m) for all m, then cos(d w_m)),  w_m = 10000^(-2m / D),  m = 0, 1, ...
         y_i = sum_j softmax(score)_ij (x_j Wv),  u and v (D,): K entries a head;  projections have no biases
 
-    Yang et al.'s code also drops out the sinusoids; here the layer drops out attention weights alone.
+    Yang et al.'s code also applies dropout to the sinusoids; here only attention weights are dropped out.
     Parameters: 4 D^2 + 2 D, and D^2 for the output.
     """
 
     def __init__(self, config, layer):
         super().__init__()
-        self.n_head, self.dropout = config.n_head, config.attention_dropout
+        self.n_head, self.n_embd, self.dropout = config.n_head, config.n_embd, config.attention_dropout
         self.query, self.key, self.value, self.distance, self.out = projections(5, config.n_embd, bias=False)
         self.content_bias, self.distance_bias = (                                       # u, v
             nn.Parameter(0.02 * torch.randn(config.n_embd)) for _ in range(2))
-        self.sinusoid = Sinusoid(config)
+        self.resize(config.block_size)
+
+    def resize(self, block_size):
+        """The sinusoids of all offsets i - j, (2 block_size - 1, D): row j - i + block_size - 1."""
+        angle = angles(torch.arange(block_size - 1, -block_size, -1, dtype=torch.float64), self.n_embd)
+        table = torch.cat((angle.sin(), angle.cos()), 1)[:, :self.n_embd]
+        self.register_buffer('sinusoid', table.float(), persistent=False)
 
     def forward(self, x, source, context):
         q = self.query(x)
@@ -592,8 +540,8 @@ class XLNetAttention(nn.Module):
         v = split_heads(self.value(source), self.n_head)
         if context.position is None:
             return self.out(attend(self, content, k, v, context))
-        T = k.size(2)
-        r = split_heads(self.distance(self.sinusoid(T))[None], self.n_head)             # (1, H, 2T - 1, K)
+        T, middle = k.size(2), len(self.sinusoid) // 2
+        r = split_heads(self.distance(self.sinusoid[middle - T + 1:middle + T])[None], self.n_head)
         q = split_heads(q + self.distance_bias.to(q.dtype), self.n_head)
         scores = q @ r.mT * q.size(-1) ** -0.5                                          # (B, H, Q, 2T - 1)
         offsets = context.offsets
@@ -611,51 +559,32 @@ SHATTER = {                         # in the order of the paper's ablation
     'shatter': partial(OneHeadAttention, weights=sigmoid_weights, part_bias=True, part_values=True),
 }
 ATTENTION = {
-    'original': OriginalAttention,
-    'symmetric': SymmetricAttention,
-    'pairwise': PairwiseAttention,
-    'shared': SharedAttention,
-    **SHATTER,
-    'gau': GatedAttention,
-    'xlnet': XLNetAttention,
+    'original': OriginalAttention, 'symmetric': SymmetricAttention, 'pairwise': PairwiseAttention,
+    'shared': SharedAttention, **SHATTER, 'gau': GatedAttention, 'xlnet': XLNetAttention,
 }
 ALLOWED_POSITIONS = {               # attention -> its position encodings; one without an entry takes all
-    **dict.fromkeys(SHATTER, ('none',)),
-    'gau': ('rope', 'absolute', 'none'),
-    'xlnet': ('none',),
+    **dict.fromkeys((*SHATTER, 'xlnet'), ('none',)), 'gau': ('rope', 'absolute', 'none'),
 }
 APPLIES_TO = {                      # knob -> (axis, the rows of it that read the knob)
-    'pair_rank': ('attention', ('pairwise',)),
-    'pair_init': ('attention', ('pairwise',)),
-    'normaliser': ('attention', ('gau',)),
-    'key_size': ('attention', ('gau',)),
-    'relu_scale': ('normaliser', ('squared_relu',)),
-    'recompute': ('attention', tuple(SHATTER)),
+    'pair_rank': ('attention', ('pairwise',)), 'pair_init': ('attention', ('pairwise',)),
+    'normaliser': ('attention', ('gau',)), 'key_size': ('attention', ('gau',)),
+    'relu_scale': ('normaliser', ('squared_relu',)), 'recompute': ('attention', tuple(SHATTER)),
     'clip_distance': ('position', ('rpe',)),
 }
 
 
 # ---- initial values of S (H, K, K); for rank r > 0, of A or B (H, K, r), such that A B^T resembles S ----
 
-def near_identity(n_head, size, rank, std=0.02):
-    """S = I + N(0, 0.02): pairwise starts near symmetric.  A B^T is near the projector on r dimensions.
-
-    The default: in most runs of results/tiny.md its loss leaves the initial plateau.
-    """
-    return torch.eye(size, rank or size) + std * torch.randn(n_head, size, rank or size)
-
-
-def normal(n_head, size, rank, std=0.02):
-    """S = N(0, 0.02), as BERT's matrices: attention starts nearly uniform."""
+def normal(n_head, size, rank, std):
+    """S of N(0, std^2), or A or B such that entries of A B^T, sums of r products, have the deviation std."""
     return torch.randn(n_head, size, rank or size) * ((std / rank ** 0.5) ** 0.5 if rank else std)
 
 
-def fan_in(n_head, size, rank):
-    """S with entries of variance 1 / K: q S is about as long as q."""
-    return normal(n_head, size, rank, std=size ** -0.5)
-
-
-PAIR_INIT = {'identity': near_identity, 'fan_in': fan_in, 'normal': normal}
+PAIR_INIT = {                       # the default is identity: see results/tiny.md
+    'identity': lambda H, K, r: torch.eye(K, r or K) + 0.02 * torch.randn(H, K, r or K),    # near `symmetric`
+    'fan_in': lambda H, K, r: normal(H, K, r, K ** -0.5),           # q S is about as long as q
+    'normal': lambda H, K, r: normal(H, K, r, 0.02),                # as BERT's matrices: weights nearly equal
+}
 
 
 # ---- position encodings.  embed: of x (B, T, D) before the first norm; attend: see the function attend ----
@@ -669,11 +598,11 @@ class NoPosition(nn.Module):
     def embed(self, x):
         return x
 
-    def rotate(self, q, k):
-        return q, k
+    def rotate(self, x):
+        return x
 
     def attend(self, attention, q, k, v, mask, dropout):
-        return fused_attention(*self.rotate(q, k), v, mask, dropout)
+        return fused_attention(self.rotate(q), self.rotate(k), v, mask, dropout)
 
 
 class AbsolutePosition(NoPosition):
@@ -684,7 +613,6 @@ class AbsolutePosition(NoPosition):
         self.table = nn.Embedding(config.block_size, config.n_embd)
 
     def resize(self, block_size):
-        """Longer: freshly initialised rows; shorter: the first rows."""
         old = self.table.weight.data
         fresh = torch.empty(block_size, old.size(1), dtype=old.dtype, device=old.device).normal_(std=0.02)
         fresh[:len(old)] = old[:block_size]
@@ -695,11 +623,9 @@ class AbsolutePosition(NoPosition):
 
 
 class RotaryPosition(NoPosition):
-    """Queries and keys rotated by angles that grow with position.  Su et al. 2021, eq. 34
+    """Queries and keys rotated by angles that grow with position.  Su et al. 2021, eq. 34.  Parameters: 0.
 
         (q_2i, q_2i+1) at position m is rotated by m 10000^(-2i/K), so that q_m k_n depends on m - n alone
-
-    Parameters: 0.
     """
 
     def __init__(self, config):
@@ -712,10 +638,7 @@ class RotaryPosition(NoPosition):
         self.register_buffer('cos', angle.cos().float(), persistent=False)
         self.register_buffer('sin', angle.sin().float(), persistent=False)
 
-    def rotate(self, q, k):
-        return self.rotated(q), self.rotated(k)
-
-    def rotated(self, x):
+    def rotate(self, x):
         cos, sin = self.cos[:x.size(-2)], self.sin[:x.size(-2)]
         even, odd = x[..., 0::2], x[..., 1::2]
         pairs = torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1)
@@ -740,7 +663,7 @@ class RelativePosition(NoPosition):
 
     @torch.no_grad()
     def resize(self, block_size):
-        """Rows longer than ever before: distances that never occurred get the row of the longest that did."""
+        """Distances that never occurred in training get the vector of the longest that did."""
         far = min(self.block_size, self.clip) - 1
         if block_size > self.block_size:
             self.table[:, :self.clip - 1 - far] = self.table[:, self.clip - 1 - far, None]
@@ -777,6 +700,10 @@ class BiasPosition(AbsolutePosition):
         self.bucket_bias = nn.Embedding(32, config.n_head)
         self.register_buffer('bucket', self.buckets(config.block_size), persistent=False)
 
+    def resize(self, block_size):
+        super().resize(block_size)
+        self.bucket = self.buckets(block_size)
+
     @staticmethod
     def buckets(block_size):
         """Bucket of each offset j - i, from 1 - block_size to block_size - 1"""
@@ -785,10 +712,6 @@ class BiasPosition(AbsolutePosition):
         large = 8 + ((size.clamp(min=8).float() / 8).log() / math.log(128 / 8) * 8).long().clamp(max=7)
         return torch.where(size < 8, size, large) + 16 * (distance > 0)
 
-    def resize(self, block_size):
-        super().resize(block_size)
-        self.bucket = self.buckets(block_size).to(self.bucket.device)
-
     def attend(self, attention, q, k, v, mask, dropout):
         T, middle = k.size(-2), len(self.bucket) // 2
         bias = self.bucket_bias(self.bucket[middle - T + 1:middle + T]).mT.contiguous()     # (H, 2T - 1)
@@ -796,13 +719,8 @@ class BiasPosition(AbsolutePosition):
         return fused_attention(q, k, v, mask, dropout, bias)
 
 
-POSITION = {
-    'absolute': AbsolutePosition,
-    'none': NoPosition,
-    'rope': RotaryPosition,
-    'rpe': RelativePosition,
-    'rab': BiasPosition,
-}
+POSITION = {'absolute': AbsolutePosition, 'none': NoPosition, 'rope': RotaryPosition,
+            'rpe': RelativePosition, 'rab': BiasPosition}
 
 
 # ---- the encoder ----
@@ -888,9 +806,8 @@ class Encoder(nn.Module):
     def extend(self, block_size):
         """Set block_size, the longest row that can be read, higher or lower.  Tian et al. 2021, "ext."
 
-        `absolute` and `rab` get freshly initialised rows for new positions, `rpe` uses its outermost rows for
-        new distances, and the others have no weights to change. Some parameters are replaced, so create the
-        optimizer afterwards.
+        `absolute` and `rab` draw rows for new positions, `rpe` repeats its outermost rows, the others have no
+        weights to change. Some parameters are replaced, so create the optimizer afterwards.
         """
         self.config.block_size = replace(self.config, block_size=block_size).block_size     # checked
         for module in self.modules():
@@ -951,10 +868,9 @@ class MaskedLM(nn.Module):
         self.head = LM_HEAD[config.lm_head](config)
 
     def forward(self, ids, positions=None, targets=None, segments=None, attention_mask=None):
-        """Logits (B, T, V), or (B, k, V) at `positions`; with `targets` the losses (B, k), float32, nats.
+        """Logits (B, T, V), or with `positions` (B, k) of those, (B, k, V), at k / T of the cost.
 
-        positions, targets  (B, k) int64; other arguments as Encoder.forward
-        The head runs on the states at `positions` alone, which costs k / T of full logits.
+        With `targets` (B, k) the losses (B, k), float32, in nats. Other arguments as Encoder.forward
         """
         x = self.encoder(ids, segments, attention_mask)
         if positions is not None:
@@ -965,23 +881,21 @@ class MaskedLM(nn.Module):
     @classmethod
     def from_pretrained(cls, name):
         """A Hugging Face BERT (hub name or local folder) as `original` + `absolute`, in eval mode."""
-        config, weights = read_bert(name, ('encoder.', 'head.'), 'masked-LM model')
+        config, weights = pretrained_encoder(name, ('encoder.', 'head.'), 'masked-LM model')
         model = cls(config)
         model.load_state_dict({ours: weights[ours] for ours in model.state_dict()})
         return model.eval()
 
     def save_pretrained(self, folder):
         """Write a folder that transformers.BertForMaskedLM loads.  Raises UserError where BERT differs."""
-        for name, wanted in BERT_AXES.items():
-            given = getattr(self.config, name)
-            if given != wanted:
-                raise UserError(f"{name}={given!r}: transformers' BERT has no such layer; only "
-                                f"{', '.join(f'{key}={value!r}' for key, value in BERT_AXES.items())} can be "
-                                'written')
+        ours = {name: getattr(self.config, name) for name in BERT_AXES}
+        if ours != BERT_AXES:
+            given, wanted = (', '.join(f'{name}={value!r}' for name, value in axes.items())
+                             for axes in (ours, BERT_AXES))
+            raise UserError(f"{given}: cannot be written as transformers' BERT, which is {wanted}")
         weights, names = self.state_dict(), hugging_face_names(self.config)
         sizes = {theirs: getattr(self.config, ours) for ours, theirs in BERT_SIZES.items()}
-        fixed = {key: BERT_CONFIG[key] for key in ('hidden_act', 'layer_norm_eps')}
-        bert = transformers().BertForMaskedLM(transformers().BertConfig(**sizes, **fixed))
+        bert = transformers().BertForMaskedLM(transformers().BertConfig(**sizes))
         bert.load_state_dict({
             **{names[ours]: value for ours, value in weights.items()},
             'cls.predictions.decoder.weight': weights['encoder.token.weight'],
@@ -1009,19 +923,17 @@ class PermutationLM(nn.Module):
     def __init__(self, config):
         super().__init__()
         if config.attention != 'xlnet':
-            raise UserError(f"attention={config.attention!r}: only attention='xlnet' has the second stream "
-                            'of the permutation objective')
+            raise UserError(f"attention={config.attention!r}: only attention='xlnet' has a query stream")
         self.encoder = Encoder(config)
         self.config = self.encoder.config
         self.head = LM_HEAD[config.lm_head](config)
         self.query_embedding = nn.Parameter(0.02 * torch.randn(config.n_embd))
 
     def forward(self, ids, positions, targets=None, segments=None, attention_mask=None, order=None):
-        """Logits (B, k, V), or with `targets` the losses (B, k), float32, nats.
+        """Logits (B, k, V) at `positions` (B, k); with `targets` (B, k) the losses (B, k), float32, in nats.
 
-        positions, targets  (B, k) int64
-        order               (B, T) int64, rank of each token in the factorisation order; ranks may be equal.
-                            None: 1 at `positions`, 0 elsewhere, so each is predicted from all others
+        order  (B, T) int64, rank of each token in the factorisation order; ranks may be equal.
+               None: 1 at `positions`, 0 elsewhere, so that each is predicted from the tokens that are not
         """
         if order is None:
             order = torch.zeros_like(ids).scatter(1, positions, 1)
@@ -1074,10 +986,7 @@ class LayerwisePooling(nn.Module):
         return y[:, 0]
 
 
-POOLING = {                         # (encoder, ids, segments, attention_mask) -> (B, D)
-    'cls': ClsPooling,
-    'layerwise': LayerwisePooling,
-}
+POOLING = {'cls': ClsPooling, 'layerwise': LayerwisePooling}    # -> (B, D)
 
 
 class SequenceClassifier(nn.Module):
@@ -1139,44 +1048,38 @@ BERT_SIZES = {                      # field of EncoderConfig -> of transformers'
     'n_segment': 'type_vocab_size', 'dropout': 'hidden_dropout_prob',
     'attention_dropout': 'attention_probs_dropout_prob',
 }
-BERT_NAMES = {      # tensor, or module with weight and bias -> name in BertForPreTraining; {} is the layer
+BERT_NAMES = {                      # tensor, or module with weight and bias -> name in BertForPreTraining
     'encoder.token.weight': 'bert.embeddings.word_embeddings.weight',
     'encoder.segment.weight': 'bert.embeddings.token_type_embeddings.weight',
     'encoder.position.table.weight': 'bert.embeddings.position_embeddings.weight',
-    'encoder.norm': 'bert.embeddings.LayerNorm',
-    'encoder.blocks.{}.attention.query': 'bert.encoder.layer.{}.attention.self.query',
-    'encoder.blocks.{}.attention.key': 'bert.encoder.layer.{}.attention.self.key',
-    'encoder.blocks.{}.attention.value': 'bert.encoder.layer.{}.attention.self.value',
-    'encoder.blocks.{}.attention.out': 'bert.encoder.layer.{}.attention.output.dense',
-    'encoder.blocks.{}.attention_norm': 'bert.encoder.layer.{}.attention.output.LayerNorm',
-    'encoder.blocks.{}.expand': 'bert.encoder.layer.{}.intermediate.dense',
-    'encoder.blocks.{}.contract': 'bert.encoder.layer.{}.output.dense',
-    'encoder.blocks.{}.mlp_norm': 'bert.encoder.layer.{}.output.LayerNorm',
-    'pooler.dense': 'bert.pooler.dense',
-    'head.transform': 'cls.predictions.transform.dense',
-    'head.norm': 'cls.predictions.transform.LayerNorm',
+    'encoder.norm': 'bert.embeddings.LayerNorm', 'pooler.dense': 'bert.pooler.dense',
+    'head.transform': 'cls.predictions.transform.dense', 'head.norm': 'cls.predictions.transform.LayerNorm',
     'head.bias': 'cls.predictions.bias',
+}
+BERT_BLOCK = {                      # the same in encoder.blocks.0 -> in bert.encoder.layer.0
+    'attention.query': 'attention.self.query', 'attention.key': 'attention.self.key',
+    'attention.value': 'attention.self.value', 'attention.out': 'attention.output.dense',
+    'attention_norm': 'attention.output.LayerNorm', 'expand': 'intermediate.dense',
+    'contract': 'output.dense', 'mlp_norm': 'output.LayerNorm',
 }
 
 
 def hugging_face_names(config):
     """{tensor in our state_dict: tensor in transformers'}, of encoder, pooler and masked-LM head."""
-    names = {}
-    for ours, theirs in BERT_NAMES.items():
-        kinds = [''] if ours.endswith(('.weight', '.bias')) else ['.weight', '.bias']
-        for layer in range(config.n_layer) if '{}' in ours else [None]:
-            names |= {ours.format(layer) + kind: theirs.format(layer) + kind for kind in kinds}
-    return names
+    rows = BERT_NAMES | {f'encoder.blocks.{i}.{ours}': f'bert.encoder.layer.{i}.{theirs}'
+                         for i in range(config.n_layer) for ours, theirs in BERT_BLOCK.items()}
+    return {ours + kind: theirs + kind for ours, theirs in rows.items()
+            for kind in ([''] if ours.endswith(('.weight', '.bias')) else ['.weight', '.bias'])}
 
 
-def read_bert(name, parts, kind):
+def pretrained_encoder(name, parts=('encoder.',), kind='BERT'):
     """(EncoderConfig, {our name: tensor}) of a Hugging Face BERT: hub name or folder, with whatever head.
 
-    parts  tuple of prefixes of our names: UserError "not a `kind`" if the files lack such a tensor
+    parts  prefixes of our names: UserError "not a `kind`" where the files lack such a tensor
     """
     c = transformers().AutoConfig.from_pretrained(name)
     for key, wanted in BERT_CONFIG.items():
-        given = c.to_dict().get(key, wanted)
+        given = getattr(c, key, wanted)
         if given != wanted:
             raise UserError(f'{name}: {key}={given}: only a BERT with {key}={wanted} can be loaded')
     bert, report = transformers().BertForPreTraining.from_pretrained(name, output_loading_info=True)
@@ -1188,11 +1091,6 @@ def read_bert(name, parts, kind):
         elif ours.startswith(parts):
             raise UserError(f'{name}: has no {theirs}: not a {kind}')
     return config, weights
-
-
-def pretrained_encoder(name):
-    """(EncoderConfig, weights of encoder.* and, if there, pooler.* and head.*) of a Hugging Face BERT."""
-    return read_bert(name, ('encoder.',), 'BERT')
 
 
 def transformers():
@@ -1214,10 +1112,9 @@ def count_parameters(model):
 
 
 def training_flops(config, length, n_predicted, kind=MaskedLM, rows=1):
-    """Floating-point operations of a training step, as torch.utils.flop_counter counts them.
+    """Floating-point operations of a training step: matrix products of both passes, without recomputation.
 
     A batch has `rows` rows of `length` tokens; n_predicted tokens of each reach the head.
-    Matrix products of both passes are counted; embeddings, norms, biases and recomputation are left out.
     """
     with torch.device('meta'):
         model = kind(replace(config, block_size=length, recompute=False))

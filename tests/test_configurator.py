@@ -71,7 +71,7 @@ def test_values_on_the_command_line(argument, key, value):
 
 def test_left_to_right_last_wins(tmp_path):
     first, second = write(tmp_path, 'n_layer = 1\nname = "a"'), write(tmp_path, 'n_layer = 2', 'd.py')
-    config, origins = configure(scope(), ['--name=z', first, second, '--learning_rate', '3'])
+    config, origins = configure(scope(), ['--name=z', first, second, '--learning_rate=3'])
     assert (config['n_layer'], config['name'], config['learning_rate']) == (2, 'a', 3.0)
     assert origins == {'n_layer': second, 'name': first, 'learning_rate': 'command line'}
     assert configure(scope(), [second, '--n_layer=5', first])[0]['n_layer'] == 1
@@ -88,7 +88,7 @@ def test_config_files_keep_their_helpers(tmp_path):
 def test_a_star_import_names_its_file(tmp_path, monkeypatch):
     (tmp_path / 'config').mkdir()
     write(tmp_path / 'config', 'learnng_rate = 1e-3', 'base.py')
-    monkeypatch.setattr(configurator, 'ROOT', str(tmp_path))
+    monkeypatch.syspath_prepend(tmp_path)
     for name in [name for name in sys.modules if name == 'config' or name.startswith('config.')]:
         monkeypatch.delitem(sys.modules, name)
     path = write(tmp_path, 'from config.base import *\nn_layer = 3')
@@ -98,26 +98,33 @@ def test_a_star_import_names_its_file(tmp_path, monkeypatch):
         del sys.modules[name]
 
 
+def test_the_origin_is_the_innermost_file_with_the_value(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    origins = configure(dict(vars(train)), ['config/small_pairwise.py'])[1]
+    assert origins['dataset'] == 'config/base.py' and origins['n_layer'] == 'config/small.py'
+    assert origins['out_dir'] == 'config/small_pairwise.py'
+
+
 BAD_LINES = {
     '--n_layr=3': "command line: no such key 'n_layr', did you mean 'n_layer'?",
     '--LIMIT=3': "no such key 'LIMIT'",
     '--zzzzz=3': "no such key 'zzzzz', see --help",
-    '--n_layer=3.0': "n_layer='3.0': a whole number",
-    '--n_layer=three': "n_layer='three': a whole number",
-    '--n_layer=': "n_layer='': a whole number",
+    '--n_layer=3.0': "n_layer='3.0': must be a whole number",
+    '--n_layer=three': "n_layer='three': must be a whole number",
+    '--n_layer=': "n_layer='': must be a whole number",
     '--n_layer=true': "n_layer='true'",
-    '--n_layer': '--n_layer needs a value, as in --n_layer=12',
-    '--learning_rate=fast': "learning_rate='fast': a number",
-    '--learning_rate=nan': 'learning_rate=nan: must be finite',
-    '--learning_rate=inf': 'learning_rate=inf: must be finite',
-    '--unbounded=nan': 'unbounded=nan: must be finite',
-    '--compile=1': "compile='1': a bool is true or false",
-    '--compile=yes': "compile='yes': a bool is true or false",
-    '--milestones=1,x': "milestones='1,x': whole numbers",
-    '-n_layer=3': "'-n_layer=3' is neither a config file nor --key=value",
-    '--': "no such key ''",
-    'missing.py': 'missing.py: cannot read this config file: No such file or directory',
-    '.': '.: cannot read this config file: it is a directory',
+    '--n_layer': '--n_layer needs a value: --n_layer=VALUE',
+    '--learning_rate=fast': "learning_rate='fast': must be a finite number",
+    '--learning_rate=nan': 'learning_rate=nan: must be a finite number',
+    '--learning_rate=inf': 'learning_rate=inf: must be a finite number',
+    '--unbounded=nan': 'unbounded=nan: must be a finite number',
+    '--compile=1': "compile='1': must be true or false",
+    '--compile=yes': "compile='yes': must be true or false",
+    '--milestones=1,x': "milestones='1,x': must be whole numbers",
+    '-n_layer=3': "no such key '-n_layer', did you mean 'n_layer'?",
+    '--': '-- needs a value',
+    'missing.py': 'missing.py: no such config file',
+    '.': '.: no such config file',
 }
 
 
@@ -130,16 +137,16 @@ def test_malformed_command_lines(argument, tmp_path, monkeypatch):
 
 
 BAD_FILES = {
-    'n_layer = = 3': 'c.py:1: invalid syntax',
-    'n_layer = 3\nname = 1 / 0': 'c.py:2: ZeroDivisionError: division by zero',
-    'raise SystemExit(0)': 'c.py:1: SystemExit',
-    'import nothing_like_this': "c.py:1: ModuleNotFoundError: No module named 'nothing_like_this'",
-    'n_layer = True': 'c.py: n_layer=True: must be int',
-    'n_layer = 3.0': 'c.py: n_layer=3.0: must be int',
-    'compile = 1': 'c.py: compile=1: must be bool',
-    'name = None': 'c.py: name=None: must be str',
-    'learning_rate = "1"': "c.py: learning_rate='1': must be float",
-    'learning_rate = float("nan")': 'c.py: learning_rate=nan: must be finite',
+    'n_layer = = 3': 'c.py: SyntaxError: invalid syntax (c.py, line 1)',
+    'n_layer = 3\nname = 1 / 0': 'c.py:2)',
+    'raise SystemExit(0)': 'c.py:1)',
+    'import nothing_like_this': "ModuleNotFoundError: No module named 'nothing_like_this' (",
+    'n_layer = True': 'c.py: n_layer=True: must be a whole number',
+    'n_layer = 3.0': 'c.py: n_layer=3.0: must be a whole number',
+    'compile = 1': 'c.py: compile=1: must be true or false',
+    'name = None': 'c.py: name=None: must be a str',
+    'learning_rate = "1"': "c.py: learning_rate='1': must be a finite number",
+    'learning_rate = float("nan")': 'c.py: learning_rate=nan: must be a finite number',
     'milestones = (1, 2.5)': 'c.py: milestones=(1, 2.5): must be whole numbers',
     'n_layr = 3': "c.py: no such key 'n_layr', did you mean 'n_layer'?",
     'settings = {"n_layer": 3}': "c.py: no such key 'settings'",
@@ -217,11 +224,17 @@ def closed_pipe():
     return open(writing, 'w')                           # noqa: SIM115
 
 
+def mistake():
+    raise UserError('bad luck')
+
+
 def test_a_closed_stderr_is_no_error(monkeypatch):
     for stream in (closed_pipe(), None):
         monkeypatch.setattr(sys, 'stderr', stream)
         configurator.say('a notice')
-        assert configurator.complain('a mistake') == 2
+        with pytest.raises(SystemExit) as end:
+            configurator.run(mistake)
+        assert end.value.code == 2
 
 
 def test_a_closed_stdout_ends_a_stage_quietly(monkeypatch, capsys):
@@ -245,10 +258,12 @@ def test_an_error_of_another_rank_is_said_after_a_while(monkeypatch, capsys):
     handler = signal.getsignal(signal.SIGTERM)
     try:
         configurator.say('a notice')
-        assert configurator.complain('bad luck') == 2
+        with pytest.raises(SystemExit) as end:
+            configurator.run(mistake)
     finally:
         signal.signal(signal.SIGTERM, handler)
-    assert waits == [3] and capsys.readouterr().err == 'error on local rank 1: bad luck\n'
+    assert end.value.code == 2 and waits == [3]
+    assert capsys.readouterr().err == 'error on local rank 1: bad luck\n'
 
 
 @pytest.mark.parametrize('script', ['train'])
