@@ -74,7 +74,7 @@ def configure(scope, argv=None):
     if '--help' in arguments or '-h' in arguments:
         print(help_text(scope, config))
         sys.exit(0)
-    for name, value, origin in settings(arguments):
+    for name, value, origin in settings(arguments, config):
         if name not in config:
             near = difflib.get_close_matches(name, config, n=1, cutoff=0.5)
             hint = f"did you mean '{near[0]}'?" if near else 'see --help'
@@ -84,14 +84,14 @@ def configure(scope, argv=None):
     return config, origins
 
 
-def settings(arguments):
+def settings(arguments, config):
     """(name, text or value, origin) of each setting on the command line and in the config files it names."""
     for argument in arguments:
         name, equals, text = argument.removeprefix('--').partition('=')
         if not argument.startswith('-'):
             yield from read_config_file(argument)
-        elif equals:
-            yield name, text, 'command line'
+        elif equals or config.get(name) is False:           # --report is --report=true
+            yield name, text if equals else 'true', 'command line'
         else:
             raise UserError(f'command line: {argument} needs a value: {argument}=VALUE')
 
