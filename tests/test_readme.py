@@ -138,7 +138,7 @@ def resolved(command):
 def prepared_names():
     """Names of the corpora that config/data_*.py and the page's own commands prepare."""
     configs = [resolved(f'prepare_data.py {path}')[1] for path in glob.glob(f'{ROOT}/config/data_*.py')]
-    names = {config['name'] or prepare_data.find_corpus(config)[0] for config in configs}
+    names = {config['name'] or prepare_data.find_corpus({**config, 'path': 'files'})[0] for config in configs}
     return names | set(re.findall(r'--name=(\w+)', PAGE))
 
 
