@@ -1,5 +1,5 @@
-# BERT-base on OSCAR with Courtois et al.'s recipe (2024, section 3.3), which train.py's defaults hold:
-# 12 layers, 768 wide, 200k steps of 256 x 512 tokens, rate 1e-4 after 10k steps, linear decay; and dropout.
+# BERT-base on OSCAR with Courtois et al.'s recipe (2024, section 3.3), the defaults of train.py:
+# 12 layers, 768 wide, 200k steps of 256 x 512 tokens, rate 1e-4 after 10k steps, linear decay; plus dropout.
 # $ torchrun --standalone --nproc_per_node=8 train.py config/base.py
 # Expect (their figure 2b): the loss leaves its first plateau at step 25,000 with `original`.
 out_dir = 'out/base'

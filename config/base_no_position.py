@@ -1,4 +1,4 @@
-# BERT-base that sees a set of tokens, 110,257,664 parameters (Tian et al. 2021, section 3, "No_Position").
+# BERT-base without positions, 110,257,664 parameters (Tian et al. 2021, section 3, "No_Position").
 # $ torchrun --standalone --nproc_per_node=8 train.py config/base_no_position.py
 # Expect: a loss above 6, where tian_original.py comes to about 2 (their figure 1).
 from config.tian_original import *

@@ -1,4 +1,4 @@
-# Speed of the README's systems at BERT-base on one GPU, beside transformers; the last is Liu's table 4.
+# Speed of the README's systems at BERT-base on one GPU, beside transformers; last command: Liu's table 4.
 # $ python bench.py config/bench_h200.py
 # $ python bench.py config/bench_h200.py --lengths=128 --batches=1024 --modes=train,finetune \
 #       --out_dir=results/h200_128

@@ -1,6 +1,6 @@
 # BooksCorpus and Wikipedia, lower-cased, with 32,000 pieces of sentencepiece: the corpus of Tian et al. 2021
 # $ python prepare_data.py config/data_books_wikipedia_sp.py
-# Expect what config/data_books_wikipedia.py takes; the pieces are made of units spread over both corpora
+# Expect what config/data_books_wikipedia.py takes; the pieces come from units spread over both corpora
 corpus = 'books+wikipedia'
 name = 'books_wikipedia_sp'
 vocab_size = 32_000

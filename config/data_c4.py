@@ -1,4 +1,4 @@
-# Ten million documents of English C4 (Raffel et al. 2019): the first of each of its 1,024 files
+# Ten million documents of English C4 (Raffel et al. 2019): the first ones of each of its 1,024 files
 # $ python prepare_data.py config/data_c4.py
 # Expect about 22 GB of text streamed, 10 GB on disk, 10,000 documents held out; max_documents = 0 reads all
 # 365 million

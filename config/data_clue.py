@@ -9,6 +9,6 @@ corpus = 'clue_corpus_small_14g.jsonl'
 name = 'clue'
 tokenizer = 'character'
 vocab_size = 12_000
-tokenizer_sample = 100_000_000  # rare characters need a long look
+tokenizer_sample = 100_000_000  # rare characters need a large sample
 segmenter = 'jieba'
 val_fraction = 0.00064

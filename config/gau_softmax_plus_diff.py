@@ -1,4 +1,4 @@
-# GAU with `softmax_plus` on one document a row (Liu 2022, table 2, "diff"): 96,517,632 parameters, 10k steps.
+# GAU with `softmax_plus`, one document per row (Liu 2022, table 2, "diff"): 96,517,632 parameters, 10k steps.
 # $ python train.py config/gau_softmax_plus_diff.py
 # Expect: masked accuracy 40.62 %, CLUE 66.52.
 from config.gau_softmax_plus_512 import *

@@ -1,8 +1,8 @@
 # GLUE as in Kowsher et al. 2024, appendix A.4: 10 epochs, batch 16, rates 1e-4, 2e-5, 2e-6 for a third each.
 # $ python finetune.py config/glue_kowsher.py --init_from=out/base_shared --compare=out/base_original
-# Their tables 5 and 6, noise on the embeddings and one task's model on another's data:
+# For their tables 5 and 6, noise on the embeddings and each task's model on the other tasks:
 # $ python finetune.py config/glue_kowsher.py --init_from=out/base_shared --noise=0:0.4:0.05 --cross=true
-# Expect (their table 1): 80.09 on average for base `shared`, 79.71 for `original`; one row, no deviation.
+# Expect (their table 1): 80.09 on average for base `shared`, 79.71 for `original`, without deviations.
 # The paper does not say when the rate falls, nor the number of seeds (5 here).
 out_dir = 'out/glue_kowsher'
 init_from = 'out/base_shared'

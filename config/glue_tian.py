@@ -1,11 +1,12 @@
-# GLUE as in Tian et al. 2021, section 5.2: batch 16, rate 1e-5 (CoLA, SST-2 5e-6), best of every 1,000 steps.
+# GLUE as in Tian et al. 2021, section 5.2: batch 16, rate 1e-5 (CoLA, SST-2 5e-6); of
+# evaluations every 1,000 steps the best.
 # $ python finetune.py config/glue_tian.py --init_from=out/base_shatter
 # Twice the pretrained length ("ext."), and BERT's pooling (their table 7):
 # $ python finetune.py config/glue_tian.py --init_from=out/gpu_shatter --block_size=512 --out_dir=out/tian_512
 # $ python finetune.py config/glue_tian.py --init_from=out/base_shatter --pooling=cls --out_dir=out/tian_cls
-# Expect (their table 2, dev): MNLI 84.8/84.9, QNLI 90.7, SST-2 93.6 for Shatter base. They show a run better
-# than average; here it is one run, its best evaluation chosen on the same dev set. They do not say how long
-# they train (10 epochs here) nor how the rate goes (BERT's warmup and linear decay here).
+# Expect (their table 2, dev): MNLI 84.8/84.9, QNLI 90.7, SST-2 93.6 for Shatter base. They print a run better
+# than average; here it is one run, its best evaluation chosen on the same dev set. They give neither epochs
+# (10 here) nor a schedule (BERT's warmup and linear decay here).
 out_dir = 'out/glue_tian'
 init_from = 'out/base_shatter'
 tasks = 'glue'

@@ -1,6 +1,6 @@
 # Liu's recipe (2022, appendix B), which GAU and both RoFormers share: CLUECorpusSmall, whole words masked,
 # 30k steps of 256 x 512 tokens (one device: 4 micro-steps of 64), rate 3e-4 after a warmup of 10 %, linear
-# decay. Of clipping the paper says nothing: BERT's, as in train.py. It trains for 5k, 10k and 100k steps too:
+# decay. The paper does not give clipping: train.py's default, BERT's. It also trains 5k, 10k, 100k steps:
 # $ python train.py config/liu_base.py --max_iters=100000 --warmup_iters=10000
 out_dir = 'out/liu_base'
 dataset = 'clue'

@@ -1,4 +1,4 @@
-# SQuAD v1.1 and v2.0 as in Kowsher et al. 2024, A.4: 5 epochs, dropout 0.2, of attention 0.05, decay 0.1.
+# SQuAD v1.1 and v2.0 as in Kowsher et al. 2024, A.4: 5 epochs, dropout 0.2 (attention 0.05), decay 0.1.
 # $ python finetune.py config/squad_kowsher.py --init_from=out/base_shared
 # With their extra questions, which TriviaQA's convert_to_squad_format.py makes:
 # $ python finetune.py config/squad_kowsher.py --init_from=out/base_shared --extra_train=triviaqa.json

@@ -1,4 +1,5 @@
-# SQuAD v1.1 as in Tian et al. 2021, section 5.2.2: batch 16, rate 1e-5, the best of every 1,000 steps.
+# SQuAD v1.1 as in Tian et al. 2021, section 5.2.2: batch 16, rate 1e-5, best of evaluations every 1,000
+# steps.
 # $ python finetune.py config/squad_tian.py --init_from=out/base_shatter
 # Twice the pretrained length ("ext."):
 # $ python finetune.py config/squad_tian.py --init_from=out/gpu_shatter --block_size=512 --out_dir=out/squad

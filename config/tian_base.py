@@ -1,7 +1,7 @@
 # BERT-base with Tian et al.'s TPU recipe (2021, table 1 and appendix A.2), which their other models share:
-# 1M steps of 256 x 512 tokens, rate 1e-4 after 10k steps, linear decay, weight decay 0.01 (train.py's own).
-# Of dropout, clipping and Adam's epsilon they say nothing: BERT's (Devlin et al. 2018 and their code). They
-# validate on the Penn Treebank, train.py on held-out documents: its losses are not theirs.
+# 1M steps of 256 x 512 tokens, rate 1e-4 after 10k steps, linear decay, weight decay 0.01 (the default).
+# They give no dropout, clipping or Adam's epsilon: BERT's are used (Devlin et al. 2018 and their code). They
+# validate on the Penn Treebank, train.py on held-out documents: losses are not comparable.
 # $ torchrun --standalone --nproc_per_node=8 train.py config/tian_base.py
 out_dir = 'out/tian_base'
 dataset = 'books_wikipedia_sp'

@@ -1,5 +1,5 @@
 # BERT-base with Tian et al.'s GPU recipe (2021, table 1): 1.6M steps of 128 x 256 tokens, 16 rows a device;
-# as many tokens as 400k steps of config/tian_base.py, which gives the rest.
+# as many tokens as 400k steps of config/tian_base.py, from which the other knobs come.
 # $ torchrun --standalone --nproc_per_node=8 train.py config/tian_gpu.py
 from config.tian_base import *
 

@@ -1,5 +1,5 @@
 # BERT-large (24 layers, 1024 wide) with Tian et al.'s recipe (2021, table 1): 1M steps of 1024 x 512 tokens,
-# on 8 devices in 8 micro-steps of 16 rows each; config/tian_base.py gives the rest.
+# on 8 devices in 8 micro-steps of 16 rows each; the other knobs: config/tian_base.py.
 # $ torchrun --standalone --nproc_per_node=8 train.py config/tian_large.py
 from config.tian_base import *
 

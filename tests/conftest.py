@@ -15,7 +15,7 @@ sys.path.insert(0, ROOT)
 os.environ['OMP_NUM_THREADS'] = '1'                     # of the processes that tests start; two run at a time
 os.environ['PYTHONFAULTHANDLER'] = '1'                  # see stage()
 os.environ['PYTHONPATH'] = os.path.join(ROOT, 'tests', 'plotless')
-os.environ.setdefault('HF_HUB_OFFLINE', '1')            # names are looked up on this machine alone
+os.environ.setdefault('HF_HUB_OFFLINE', '1')            # Hugging Face's names: local files only
 TINY = ['--n_layer=2', '--n_head=4', '--n_embd=16', '--n_inner=32', '--block_size=32', '--total_batch=8',
         '--learning_rate=1e-3', '--warmup_iters=2', '--eval_interval=0', '--eval_samples=32',
         '--log_interval=1', '--checkpoint_interval=0', '--fill_samples=0', '--dropout=0.1',
@@ -33,7 +33,7 @@ def pytest_collection_modifyitems(items):
 
 
 def descendants(pid):
-    """Numbers of a process and of all that it started, as Linux knows them."""
+    """Process ids of `pid` and of all that it started, from Linux's /proc."""
     yield pid
     for path in glob.glob(f'/proc/{pid}/task/*/children'):
         with contextlib.suppress(OSError), open(path) as file:
@@ -43,7 +43,7 @@ def descendants(pid):
 
 @functools.cache
 def server():
-    """The fork server of this worker, from the first stage on."""
+    """The fork server of this pytest worker, started when first needed."""
     return forkserver.Server(ROOT)
 
 
@@ -55,8 +55,8 @@ def pytest_unconfigure():
 def launch(*command, cwd=ROOT, env=None, **keywords):
     """Start `python command...` in the repository; returns what subprocess.Popen would, in its own session.
 
-    A stage is a child of the fork server, which has imported its libraries: a tenth of a second, not three.
-    `python -...`, keywords of Popen and variables that matter when Python starts get a real process.
+    A stage is forked from the server, which has imported the libraries: a tenth of a second instead of three.
+    `python -...`, keywords of Popen, and variables that are read when Python starts need a real process.
     """
     env = dict(os.environ if env is None else env)
     forks = not command[0].startswith('-') and not keywords and hasattr(os, 'pidfd_open')
@@ -75,7 +75,7 @@ def real_launch(*command, **keywords):
 def stage(*command, timeout=120, start=launch, **keywords):
     """Run `python command...` in the repository; returns the finished process with its text.
 
-    Processes that are still there after `timeout` seconds say where they hang.
+    Processes that still run after `timeout` seconds print their stacks and are killed.
     """
     process = start(*command, **keywords)
     try:
@@ -89,7 +89,7 @@ def stage(*command, timeout=120, start=launch, **keywords):
 
 
 def kill(process, number):
-    """Send a signal to a process that still runs and to all that it started."""
+    """Send a signal to a process, if it still runs, and to all that it started."""
     for pid in list(descendants(process.pid)) if process.poll() is None else ():
         with contextlib.suppress(OSError):
             os.kill(pid, number)

@@ -3,9 +3,8 @@
     $ python tests/forkserver.py FD FOLDER MODULE ...           # FD: one end of a SOCK_SEQPACKET pair
 
 A message is {"command", "cwd", "env"} with four descriptors: stdin, stdout, stderr and a socket, on which the
-child's process id and then its wait status come back. The server never computes: once a process has computed
-in parallel, its forked children hang in their own. When the other end of FD is closed, the server and its
-children end.
+child's process id and then its wait status come back. The server runs no parallel computation: children
+forked after one would hang in their own. When the other end of FD is closed, the server and its children end.
 """
 import atexit
 import contextlib
@@ -23,19 +22,19 @@ import threading
 import types
 from concurrent import futures
 
-LAZY = 'torch._dynamo', 'sentencepiece', 'tokenizers', 'pandas', 'datasets'     # imported where needed
-AT_START = 'PYTHON', 'LC_', 'LANG', 'LD_', 'OMP_', 'HF_', 'TORCH', 'PJRT', 'XLA'    # read at the start alone
+LAZY = 'torch._dynamo', 'sentencepiece', 'tokenizers', 'pandas', 'datasets'     # what stages import late
+AT_START = 'PYTHON', 'LC_', 'LANG', 'LD_', 'OMP_', 'HF_', 'TORCH', 'PJRT', 'XLA'    # read at process start
 
 
 # ---- the server ----
 
 def preload(folder, *modules):
-    """Import modules and the stages in `folder`; the stages are dropped, for each child imports them anew."""
+    """Import modules and the stages in `folder`; drop the stages again: each child imports its own."""
     sys.path.insert(0, folder)
     names = [os.path.basename(path)[:-3] for path in glob.glob(f'{folder}/*.py')]
     stages = [name for name in names if not name.startswith('test_')]
     for name in [*modules, *stages]:
-        with contextlib.suppress(Exception):            # the child that needs it says what is wrong
+        with contextlib.suppress(Exception):            # the child that needs it reports the error
             importlib.import_module(name)
     for name in stages:
         sys.modules.pop(name, None)
@@ -81,7 +80,7 @@ def report(pid, reply):
 
 
 def take_over(descriptors):
-    """In the child: its three streams, no other descriptor, and a session of its own, to be killed whole."""
+    """In the child: take its three streams, close all else, start a session that can be killed as one."""
     os.setsid()
     for target, descriptor in enumerate(descriptors[:3]):
         os.dup2(descriptor, target)
@@ -107,7 +106,7 @@ def become(command, cwd, env):
 
 def end(status):
     """End like the interpreter, but without freeing every object, which takes longer than most stages."""
-    threading._shutdown()                               # waits for threads that are no daemons
+    threading._shutdown()                               # waits for non-daemon threads
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -122,7 +121,7 @@ class Server:
     def __init__(self, folder, modules=LAZY):
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.env = dict(os.environ)
-        one_thread = {'JE_ARROW_MALLOC_CONF': 'background_thread:false'}        # pyarrow's own would not fork
+        one_thread = {'JE_ARROW_MALLOC_CONF': 'background_thread:false'}        # for pyarrow after a fork
         self.process = subprocess.Popen(
             [sys.executable, __file__, str(theirs.fileno()), folder, *modules], pass_fds=[theirs.fileno()],
             cwd=folder, env={**self.env, **one_thread}, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
@@ -130,7 +129,7 @@ class Server:
         theirs.close()
 
     def can(self, env):
-        """Whether a child that inherits the server's start behaves as a fresh process with `env`."""
+        """Whether a forked child behaves as a fresh process with `env` would."""
         def at_start(env):
             return {key: env[key] for key in env if key.startswith(AT_START) and key != 'PYTHONPATH'}
         return at_start(env) == at_start(self.env)
@@ -200,7 +199,7 @@ if __name__ == '__main__':
     if message:
         try:
             become(**message)
-        except SystemExit as error:                     # whatever else is raised goes on to the interpreter
+        except SystemExit as error:                     # other exceptions go to the interpreter
             if type(error.code) is not int:
                 raise
             end(error.code)
