@@ -97,9 +97,8 @@ SIZES = ('n_layer', 'n_head', 'n_embd', 'n_inner')
 SHAPES = {name: dict(zip(SIZES, sizes, strict=True)) for name, sizes in {       # the papers'
     'small': (4, 8, 512, 2048), 'base': (12, 12, 768, 3072), 'large': (24, 16, 1024, 4096)}.items()}
 GAU = {'attention': 'gau', 'position': 'rope', 'norm': 'rms', 'bias': False, 'lm_head': 'decoder'}
-GAUS = {f'gau{name}': {**GAU, **knobs} for name, knobs in {         # normalisers of Liu 2022, table 2
-    '': {}, '_softmax': {'normaliser': 'softmax'}, '_squared_relu': {'normaliser': 'squared_relu'},
-    '_scaled_squared_relu': {'normaliser': 'scaled_squared_relu'}}.items()}
+GAUS = {'gau': GAU, **{f'gau_{name}': {**GAU, 'normaliser': name}                # Liu 2022, table 2
+                       for name in ('softmax', 'squared_relu', 'scaled_squared_relu')}}
 XLNET = {'attention': 'xlnet', 'position': 'none'}
 VARIANTS = {                    # the systems of the README -> knobs of train.py
     'original': {}, 'symmetric': {'attention': 'symmetric'}, 'pairwise': {'attention': 'pairwise'},
@@ -306,7 +305,8 @@ def speed(config, runtime):
 def peak_bytes(device, forget=False):
     """Most bytes so far of the CUDA allocator, else resident in this process.  forget: count from here on"""
     if device.type == 'cuda':
-        torch.cuda.reset_peak_memory_stats(device) if forget else None
+        if forget:
+            torch.cuda.reset_peak_memory_stats(device)
         return torch.cuda.max_memory_allocated(device)
     if sys.platform == 'darwin':
         import resource
@@ -326,7 +326,8 @@ def step_memory(name, n, length, config):
     make_step(name, 'train', 1, 8, tiny, runtime)()     # loads libraries
     before = peak_bytes(runtime.device, forget=True)
     step = make_step(name, 'train', n, length, config, runtime)
-    step(), step()                                      # the optimizer's tensors come with the first
+    for _ in range(2):                                  # the optimizer's tensors come with the first
+        step()
     return (peak_bytes(runtime.device) - before) / 2 ** 20
 
 
@@ -374,10 +375,10 @@ def train_run(config, name, seed):
     words = [config['recipe'], *(f'--{key}={show(value)}' for key, value in knobs.items())]
     done = subprocess.run([sys.executable, train.__file__, *words], text=True,
                           capture_output=True, env={'OMP_NUM_THREADS': '1', **os.environ})
-    reason = (done.stderr.strip().splitlines() or ['without a word'])[-1]
-    if done.returncode and 'not finite' not in reason:                  # a divergence is a result
-        raise UserError(f'{folder}: train.py ended with status {done.returncode}: {reason}')
-    say(f"{name}, seed {seed}: {reason if done.returncode else 'finished'}")
+    end = (done.stderr.strip().splitlines() or [''])[-1] if done.returncode else 'finished'
+    if done.returncode and 'not finite' not in end:                     # a divergence is a result
+        raise UserError(f'{folder}: train.py ended with status {done.returncode}: {end}')
+    say(f'{name}, seed {seed}: {end}')
     return folder
 
 
@@ -389,8 +390,8 @@ def run_config(folder):
 
 def plateau_end(curve, level):
     """First step from which on all losses of [[step, loss, accuracy], ...] are below a level, or None."""
-    above = [step for step, loss, _ in curve if loss is None or loss >= level]
-    return next((step for step, *_ in curve if step > max(above, default=-1)), None)
+    last = max((step for step, loss, _ in curve if loss is None or loss >= level), default=-1)
+    return next((step for step, *_ in curve if step > last), None)
 
 
 def read_run(folder, plateau):
@@ -637,19 +638,15 @@ WHAT = {                        # in the order in which they run: rank reads wha
 }
 
 
-def split(text):
-    return [part.strip() for part in text.split(',') if part.strip()]
-
-
 def folders_of(text):
     """Folders of names and globs, and as they are those that fit nothing."""
-    return [folder for part in split(text) for folder in sorted(glob.glob(part)) or [part]]
+    return [folder for part in text.split(',') if part for folder in sorted(glob.glob(part)) or [part]]
 
 
 def names_of(key, text, rows):
     """The rows of a table that a knob names, all of them for 'all'."""
-    names = list(rows) if text == 'all' else list(dict.fromkeys(split(text)))
-    for name in names or [text]:
+    names = list(rows) if text == 'all' else list(dict.fromkeys(text.replace(' ', '').split(',')))
+    for name in names:
         choose(key, name, rows)
     return names
 
