@@ -1,7 +1,7 @@
 """Which system to use?  Parameters, speed, memory, convergence, rank: beside the papers and transformers.
 
     $ python bench.py
-    $ python bench.py --what=speed --variants=original,shared --modes=train --compile=both
+    $ python bench.py --what=speed --variants=original,shared --modes=train --compile=true
     $ python bench.py --what=convergence --runs=out/quickstart,out/shatter
     $ python bench.py --what=rank --checkpoint=out/quickstart
 
@@ -9,13 +9,11 @@ A section, a row of WHAT, is a generator of flat dicts. out_dir gets rows.jsonl 
 with a table for each section (lists stay in rows.jsonl), and plots; a section that is not run again stays.
 """
 import contextlib
-import functools
 import glob
 import itertools
 import json
 import math
 import os
-import platform
 import re
 import subprocess
 import sys
@@ -29,9 +27,7 @@ import pandas as pd
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
-from torch.utils.flop_counter import FlopCounterMode
 
 import train
 from configurator import UserError, configure, run, say, show
@@ -40,7 +36,6 @@ from model import (
     SHATTER,
     Context,
     EncoderConfig,
-    MaskedLM,
     Partition,
     SequenceClassifier,
     choose,
@@ -54,7 +49,7 @@ from model import (
 from prepare_data import load_meta, load_tokenizer
 
 # the run
-what = 'params,counts,speed,memory,convergence,rank,partition'      # rows of WHAT
+what = 'params,speed,memory,convergence,rank,partition'         # rows of WHAT
 variants = 'original,pairwise,shared,shatter,gau'       # rows of VARIANTS, or all
 out_dir = 'out/bench'           # rows.jsonl, tables.md, plots, and the runs of convergence
 device = 'auto'                 # auto, cpu, cuda, cuda:1 or xla
@@ -73,7 +68,7 @@ lengths = (128,)                # tokens a row
 batches = (8,)                  # rows a step, of memory too
 rounds = 5                      # timed steps of each case
 warmup = 2                      # steps of each case before them
-compile = 'false'               # false, true or both
+compile = False                 # the models with torch.compile
 peers = 'all'                   # rows of PEERS, which need transformers; all or none
 # memory
 memory_lengths = (128, 256)     # tokens a row
@@ -85,7 +80,7 @@ seeds = 2                       # runs of a variant, with seeds from 1
 eval_interval = 20              # steps between validations: the resolution of what is read off the curves
 plateau = 0.1                   # nats below the unigram entropy that end the plateau
 # rank, and pictures of attention
-checkpoint = ''                 # files or folders of train.py, with commas; empty: the runs of convergence
+checkpoint = ''                 # files or folders of train.py, or globs; empty: the runs of convergence
 rank_rows = 4                   # validation rows whose matrices are decomposed
 sentence = 'Return the sum of the elements along the given axis of an array.'   # of the pictures
 # data
@@ -93,18 +88,17 @@ dataset = 'docstrings'          # folder below data_dir
 data_dir = 'data'               # parent folder of prepared corpora
 prepare = 'config/data_docstrings.py'   # config file for prepare_data.py, if dataset is missing
 
+LISTS = 'lengths', 'batches', 'memory_lengths'
 LIMITS = {                      # knob: lowest, highest
-    **dict.fromkeys(('rounds', 'steps', 'seeds', 'eval_interval', 'rank_rows'), (1, None)),
-    **dict.fromkeys(('threads', 'warmup', 'plateau'), (0, None)),
+    **dict.fromkeys((*LISTS, 'rounds', 'warmup', 'steps', 'seeds', 'eval_interval', 'rank_rows'), (1, None)),
+    **dict.fromkeys(('threads', 'plateau'), (0, None)),
 }
-HERE = os.path.dirname(os.path.abspath(__file__))
 SIZES = ('n_layer', 'n_head', 'n_embd', 'n_inner')
 SHAPES = {name: dict(zip(SIZES, sizes, strict=True)) for name, sizes in {       # the papers'
     'small': (4, 8, 512, 2048), 'base': (12, 12, 768, 3072), 'large': (24, 16, 1024, 4096)}.items()}
 GAU = {'attention': 'gau', 'position': 'rope', 'norm': 'rms', 'bias': False, 'lm_head': 'decoder'}
-GAUS = {f'gau{name}': {**GAU, **knobs} for name, knobs in {         # normalisers of Liu 2022, table 2
-    '': {}, '_softmax': {'normaliser': 'softmax'}, '_squared_relu': {'normaliser': 'squared_relu'},
-    '_scaled_squared_relu': {'normaliser': 'scaled_squared_relu'}}.items()}
+GAUS = {'gau': GAU, **{f'gau_{name}': {**GAU, 'normaliser': name}                # Liu 2022, table 2
+                       for name in ('softmax', 'squared_relu', 'scaled_squared_relu')}}
 XLNET = {'attention': 'xlnet', 'position': 'none'}
 VARIANTS = {                    # the systems of the README -> knobs of train.py
     'original': {}, 'symmetric': {'attention': 'symmetric'}, 'pairwise': {'attention': 'pairwise'},
@@ -118,14 +112,12 @@ VARIANTS = {                    # the systems of the README -> knobs of train.py
     'xlnet': XLNET, 'xlnet_plm': {**XLNET, 'objective': 'plm'},
 }
 DEFAULTS = {key: vars(train)[key] for row in VARIANTS.values() for key in row}      # where a row says nothing
-DEPTH = {'gau': 2}              # attention -> blocks in place of one block of the others
 GROUPS = {                      # of parameters -> their names; the first that fits
     'head': r'(head|pooler|classifier)\.|query_embedding$', 'norms': r'.*norm\.',
     'embedding': r'encoder\.(token|segment)\.',
     'position': r'encoder\.position\.|.*\.attention\.(part_embedding|distance|distance_bias)\b',
     'MLP': r'.*\.(expand|contract)\.', 'attention': r'.*\.attention\.',
 }
-BASES = ('original', 'gau', 'hf_bert')      # systems that times are compared with
 
 
 # ---- systems and one step of them ----
@@ -133,14 +125,11 @@ BASES = ('original', 'gau', 'hf_bert')      # systems that times are compared wi
 def knobs_of(name, config):
     """Knobs of train.py that make a row of VARIANTS at the sizes of `config`."""
     knobs = {**DEFAULTS, **{key: config[key] for key in ('position', *SIZES)}, **VARIANTS[name]}
-    return {**knobs, 'n_layer': knobs['n_layer'] * DEPTH.get(knobs['attention'], 1)}
+    return {**knobs, 'n_layer': knobs['n_layer'] * (2 if knobs['attention'] == 'gau' else 1)}
 
 
 class Peer(nn.Module):
-    """A masked LM of transformers; `masked`: its head runs on the predicted positions alone, as ours does.
-
-    Else as its Trainer calls it: logits of all positions, and labels of -100 where nothing is predicted.
-    """
+    """A masked LM of transformers, with logits of all positions; `masked`: of the predicted ones, as ours."""
 
     def __init__(self, kind, attention, masked, config, length):
         super().__init__()
@@ -153,7 +142,8 @@ class Peer(nn.Module):
 
     def forward(self, ids, positions, targets):
         if not self.masked:
-            return self.model(input_ids=ids, labels=labels_of(ids, positions, targets)).loss
+            labels = torch.full_like(ids, -100).scatter(1, positions, targets)
+            return self.model(input_ids=ids, labels=labels).loss
         x = self.model.base_model(ids).last_hidden_state
         x = x.gather(1, positions.unsqueeze(-1).expand(-1, -1, x.size(-1)))
         return token_losses(self.model.cls(x), targets)
@@ -165,29 +155,17 @@ PEERS = {                       # name -> (model of transformers, its attention,
 }
 
 
-def labels_of(ids, positions, targets):
-    """(B, T) as transformers wants them."""
-    return torch.full_like(ids, -100).scatter(1, positions, targets)
-
-
 def masked_loss(model, ids, positions, targets):
     return model(ids, positions, targets).mean()
-
-
-def full_loss(model, ids, positions, targets):
-    """Of the same tokens, but from logits of every position."""
-    return F.cross_entropy(model(ids).float().flatten(0, 1), labels_of(ids, positions, targets).flatten())
 
 
 def classify_loss(model, ids, positions, targets):
     return F.cross_entropy(model(ids).float(), torch.arange(len(ids), device=ids.device) % 2)
 
 
-MODES = {                       # name -> (loss, model or None: the objective's, backward pass?, peers too?)
-    'forward': (masked_loss, None, False, True),
-    'train': (masked_loss, None, True, True),
-    'full': (full_loss, MaskedLM, True, False),
-    'finetune': (classify_loss, SequenceClassifier, True, False),       # Kowsher et al. 2024, figure 3
+MODES = {                       # name -> (loss, model or None: the objective's, backward pass?)
+    'forward': (masked_loss, None, False), 'train': (masked_loss, None, True),
+    'finetune': (classify_loss, SequenceClassifier, True),              # Kowsher et al. 2024, figure 3
 }
 
 
@@ -208,38 +186,30 @@ def make_rows(n, length, config, device):
     return [x.to(device) for x in (ids, positions, ids.gather(1, positions))]
 
 
-def make_step(model, called, mode, rows, runtime):
-    """A function that takes one step of a row of MODES, with AdamW.  called: the model or its compiled one"""
-    loss, _, backward, _ = MODES[mode]
+def make_step(name, mode, n, length, config, runtime):
+    """A function that takes one step of a system, a row of MODES, on n random rows, and waits for its end."""
+    loss, _, backward = MODES[mode]
+    model = train.to_device(build(name, config, length, mode), runtime)
+    rows = make_rows(n, length, config, runtime.device)
     optimizer = train.make_optimizer(model, 1e-4, (0.9, 0.999), 1e-12, 0.01, runtime)
+    if config['compile']:
+        model.compile(dynamic=False)
 
     def step():
         with torch.set_grad_enabled(backward), runtime.autocast():
-            value = loss(called, *rows)
+            value = loss(model, *rows)
         if backward:
             value.backward()
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-        runtime.sync()                                  # keep `value` alive: XLA drops unreferenced results
+        runtime.sync(wait=True)                         # keep `value` alive: XLA drops unreferenced results
     return step
-
-
-def count_flops(name, config, length, mode, n=1):
-    """Matrix products of a step on n rows, by torch's counter, as in model.training_flops."""
-    loss, _, backward, _ = MODES[mode]
-    place, rows = ('cpu', 1) if name in PEERS else ('meta', n)      # RoFormer's forward pass reads its mask
-    with torch.device(place), FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
-        model = build(name.removesuffix('_recompute'), config, length, mode)
-        value = loss(model, *make_rows(rows, length, config, place))
-        if backward:
-            value.backward()
-    return counter.get_total_flops() * n // rows
 
 
 def is_out_of_memory(error):
     words = ('out of memory', "can't allocate memory", 'not enough memory')
-    return isinstance(error, (torch.OutOfMemoryError, MemoryError, BrokenProcessPool)) or (
-        isinstance(error, RuntimeError) and any(word in str(error) for word in words))
+    kinds = torch.OutOfMemoryError, MemoryError, BrokenProcessPool
+    return isinstance(error, kinds) or any(word in str(error) for word in words)
 
 
 def paper_rows(kind):
@@ -258,117 +228,76 @@ def printed(kind, *words):
 # ---- params ----
 
 def params(config, runtime):
-    """Parameters by group, of masked-LM models with 512 positions"""
-    for shape, sizes in {**SHAPES, 'this run': {}}.items():
-        for name in config['variants']:
-            with torch.device('meta'):
-                model = build(name, {**config, **sizes}, 512)
-            groups = dict.fromkeys(('embedding', 'attention', 'position', 'MLP', 'norms', 'head'), 0)
-            for key, parameter in model.named_parameters():
-                groups[next(group for group in GROUPS if re.match(GROUPS[group], key))] += parameter.numel()
-            yield {'shape': shape, 'system': name, **groups, 'total': count_parameters(model)}
+    """Parameters by group, of models with 512 positions, and what the papers print
 
-
-def count_matrices(model):
-    """Entries of the layers' matrices, without embeddings and vectors.  Tian et al. 2021, table 1"""
-    return sum(p.numel() for name, p in model.encoder.named_parameters()
-               if p.dim() > 1 and not re.match(r'token|segment|position\.(?!table$)', name))
-
-
-def counts(config, runtime):
-    """Parameters as the papers print them, and ours
-
-    Ours are counted at the paper's shape and vocabulary, with what the paper counts besides.
+    Those of a paper are counted at its shape and vocabulary; the total holds what it counts besides. counted:
+    all of a masked LM, a classifier, or the matrices of its blocks alone (Tian et al. 2021, table 1).
     """
-    for paper, words, value, source in paper_rows('parameters'):
-        name, shape, counted, n_words, besides = words.split()
-        knobs = {**SHAPES[shape], 'vocab_size': int(n_words), 'position': 'absolute'}
+    shapes = {**SHAPES, 'this run': {}}
+    cases = [(name, shape, 'all', config['vocab_size'], 0, None, None)
+             for shape in shapes for name in config['variants']]
+    cases += [(*words.split(), value, f'{paper}: {source}') for paper, words, value, source
+              in paper_rows('parameters')]
+    for name, shape, counted, n_words, besides, value, source in cases:
+        knobs = {**config, **shapes[shape], 'vocab_size': int(n_words)}
+        knobs['position'] = 'absolute' if value else knobs['position']
         with torch.device('meta'):
             model = build(name, knobs, 512, 'finetune' if counted == 'classifier' else 'train')
-        ours = (count_matrices if counted == 'matrices' else count_parameters)(model) + int(besides)
-        rounded = {'M': f'{ours / 1e6:.1f}M', 'k': f'{ours / 1e3:,.0f}k'}.get(value[-1], f'{ours:,}')
-        yield {'paper': paper, 'system': name, 'shape': shape, 'counted': counted, 'ours': ours,
-               'printed': value, 'equal': rounded == value, 'where, or why not': source}
+        groups = dict.fromkeys(GROUPS, 0)
+        for key, parameter in model.named_parameters():
+            matrix = parameter.dim() > 1 and re.match(r'encoder\.(blocks\.|position\.table$)', key)
+            if matrix or counted != 'matrices':
+                groups[next(group for group in GROUPS if re.match(GROUPS[group], key))] += parameter.numel()
+        yield {'shape': shape, 'system': name, 'counted': counted, **groups,
+               'total': sum(groups.values()) + int(besides), 'printed': value, 'where, or why not': source}
 
 
 # ---- speed ----
 
-def timed(step, runtime):
-    """Seconds that a step takes, the device's queue included."""
-    runtime.sync(wait=True)
-    start = time.perf_counter()
-    step()
-    runtime.sync(wait=True)
-    return time.perf_counter() - start
-
-
-def interleave(makers, rounds, warmup, time_of):
-    """({case: seconds of each round}, {case: why it failed}): all in turn, so that load hits them alike.
-
-    makers  {(name, compiled): function that returns a step}; a case that is out of memory, or that does not
-            compile, takes no part from there on
-    """
-    cases, steps, seconds, failed = list(makers), {}, {case: [] for case in makers}, {}
-    for i in range(warmup + rounds):
-        first = i % max(1, len(cases))                  # another one begins each round
-        for case in (case for case in cases[first:] + cases[:first] if case not in failed):
-            try:
-                steps[case] = steps.get(case) or makers[case]()
-                seconds[case].append(time_of(steps[case]))
-            except Exception as error:                  # compilers raise of many kinds
-                if not case[1] and not is_out_of_memory(error):
-                    raise
-                reason = str(error).strip().partition('\n')[0][:60]
-                failed[case] = 'out of memory' if is_out_of_memory(error) else reason
-                steps.pop(case, None)
-    return {case: seconds[case][warmup:] for case in cases if case not in failed}, failed
-
-
-def measure(config, runtime, mode, n, length):
-    """interleave of all systems of one mode, with n rows of a length."""
-    torch.cuda.empty_cache()
-    if True in config['compile']:
-        torch.compiler.reset()
-        torch._dynamo.config.recompile_limit = 100      # systems share the code of a forward pass
-    rows = make_rows(n, length, config, runtime.device)
-
-    def make(name, compiled):
-        model = train.to_device(build(name, config, length, mode), runtime)
-        called = torch.compile(model, dynamic=False) if compiled else model
-        return make_step(model, called, mode, rows, runtime)
-
-    names = config['variants'] + (config['peers'] if MODES[mode][3] else [])
-    return interleave({(name, compiled): functools.partial(make, name, compiled)
-                       for compiled in config['compile'] for name in names},
-                      config['rounds'], config['warmup'], functools.partial(timed, runtime=runtime))
-
-
-def ratio(seconds, base):
-    """Median over the rounds."""
-    return float(np.median(np.divide(seconds, base)))
+def time_systems(config, runtime, mode, n, length):
+    """{system: seconds of each round, or why there are none}, for n rows of a length."""
+    torch.compiler.reset()
+    torch._dynamo.config.recompile_limit = 100          # systems share the code of a forward pass
+    steps, seconds = {}, {}
+    for name in config['variants'] + (config['peers'] if MODES[mode][0] is masked_loss else []):
+        try:
+            step, seconds[name] = make_step(name, mode, n, length, config, runtime), []
+            for _ in range(config['warmup']):
+                step()
+            steps[name] = step
+        except Exception as error:                      # compilers and transformers raise of many kinds
+            if not (config['compile'] or name in PEERS or is_out_of_memory(error)):
+                raise
+            seconds[name] = str(error).strip()[:100]
+    order = list(steps)
+    for _ in range(config['rounds']):                   # all in turn, so that load hits them alike
+        for name in order:
+            start = time.perf_counter()
+            steps[name]()
+            seconds[name].append(time.perf_counter() - start)
+        order = order[1:] + order[:1]                   # another one begins each round
+    return seconds
 
 
 def speed(config, runtime):
     """Time of a step, all systems in turn
 
     ms: median, least and most of the rounds. time / X: median over the rounds of the time over that of X in
-    the same round. TFLOP/s: of matrix products; MFU: their share of what the data sheet promises.
+    the same round.
     """
-    peak = train.peak_flops(runtime)
     for length, n, mode in itertools.product(config['lengths'], config['batches'], config['modes']):
-        seconds, failed = measure(config, runtime, mode, n, length)
-        start = {'mode': mode, 'rows': n, 'length': length, 'shape': config['shape']}
-        for (name, compiled), raw in seconds.items():
-            middle = float(np.median(raw))
-            flops = count_flops(name, config, length, mode, n) / middle
-            ratios = {f'time / {base}': ratio(raw, seconds[base, compiled]) for base in BASES
-                      if (base, compiled) in seconds}
-            yield {**start, 'system': name, 'compiled': compiled, 'ms': 1000 * middle,
-                   'least': 1000 * min(raw), 'most': 1000 * max(raw), 'tokens/s': n * length / middle,
-                   **ratios, 'TFLOP/s': flops / 1e12, 'MFU': flops / peak if peak else None,
-                   'printed': printed('time', name, mode), 'seconds': raw}
-        for (name, compiled), reason in failed.items():
-            yield {**start, 'system': name, 'compiled': compiled, 'ms': reason}
+        timings = time_systems(config, runtime, mode, n, length)
+        for name, seconds in timings.items():
+            row = {'mode': mode, 'rows': n, 'length': length, 'shape': config['shape'], 'system': name,
+                   'compiled': config['compile'], 'ms': seconds}
+            if isinstance(seconds, list):
+                middle = float(np.median(seconds))
+                row |= {'ms': 1000 * middle, 'least': 1000 * min(seconds), 'most': 1000 * max(seconds),
+                        'tokens/s': n * length / middle}
+                row |= {f'time / {base}': float(np.median(np.divide(seconds, timings[base])))
+                        for base in ('original', 'gau', 'hf_bert') if isinstance(timings.get(base), list)}
+                row |= {'printed': printed('time', name, mode), 'seconds': seconds}
+            yield row
 
 
 # ---- memory ----
@@ -376,11 +305,12 @@ def speed(config, runtime):
 def peak_bytes(device, forget=False):
     """Most bytes so far of the CUDA allocator, else resident in this process.  forget: count from here on"""
     if device.type == 'cuda':
-        torch.cuda.reset_peak_memory_stats(device) if forget else None
+        if forget:
+            torch.cuda.reset_peak_memory_stats(device)
         return torch.cuda.max_memory_allocated(device)
-    if sys.platform != 'linux':
+    if sys.platform == 'darwin':
         import resource
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == 'darwin' else 1024)
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     if forget:
         with contextlib.suppress(OSError), open('/proc/self/clear_refs', 'w') as file:
             file.write('5')                             # man 5 proc: the peak is what is resident now
@@ -388,18 +318,16 @@ def peak_bytes(device, forget=False):
         return 1024 * int(re.search(r'VmHWM:\s+(\d+) kB', file.read())[1])
 
 
-def step_memory(name, mode, n, length, config):
+def step_memory(name, n, length, config):
     """MiB of two training steps, above what the process has before the model is there."""
-    def two_steps(n, length, config):
-        model = train.to_device(build(name, config, length, mode), runtime)
-        step = make_step(model, model, mode, make_rows(n, length, config, runtime.device), runtime)
-        return timed(step, runtime), timed(step, runtime)       # the optimizer's tensors come with the first
-
-    runtime = train.join(config['device'], config['dtype'])
+    runtime, config = train.join(config['device'], config['dtype']), {**config, 'compile': False}
     torch.set_num_threads(config['threads'] or os.cpu_count())
-    two_steps(1, 8, {**config, 'n_layer': 1, 'n_head': 4, 'n_embd': 64, 'vocab_size': 64})  # libraries
+    tiny = {**config, 'n_layer': 1, 'n_head': 4, 'n_embd': 64, 'vocab_size': 64}
+    make_step(name, 'train', 1, 8, tiny, runtime)()     # loads libraries
     before = peak_bytes(runtime.device, forget=True)
-    two_steps(n, length, config)
+    step = make_step(name, 'train', n, length, config, runtime)
+    for _ in range(2):                                  # the optimizer's tensors come with the first
+        step()
     return (peak_bytes(runtime.device) - before) / 2 ** 20
 
 
@@ -416,22 +344,19 @@ def in_fresh_process(*arguments):
 def memory(config, runtime):
     """Memory of a training step at its peak
 
-    MiB of the CUDA allocator, else resident, in a fresh process, not compiled, less what was there before the
-    model; / gau: over that of gau; half: that at half the length over this.
+    MiB of the CUDA allocator, else resident, in a fresh process, less what was there before the model;
+    / gau: over that of gau; half: that at half the length over this.
     """
     os.environ['MALLOC_MMAP_THRESHOLD_'] = '65536'      # glibc gives tensors back at once: peaks repeat
-    systems = [*((name, 'train') for name in config['variants']), (config['variants'][0], 'full')]
-    cases = [(*system, n, length) for n in config['batches'] for length in config['memory_lengths']
-             for system in systems]
-    with ThreadPoolExecutor(1 if runtime.device.type == 'cuda' else min(2, os.cpu_count())) as pool:
+    cases = list(itertools.product(config['variants'], config['batches'], config['memory_lengths']))
+    with ThreadPoolExecutor(1 if runtime.device.type == 'cuda' else os.cpu_count()) as pool:
         cells = dict(zip(cases, pool.map(lambda case: in_fresh_process(*case, config), cases), strict=True))
     del os.environ['MALLOC_MMAP_THRESHOLD_']
-    for (name, mode, n, length), mib in cells.items():
-        gau, half = cells.get(('gau', 'train', n, length)), cells.get((name, mode, n, length // 2))
+    for (name, n, length), mib in cells.items():
+        gau, half = cells.get(('gau', n, length)), cells.get((name, n, length // 2))
         yield {'rows': n, 'length': length, 'shape': config['shape'], 'system': name,
-               'logits': 'full' if mode == 'full' else 'masked', 'MiB': mib or 'out of memory',
-               '/ gau': mib / gau if mib and gau else None, 'half': half / mib if mib and half else None,
-               'printed': printed('memory', name)}
+               'MiB': mib or 'out of memory', '/ gau': mib / gau if mib and gau else None,
+               'half': half / mib if mib and half else None, 'printed': printed('memory', name)}
 
 
 # ---- convergence ----
@@ -439,8 +364,7 @@ def memory(config, runtime):
 def train_run(config, name, seed):
     """Folder of a run of train.py, which goes on if it was interrupted."""
     folder = os.path.join(config['out_dir'], 'runs', f'{name}-{seed}')
-    recipe = os.path.join(HERE, config['recipe'])
-    base = configure(dict(vars(train)), [recipe])[0]
+    base = configure(dict(vars(train)), [config['recipe']])[0]
     knobs = {**knobs_of(name, {**base, 'position': config['position']}), 'seed': seed, 'out_dir': folder,
              'max_iters': config['steps'], 'warmup_iters': config['steps'] // 10, 'fill_samples': 0,
              'log_interval': config['eval_interval'],
@@ -448,13 +372,13 @@ def train_run(config, name, seed):
     if os.path.exists(os.path.join(folder, 'run.json')):
         wanted = json.loads(json.dumps({**base, **knobs}))
         train.refuse_difference(folder, run_config(folder), wanted, 'the run')
-    words = [recipe, *(f'--{key}={show(value)}' for key, value in knobs.items())]
-    done = subprocess.run([sys.executable, os.path.join(HERE, 'train.py'), *words], text=True,
+    words = [config['recipe'], *(f'--{key}={show(value)}' for key, value in knobs.items())]
+    done = subprocess.run([sys.executable, train.__file__, *words], text=True,
                           capture_output=True, env={'OMP_NUM_THREADS': '1', **os.environ})
-    reason = (done.stderr.strip().splitlines() or ['without a word'])[-1]
-    if done.returncode and 'not finite' not in reason:                  # a divergence is a result
-        raise UserError(f'{folder}: train.py ended with status {done.returncode}: {reason}')
-    say(f"{name}, seed {seed}: {reason if done.returncode else 'finished'}")
+    end = (done.stderr.strip().splitlines() or [''])[-1] if done.returncode else 'finished'
+    if done.returncode and 'not finite' not in end:                     # a divergence is a result
+        raise UserError(f'{folder}: train.py ended with status {done.returncode}: {end}')
+    say(f'{name}, seed {seed}: {end}')
     return folder
 
 
@@ -466,9 +390,8 @@ def run_config(folder):
 
 def plateau_end(curve, level):
     """First step from which on all losses of [[step, loss, accuracy], ...] are below a level, or None."""
-    above = [i for i, (_, loss, _) in enumerate(curve) if loss is None or loss >= level]
-    first = above[-1] + 1 if above else 0
-    return curve[first][0] if first < len(curve) else None
+    last = max((step for step, loss, _ in curve if loss is None or loss >= level), default=-1)
+    return next((step for step, *_ in curve if step > last), None)
 
 
 def read_run(folder, plateau):
@@ -496,27 +419,26 @@ def read_run(folder, plateau):
 def convergence(config, runtime):
     """Validation losses of runs of train.py, over seeds
 
-    Mean (standard deviation), and of how many seeds. plateau: step of the first validation from which on the
+    Mean (standard deviation) of the finished ones. plateau: step of the first validation from which on the
     loss is below the unigram entropy less --plateau; seconds: of training until then. Runs of one recipe have
     the same data, order and masks, but for _diff (a document a row) and plm (nothing is masked).
     """
-    folders = [folder for part in split(config['runs']) for folder in sorted(glob.glob(part)) or [part]]
+    folders = folders_of(config['runs'])
     if not folders:
         train.prepared(config['dataset'], config['data_dir'], config['prepare'], runtime)
         jobs = itertools.product(range(1, config['seeds'] + 1), config['variants'])
         with ThreadPoolExecutor(1 if runtime.device.type == 'cuda' else os.cpu_count()) as pool:
             folders = list(pool.map(lambda job: train_run(config, job[1], job[0]), jobs))
     rows = [read_run(folder, config['plateau']) for folder in folders]
-    plot(config, 'convergence', (1, 1), (7, 4), draw_curves, rows)
+    plot(config, 'convergence', {'': rows}, draw_curves, 1, (7, 4))
     yield from rows
 
 
-def draw_curves(axes, rows):
+def draw_curves(axis, rows):
     """Mean validation loss and its range over seeds.  Courtois et al. 2024, figure 2"""
-    axis = axes[0, 0]
     for name in dict.fromkeys(row['system'] for row in rows):
-        curves = [row['curve'] for row in rows if row['system'] == name]
-        losses = pd.DataFrame([{step: loss for step, loss, _ in curve} for curve in curves], dtype=float)
+        losses = pd.DataFrame([{step: loss for step, loss, _ in row['curve']} for row in rows
+                               if row['system'] == name], dtype=float)
         line, = axis.plot(losses.columns, losses.mean(), label=name)
         axis.fill_between(losses.columns, losses.min(), losses.max(), color=line.get_color(), alpha=0.2)
     axis.axhline(rows[0]['unigram'], color='gray', linestyle='--', label='unigram entropy')
@@ -535,10 +457,7 @@ NORMALISERS = {torch.Tensor.softmax: 'softmax', torch.Tensor.relu: 'relu^2', F.l
 
 
 class Scores(TorchFunctionMode):
-    """Keeps of each attention of a model (row of MATRICES, scores (B, H, T, T)): what its normaliser gets.
-
-    Scores are of the model's own queries and keys, q k^T / sqrt(K), with the terms of its positions.
-    """
+    """Keeps what the normaliser of each layer gets, with terms of positions: (row of MATRICES, scores)"""
 
     def __init__(self):
         super().__init__()
@@ -579,14 +498,10 @@ def attention_maps(model, ids):
 def checkpoints_of(config, runtime):
     """Yield (label, model, folder, meta): of --checkpoint, or convergence's first seed, and their corpus."""
     folder, meta = train.prepared(config['dataset'], config['data_dir'], config['prepare'], runtime)
-    own = [os.path.join(config['out_dir'], 'runs', f'{name}-1') for name in config['variants']]
-    sources = split(config['checkpoint']) or [run for run in own if train.checkpoints(run)]
-    if not sources:
-        raise UserError('no checkpoint: name one with --checkpoint, or run --what=convergence before')
-    for source in sources:
+    for source in folders_of(config['checkpoint'] or os.path.join(config['out_dir'], 'runs', '*-1')):
         path = train.find_checkpoint(source, source)
         if path is None:
-            raise UserError(f'checkpoint={source!r}: no checkpoint there')
+            raise UserError(f'checkpoint={source!r}: no checkpoint there; --what=convergence makes some')
         content, ours = train.read_checkpoint(path), {'tokenizer': meta['identity']['tokenizer']}
         train.refuse_difference(path, content['data'], ours, 'the data')
         model = train.OBJECTIVE[content['config']['objective']][0](EncoderConfig(**content['model_config']))
@@ -620,21 +535,24 @@ def rank(config, runtime):
             yield {'checkpoint': label, 'T': ids.size(1), 'matrix': name, 'rank / T': layers[:, 0].mean(),
                    'least': layers[:, 0].min(), 'most': layers[:, 0].max(), 'zeros': layers[:, 1].mean(),
                    'printed': printed('rank', name), 'layers': layers.tolist()}
-        tokenizer, special = load_tokenizer(folder), meta['special']
-        ids = tokenizer.encode([config['sentence']])[0][:model.config.block_size - 2]
-        ids = [special['cls'], *ids, special['sep']]
-        maps = attention_maps(model, torch.tensor([ids], device=runtime.device))
-        shape, words = (len(maps), len(maps[0])), [tokenizer.pieces[i] for i in ids]
-        size = 2.5 * shape[1] + 1, 2.5 * shape[0] + 1
-        plot(config, f'attention_{label}', shape, size, draw_maps, maps, words)
+        draw_sentence(config, label, model, load_tokenizer(folder), meta['special'])
 
 
-def draw_maps(axes, maps, words):
-    for (layer, head), axis in np.ndenumerate(axes):
-        axis.imshow(maps[layer][head].cpu().numpy(), cmap='Blues', vmin=0)
-        axis.set_title(f'layer {layer}, {head}', fontsize=8)
+def draw_sentence(config, label, model, tokenizer, special):
+    """Picture of the attention of --sentence, for each layer and head, or part of Shatter's."""
+    ids = tokenizer.encode([config['sentence']])[0][:model.config.block_size - 2]
+    ids = [special['cls'], *ids, special['sep']]
+    words = [tokenizer.pieces[i] for i in ids]
+    maps = attention_maps(model, torch.tensor([ids], device=model.encoder.token.weight.device))
+
+    def draw(axis, weights):
+        axis.imshow(weights, cmap='Blues', vmin=0)
         axis.set_xticks(range(len(words)), words, fontsize=5, rotation=90)
         axis.set_yticks(range(len(words)), words, fontsize=5)
+
+    panels = {f'layer {layer}, {head}': weights.cpu().numpy() for layer, heads in enumerate(maps)
+              for head, weights in enumerate(heads)}
+    plot(config, f'attention_{label}', panels, draw, len(maps[0]), (2.5, 2.5))
 
 
 def partition(config, runtime):
@@ -648,44 +566,40 @@ def partition(config, runtime):
         near = torch.where(table > 0.99 * table.amax(1, keepdim=True), torch.arange(-511, 512).abs(), 512)
         yield {'layer': layer, 'error': (table.sum(0) - 1).abs().max().item(),
                'peaks': ' '.join(map(str, sorted((near.argmin(1) - 511).tolist())))}
-    plot(config, 'partition', (3, 4), (14, 6.6), draw_partition, tables)
-
-
-def draw_partition(axes, tables):
-    for axis, (layer, table) in zip(axes.flat, enumerate(tables), strict=True):
-        axis.plot(np.arange(-128, 129), table.T[383:640].numpy())
-        axis.set_title(f'layer {layer}', fontsize=8)
+    panels = {f'layer {layer}': table.T[383:640].numpy() for layer, table in enumerate(tables)}
+    plot(config, 'partition', panels, lambda axis, y: axis.plot(range(-128, 129), y), 4, (3.5, 2.2))
 
 
 # ---- plots and tables ----
 
-def plot(config, name, shape, size, draw, *data):
-    """Save `name`.png: draw(axes, *data) fills the axes (rows, columns) of a figure of `size` inches."""
+def plot(config, name, panels, draw, columns, inches):
+    """Save `name`.png: draw(axis, panel) for each of {title: panel}, with `columns` panels a line."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
         return say(f'no {name}.png without matplotlib: pip install matplotlib')
-    figure = Figure(figsize=size, layout='constrained')
-    draw(figure.subplots(*shape, squeeze=False), *data)
+    lines = len(panels) // columns
+    figure = Figure((columns * inches[0], lines * inches[1]), layout='constrained')
+    axes = figure.subplots(lines, columns, squeeze=False)
+    for axis, (title, panel) in zip(axes.flat, panels.items(), strict=True):
+        draw(axis, panel)
+        axis.set_title(title, fontsize=8)
     figure.savefig(os.path.join(config['out_dir'], f'{name}.png'), dpi=120)
 
 
 def cell(value):
     """A value of a row as its table shows it."""
-    if isinstance(value, bool):
-        return 'yes' if value else 'no'
     if isinstance(value, float) and abs(value) < 1000:
         return f'{value:.4g}'
-    return '-' if pd.isna(value) else value if isinstance(value, str) else f'{value:,.0f}'
+    return '-' if pd.isna(value) else f'{value:,.0f}' if type(value) in (int, float) else show(value)
 
 
 def mean_cell(values):
-    """Cell of several runs: mean (standard deviation), n of N of numbers; the different ones of texts."""
+    """Of several runs: mean (standard deviation) of numbers, the different ones of texts."""
     known = values.dropna()
     if known.empty or isinstance(known.iloc[0], str):
         return ', '.join(dict.fromkeys(known)) or None
-    mean, deviation = cell(float(known.mean())), f' ({known.std():.2g})' if len(known) > 1 else ''
-    return mean + deviation + ('' if len(known) == len(values) else f', {len(known)} of {len(values)}')
+    return cell(float(known.mean())) + (f' ({known.std():.2g})' if len(known) > 1 else '')
 
 
 def markdown(head, *rows):
@@ -708,59 +622,45 @@ def markdown(head, *rows):
 
 def made_by(runtime):
     """Command, machine, versions and date, as one line."""
-    names = [platform.processor() or platform.machine()]
-    with contextlib.suppress(OSError), open('/proc/cpuinfo') as file:
-        names = re.findall(r'model name\s*: (.+)', file.read()) or names
-    machine = f'{os.cpu_count()} cores of {names[0]}, {torch.get_num_threads()} thread(s)'
-    if runtime.device.type == 'cuda':
-        machine = torch.cuda.get_device_name(runtime.device)
+    machine = train.device_name(runtime.device)
+    with contextlib.suppress(OSError, TypeError), open('/proc/cpuinfo') as file:
+        machine += f", {os.cpu_count()} cores of {re.search(r'model name.*: (.+)', file.read())[1]}"
     command = ' '.join(['python', os.path.basename(sys.argv[0]), *sys.argv[1:]])
-    return (f"`{command}`; {machine}; {str(runtime.dtype)[6:]}; torch {torch.__version__}; "
-            f"{time.strftime('%Y-%m-%d')}")
+    return (f'`{command}`; {machine}, {torch.get_num_threads()} thread(s); {str(runtime.dtype)[6:]}; '
+            f"torch {torch.__version__}; {time.strftime('%Y-%m-%d')}")
 
 
 # ---- main ----
 
 WHAT = {                        # in the order in which they run: rank reads what convergence trains
-    'params': params, 'counts': counts, 'speed': speed, 'memory': memory, 'convergence': convergence,
-    'rank': rank, 'partition': partition,
+    'params': params, 'speed': speed, 'memory': memory, 'convergence': convergence, 'rank': rank,
+    'partition': partition,
 }
 
 
-def split(text):
-    return [part.strip() for part in text.split(',') if part.strip()]
+def folders_of(text):
+    """Folders of names and globs, and as they are those that fit nothing."""
+    return [folder for part in text.split(',') if part for folder in sorted(glob.glob(part)) or [part]]
 
 
 def names_of(key, text, rows):
     """The rows of a table that a knob names, all of them for 'all'."""
-    names = list(rows) if text == 'all' else list(dict.fromkeys(split(text)))
-    for name in names or [text]:
+    names = list(rows) if text == 'all' else list(dict.fromkeys(text.replace(' ', '').split(',')))
+    for name in names:
         choose(key, name, rows)
     return names
 
 
 def checked(config):
     """The knobs, with lists in place of names.  Raises UserError for one that nothing else checks."""
-    train.check_limits(config, LIMITS)
-    for key in ('lengths', 'batches', 'memory_lengths'):
-        if min(config[key], default=0) < 1:
-            raise UserError(f'{key}={show(config[key])}: must be at least 1 each')
+    train.check_limits({**config, **{key: min(config[key], default=0) for key in LISTS}}, LIMITS)
     for key in ('out_dir', 'dataset'):
         if not config[key]:
             raise UserError(f"{key}='': name a folder")
-    compiled = {'false': [False], 'true': [True], 'both': [False, True]}
     config = {**config, 'shape': ' x '.join(str(config[key]) for key in SIZES),
-              'compile': choose('compile', config['compile'], compiled),
               'peers': [] if config['peers'] == 'none' else names_of('peers', config['peers'], PEERS)}
     for key, rows in (('what', WHAT), ('variants', VARIANTS), ('modes', MODES)):
         config[key] = names_of(key, config[key], rows)
-    for name in config['variants']:
-        model_config(knobs_of(name, config), config['vocab_size'])
-    try:
-        config['peers'] and transformers()
-    except UserError as error:
-        say(f'no peers: {error}')
-        config['peers'] = []
     return config
 
 
@@ -781,7 +681,7 @@ def main():
         except torch.OutOfMemoryError:
             raise UserError(f'out of memory in {name}: fewer --rank_rows, or --device=cpu') from None
         head = {'made': made_by(runtime), 'seconds': time.perf_counter() - start, 'knobs': config}
-        sections[name] = json.loads(json.dumps([{'section': name, **row} for row in (head, *rows)]))
+        sections[name] = [{'section': name, **row} for row in (head, *rows)]
         print(markdown(*sections[name]), flush=True)
         kept = [sections[key] for key in WHAT if key in sections]
         train.write_whole(path, ''.join(json.dumps(row) + '\n' for rows in kept for row in rows))

@@ -19,6 +19,6 @@ lengths = 512,
 batches = 256,
 rounds = 10
 warmup = 3
-compile = 'both'
+compile = True
 peers = 'hf_bert,hf_bert_masked,hf_roformer'
 memory_lengths = 256, 512, 1024, 2048

@@ -319,7 +319,7 @@ def test_bench_waits_for_the_device(tmp_path):
     assert done.returncode == 0, done.stderr
     rows = [json.loads(line) for line in (tmp_path / 'rows.jsonl').read_text().splitlines()]
     assert [row['system'] for row in rows[1:]] == ['original', 'shatter']
-    assert all(row['TFLOP/s'] < 1 for row in rows[1:])
+    assert all(row['ms'] > 30 for row in rows[1:])
 
 
 # ---- on XLA: processes ----
