@@ -411,17 +411,13 @@ class Runtime:
             dist.all_reduce(tensor, group=self.host)
         return tensor.tolist()
 
-    def gather(self, items):
-        """The lists of all ranks, joined, on every rank."""
-        boxes = [items]
+    def gather(self, value):
+        """The values of all ranks, on every rank."""
+        values = [value]
         if self.host is not None:
-            boxes = [None] * self.world
-            dist.all_gather_object(boxes, items, self.host)
-        return [item for box in boxes for item in box]
-
-    def agree(self, value):
-        """Rank 0's value, on every rank."""
-        return self.gather([value])[0]
+            values = [None] * self.world
+            dist.all_gather_object(values, value, self.host)
+        return values
 
     def autocast(self):
         half = self.dtype != torch.float32
@@ -653,7 +649,7 @@ class Health:
 
         Raises the same UserError on all ranks once a step of any was bad.  where: names the run
         """
-        losses, norms, bad = zip(*self.runtime.gather([self.last.tolist()]), strict=True)
+        losses, norms, bad = zip(*self.runtime.gather(self.last.tolist()), strict=True)
         if any(bad):
             first = step + 1 - int(max(bad))
             raise UserError(f'{where}: loss or gradient norm of step {first} is not finite; no checkpoint '
@@ -797,16 +793,16 @@ def load_bert(name, read=MaskedLM.from_pretrained):
 
 def start_from(init_from, out_dir, runtime):
     """(checkpoint or BERT that this run starts from, its content), (None, {}) without.  Raises UserError."""
-    there = checkpoints(out_dir)[-1:]
-    seen = sorted({os.path.basename(path) for path in runtime.gather(there or ['none'])})
+    newest = checkpoints(out_dir)[-1] if checkpoints(out_dir) else 'none'
+    seen = sorted({os.path.basename(path) for path in runtime.gather(newest)})
     if len(seen) > 1:
         raise UserError(f"{out_dir}: the newest checkpoint is {' here and '.join(seen)} there; out_dir must "
                         'be a folder that all machines share')
-    source = runtime.agree(find_checkpoint(init_from, out_dir) if runtime.main else None)
+    source = runtime.gather(find_checkpoint(init_from, out_dir) if runtime.main else None)[0]
     content = read_weights(source) if source else {}
-    if init_from not in ('auto', 'resume') and there and step_of(there[0]) > content.get('step', -1):
-        raise UserError(f'init_from={init_from!r}: {out_dir} holds {os.path.basename(there[0])}; go on from '
-                        'it with --init_from=resume, or choose another --out_dir')
+    if newest != 'none' and step_of(newest) > content.get('step', -1) and init_from not in ('auto', 'resume'):
+        raise UserError(f'init_from={init_from!r}: {out_dir} holds {seen[0]}; go on from it with '
+                        '--init_from=resume, or choose another --out_dir')
     return source, content
 
 
@@ -894,24 +890,21 @@ def catch_signals():
     return caught
 
 
-def clock(seconds):
-    return str(timedelta(seconds=int(seconds)))
-
-
 def log_line(step, total, seconds, values):
     """A line of the log.  seconds: of a step"""
     mfu = 'n/a' if values['mfu'] is None else f"{values['mfu']:.1%}"
     graphs = f", {values['compiled']} graphs" if 'compiled' in values else ''
+    left = timedelta(seconds=int((total - step) * seconds))
     return (f"step {step}/{total}: loss {values['loss']:.4f}, lr {values['lr']:.2e}, "
             f"norm {values['norm']:.2f}, {values['tokens_per_second']:,.0f} tokens/s, mfu {mfu}, "
-            f'eta {clock((total - step) * seconds)}{graphs}')
+            f'eta {left}{graphs}')
 
 
 def write_manifest(folder, config, data, runtime):
     """Append to run.json what makes this launch: command, revision, versions, device, data and knobs."""
     path, launches, revision = os.path.join(folder, 'run.json'), [], None
     with contextlib.suppress(FileNotFoundError, ValueError, TypeError, RecursionError), open(path) as file:
-        launches.extend(json.load(file))
+        launches += [launch for launch in json.load(file) if 'config' in launch]
     with contextlib.suppress(OSError):                  # git may not be installed
         revision = subprocess.run(['git', '-C', ROOT, 'describe', '--always', '--dirty', '--abbrev=40'],
                                   capture_output=True, text=True).stdout.strip()
