@@ -423,6 +423,10 @@ class Runtime:
         half = self.dtype != torch.float32
         return torch.autocast(self.device.type, self.dtype) if half else contextlib.nullcontext()
 
+    def input(self, number):
+        """A number that changes from step to step; on XLA a vector, for equal scalars would be one input."""
+        return torch.tensor([number], device=self.device) if self.is_xla else number
+
     def sync(self, wait=False):
         """On XLA, compile and run what was traced.  wait: return once the device has done all its work"""
         if self.is_xla:
@@ -524,11 +528,6 @@ def to_host(tree, runtime):
     return tree_map(lambda x: x.cpu() if torch.is_tensor(x) else x, tree) if runtime.is_xla else tree
 
 
-def as_input(number, runtime):
-    """A number that changes from step to step; on XLA a vector, for equal scalars would be one input."""
-    return torch.tensor([number], device=runtime.device) if runtime.is_xla else number
-
-
 def compilations(runtime):
     """{'compiled': graphs so far} on XLA, else {}; a steady run adds none."""
     if not runtime.is_xla:
@@ -575,9 +574,9 @@ def make_optimizer(model, lr, betas, eps, weight_decay, runtime):
     """AdamW, fused where it can be, with decay on all of two or more dimensions, S of `pairwise` included."""
     groups = [{'params': [p for p in model.parameters() if p.dim() >= 2], 'weight_decay': weight_decay},
               {'params': [p for p in model.parameters() if p.dim() < 2], 'weight_decay': 0.0}]
-    kernel = {'fused': runtime.device.type in ('cuda', 'cpu')}
-    kernel = {'capturable': True, 'foreach': False} if runtime.is_xla else kernel
-    return torch.optim.AdamW(groups, as_input(lr, runtime), betas, eps, **kernel)
+    fused = {'fused': runtime.device.type in ('cuda', 'cpu')}
+    kernel = {'capturable': True, 'foreach': False} if runtime.is_xla else fused
+    return torch.optim.AdamW(groups, runtime.input(lr), betas, eps, **kernel)
 
 
 def get_lr(step, peak, low, warmup, total, schedule):
@@ -591,7 +590,7 @@ def get_lr(step, peak, low, warmup, total, schedule):
 
 def set_lr(optimizer, lr, runtime):
     for group in optimizer.param_groups:
-        group['lr'] = as_input(lr, runtime)
+        group['lr'] = runtime.input(lr)
 
 
 def seed_step(seed, step, runtime):
@@ -609,7 +608,7 @@ def update(model, optimizer, scaler, parts, count, grad_clip, runtime):
     count  predicted tokens of the step over all ranks and micro-batches: the loss is their mean
     Both results are tensors: the host reads nothing here. On XLA the step runs at the next runtime.sync().
     """
-    total, count = torch.zeros(1, device=runtime.device), as_input(max(1.0, count), runtime)
+    total, count = torch.zeros(1, device=runtime.device), runtime.input(max(1.0, count))
     for i, part in enumerate(parts):
         weights = part.pop('weights')                               # (b, k)
         silent = runtime.host is not None and i < len(parts) - 1    # DDP adds up gradients once a step
@@ -960,23 +959,20 @@ def fill_text(model, tokenizer, text):
 
 
 def show_sentences(model, documents, tokenizer, word_start, n):
-    """Print n first sentences of documents, of 8 to 30 tokens, and what the model fills in for a whole word.
-
-    documents  DocumentRows; the sentences are always the same
-    """
-    rng = np.random.default_rng(0)
+    """Print n first sentences of documents, of 8 to 30 tokens, and what the model fills in for a word."""
     for index in shuffled(np.arange(min(len(documents), 10_000)), len(documents), 0, 0):
         ids = documents.get([index])[0, 1:31].tolist()
         ends = [i + 1 for i, token in enumerate(ids) if tokenizer.pieces[token].endswith(('.', '\u3002'))]
         ids = ids[:ends[0]] if ends else []
         words = [i for i in range(2, len(ids) - 1) if word_start[ids[i]] and word_start[ids[i + 1]]
                  and tokenizer.decode([ids[i]]).strip().isalpha()]
-        if len(ids) >= 8 and words and word_start[ids[0]]:
-            i = int(rng.choice(words))
-            before, word, after = map(tokenizer.decode, (ids[:i], ids[i:i + 1], ids[i + 1:]))
-            tell(f'\n{before.strip()} [MASK] {after.strip()}\n    masked: {word.strip()}')
-            fill_masks(model, tokenizer, [*ids[:i], tokenizer.special['mask'], *ids[i + 1:]])
-            n -= 1
+        if len(ids) < 8 or not words or not word_start[ids[0]]:
+            continue
+        i = words[len(words) // 2]
+        before, word, after = map(tokenizer.decode, (ids[:i], ids[i:i + 1], ids[i + 1:]))
+        tell(f'\n{before.strip()} [MASK] {after.strip()}\n    masked: {word.strip()}')
+        fill_masks(model, tokenizer, [*ids[:i], tokenizer.special['mask'], *ids[i + 1:]])
+        n -= 1
         if not n:
             return
     tell('no other document of the validation split begins with a sentence to fill in')
@@ -988,9 +984,8 @@ def use_checkpoint(fill, export, init_from, out_dir, folder, meta):
     content, ours = read_weights(source), {'tokenizer': meta['identity']['tokenizer']}
     ours = ours if source.endswith('.pt') else {'vocab_size': meta['vocab_size']}
     refuse_difference(source, content['data'], ours, 'the data')
-    model = OBJECTIVE[content['config']['objective']][0](EncoderConfig(**content['model_config']))
-    model.load_state_dict(content['model'])
-    tokenizer = load_tokenizer(folder)
+    tokenizer, config = load_tokenizer(folder), EncoderConfig(**content['model_config'])
+    model = make_model(config, content['config']['objective'], source, content)
     if fill:
         fill_text(model, tokenizer, fill)
     if export:
@@ -1029,8 +1024,7 @@ def prepared(dataset, data_dir, prepare, runtime):
         if runtime.world > 1:
             raise UserError(f"{folder}: not prepared; run first: python prepare_data.py {' '.join(words)}")
         tell(f'{folder} is not there yet: preparing it with {prepare}')
-        script = os.path.join(ROOT, 'prepare_data.py')
-        if subprocess.run([sys.executable, script, *words, '--part=0/1']).returncode:
+        if subprocess.run([sys.executable, f'{ROOT}/prepare_data.py', *words, '--part=0/1']).returncode:
             raise UserError(f'{prepare}: preparing {folder} failed')
     meta = load_meta(folder)
     if runtime.local == 0:
@@ -1080,8 +1074,7 @@ def main():
         refuse_difference(source, content['data'], identity, 'the data')
         groups = optimizer.state_dict()['param_groups']         # decay, betas and kernels are this run's
         optimizer.load_state_dict({**content['optimizer'], 'param_groups': groups})
-        if content['scaler']:
-            scaler.load_state_dict(content['scaler'])
+        scaler.load_state_dict(content['scaler'] or scaler.state_dict())
         step, samples, validated = content['step'], content['samples'], content['validated']
         config['milestones'] = tuple(sorted({*milestones, *content['config']['milestones']}))
     content.clear()                                     # weights and optimizer have their copies

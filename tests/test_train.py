@@ -368,7 +368,8 @@ SYSTEMS = {                                             # name: knobs
 }
 
 
-@pytest.mark.parametrize('system', mostly_slow(SYSTEMS, 'pairwise rope', 'gau softmax_plus', 'xlnet plm', 'recomputed'))
+@pytest.mark.parametrize('system', mostly_slow(SYSTEMS, 'pairwise rope', 'gau softmax_plus', 'xlnet plm',
+                                               'recomputed'))
 def test_ten_steps_and_ten_resumed_are_twenty(system, tmp_path, train_here, capsys):
     """Dropout on, every logged loss, parameter and optimizer tensor, to the bit."""
     knobs = [*SYSTEMS[system], '--max_iters=20', '--eval_interval=5', '--milestones=10']
