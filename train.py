@@ -627,10 +627,9 @@ def update(model, optimizer, scaler, parts, count, grad_clip, runtime):
 
 
 class Health:
-    """Watches losses and gradient norms on the device; the host sees them when it looks.
+    """Watches on the device whether losses and gradient norms are finite; the host reads it at each look.
 
-    A look comes before every validation and save, and finds what was ever not finite. float16 alone may have
-    gradient norms that are not: it skips such steps while it searches for its scale.
+    float16 alone may have norms that are not: it skips such steps while it searches for its scale.
     """
 
     def __init__(self, runtime):
@@ -770,15 +769,6 @@ def find_checkpoint(init_from, out_dir):
     return path or (None if own else init_from)
 
 
-def read_weights(source):
-    """Content of a checkpoint; of a Hugging Face BERT what one has in common with it."""
-    if source.endswith('.pt'):
-        return read_checkpoint(source)
-    bert = load_bert(source)
-    return {'model': bert.state_dict(), 'model_config': asdict(bert.config), 'config': {'objective': 'mlm'},
-            'data': {'vocab_size': bert.config.vocab_size}}
-
-
 def load_bert(name, read=MaskedLM.from_pretrained):
     """read(name), a Hugging Face BERT; what that package says is made one line."""
     try:
@@ -798,7 +788,11 @@ def start_from(init_from, out_dir, runtime):
         raise UserError(f"{out_dir}: the newest checkpoint is {' here and '.join(seen)} there; out_dir must "
                         'be a folder that all machines share')
     source = runtime.gather(find_checkpoint(init_from, out_dir) if runtime.main else None)[0]
-    content = read_weights(source) if source else {}
+    content = read_checkpoint(source) if source and source.endswith('.pt') else {}
+    if source and not content:                          # a BERT has these in common with a checkpoint
+        bert = load_bert(source)
+        content = {'model': bert.state_dict(), 'model_config': asdict(bert.config),
+                   'config': {'objective': 'mlm'}}
     if newest != 'none' and step_of(newest) > content.get('step', -1) and init_from not in ('auto', 'resume'):
         raise UserError(f'init_from={init_from!r}: {out_dir} holds {seen[0]}; go on from it with '
                         '--init_from=resume, or choose another --out_dir')
@@ -979,18 +973,17 @@ def show_sentences(model, documents, tokenizer, word_start, n):
 
 
 def use_checkpoint(fill, export, init_from, out_dir, folder, meta):
-    """Load the run's checkpoint or what init_from names; print predictions or write a BERT folder."""
-    source = find_checkpoint('resume' if init_from in ('auto', 'scratch') else init_from, out_dir)
-    content, ours = read_weights(source), {'tokenizer': meta['identity']['tokenizer']}
-    ours = ours if source.endswith('.pt') else {'vocab_size': meta['vocab_size']}
-    refuse_difference(source, content['data'], ours, 'the data')
-    tokenizer, config = load_tokenizer(folder), EncoderConfig(**content['model_config'])
-    model = make_model(config, content['config']['objective'], source, content)
+    """Load the run's checkpoint or the one that init_from means; print predictions or write a BERT folder."""
+    path = find_checkpoint('resume' if init_from in ('auto', 'scratch') else init_from, out_dir)
+    content, tokenizer = read_checkpoint(path), load_tokenizer(folder)
+    refuse_difference(path, content['data'], {'tokenizer': meta['identity']['tokenizer']}, 'the data')
+    config = EncoderConfig(**content['model_config'])
+    model = make_model(config, content['config']['objective'], path, content)
     if fill:
         fill_text(model, tokenizer, fill)
     if export:
         if not isinstance(model, MaskedLM):
-            raise UserError(f"export={export!r}: a BERT is no permuted language model, as {source} is")
+            raise UserError(f"export={export!r}: a BERT is no permuted language model, as {path} is")
         model.save_pretrained(export)
         shutil.copy(os.path.join(folder, 'tokenizer', tokenizer.file_name), export)
         tell(f'wrote {export}: transformers.BertForMaskedLM.from_pretrained({export!r}) loads it')
