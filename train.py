@@ -910,16 +910,19 @@ def write_manifest(folder, config, data, runtime):
 
 def plot_losses(folder, unigram):
     """loss.png: training and validation loss against the unigram entropy of the corpus; needs matplotlib."""
-    import pandas
-    lines = pandas.DataFrame(read_metrics(folder), columns=['kind', 'step', 'loss'])
-    losses = lines.pivot_table('loss', 'step', 'kind').interpolate('index')
     try:
-        axes = losses.plot(ylabel='loss, nats a predicted token', title=os.path.basename(folder))
+        from matplotlib.figure import Figure
     except ImportError:
         return tell('no loss.png without matplotlib: pip install matplotlib')
+    figure = Figure(figsize=(7, 4))
+    axes = figure.subplots()
+    for kind in ('train', 'val'):
+        lines = [line for line in read_metrics(folder) if line['kind'] == kind and 'loss' in line]
+        axes.plot([line['step'] for line in lines], [line['loss'] for line in lines], label=kind)
     axes.axhline(unigram, color='gray', linestyle='--', label='unigram entropy')
+    axes.set(xlabel='step', ylabel='loss, nats a predicted token', title=os.path.basename(folder))
     axes.legend()
-    axes.figure.savefig(os.path.join(folder, 'loss.png'), dpi=120, bbox_inches='tight')
+    figure.savefig(os.path.join(folder, 'loss.png'), dpi=120, bbox_inches='tight')
 
 
 # ---- fill and export ----

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import ROOT, real_stage, stage, tiny, torchrun, train
+from conftest import ROOT, real_stage, stage, tiny, torchrun
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -93,10 +93,10 @@ def same_checkpoint(one, other):
     assert one['step'] == other['step'] and one['samples'] == other['samples']
 
 
-@pytest.fixture
-def train_here(corpus):
+def run_here(corpus, out_dir, *knobs, signal_at=None, number=signal.SIGTERM, status=None):
     """train.main() in this process, which is faster than a new one; what it changes is put back."""
-    def main(out_dir, *knobs, signal_at=None, number=signal.SIGTERM, status=None):
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+    try:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(sys, 'argv', ['train.py', *tiny(corpus, out_dir), *knobs])
             patch.setattr(source, 'plot_losses', lambda *arguments: None)       # half of a tiny run's time
@@ -109,12 +109,15 @@ def train_here(corpus):
             with pytest.raises(SystemExit) as end:
                 source.main()
             assert end.value.code == status
+    finally:
+        source.HELD.clear()
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
-    yield main
-    source.HELD.clear()
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
+
+@pytest.fixture
+def train_here(corpus):
+    return functools.partial(run_here, corpus)
 
 
 def knobs_of(scope):
@@ -877,7 +880,7 @@ def test_an_infinite_gradient_norm_is_refused(place, tmp_path, train_here, monke
 def finished(corpus, tmp_path_factory):
     """Folder of a finished run with two checkpoints, of `original` + `absolute`."""
     folder = tmp_path_factory.mktemp('finished')
-    train(corpus, folder, '--max_iters=8', '--checkpoint_interval=4')
+    run_here(corpus, folder, '--max_iters=8', '--checkpoint_interval=4')
     return folder
 
 
