@@ -46,7 +46,7 @@ from model import (
     token_losses,
     transformers,
 )
-from prepare_data import load_meta, load_tokenizer
+from prepare_data import load_meta, load_tokenizer, write_bytes
 
 # the run
 what = 'params,speed,memory,convergence,rank,partition'         # rows of WHAT
@@ -684,8 +684,8 @@ def main():
         sections[name] = [{'section': name, **row} for row in (head, *rows)]
         print(markdown(*sections[name]), flush=True)
         kept = [sections[key] for key in WHAT if key in sections]
-        train.write_whole(path, ''.join(json.dumps(row) + '\n' for rows in kept for row in rows))
-        train.write_whole(os.path.join(out_dir, 'tables.md'), '\n'.join(markdown(*rows) for rows in kept))
+        write_bytes(path, ''.join(json.dumps(row) + '\n' for rows in kept for row in rows).encode())
+        write_bytes(os.path.join(out_dir, 'tables.md'), '\n'.join(markdown(*rows) for rows in kept).encode())
 
 
 if __name__ == '__main__':

@@ -28,6 +28,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from datetime import timedelta
 from functools import partial
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -1361,8 +1362,9 @@ def fine_tune(trial, model, runtime):
         seconds[(step - 1) // batches.per_epoch] += time.perf_counter() - since
         if logs:
             speed, graphs = step * k.total_batch / sum(seconds), train.compilations(runtime)
+            left = timedelta(seconds=int((steps - step) * k.total_batch / speed))
             text = (f'{name} step {step}/{steps}: loss {loss:.4f}, lr {lr:.2e}, norm {norm:.2f}, '
-                    f'{speed:,.1f} examples/s, eta {train.clock((steps - step) * k.total_batch / speed)}')
+                    f'{speed:,.1f} examples/s, eta {left}')
             text += ''.join(f', {key} {n}' for key, n in graphs.items())
             log.write('train', step, text, loss=loss, lr=lr, norm=norm, examples_per_second=speed, **graphs)
         if validates:
@@ -1394,7 +1396,7 @@ def finish(trial, model, runtime, best, spent):
         model.load_state_dict(best['weights'])
     (run, step), data, dev = label(trial.source), trial.split('train'), trial.dev()
     lines = [json.dumps(record, ensure_ascii=False) + '\n' for record in best['records']]
-    train.write_whole(os.path.join(trial.folder, 'predictions.jsonl'), ''.join(lines))
+    prepare_data.write_bytes(os.path.join(trial.folder, 'predictions.jsonl'), ''.join(lines).encode())
     if trial.knobs.keep_models:
         train.write_checkpoint(os.path.join(trial.folder, 'model.pt'), {
             'step': best['step'], 'model': train.to_host(model.state_dict(), runtime),
@@ -1411,7 +1413,7 @@ def finish(trial, model, runtime, best, spent):
         'epochs': trial.knobs.epochs, 'seconds_per_epoch': float(np.median(spent['seconds'])),
         'parameters': count_parameters(model), **trial.identity, 'device': train.device_name(runtime.device),
         'date': time.strftime('%Y-%m-%dT%H:%M:%S%z')}
-    train.write_whole(os.path.join(trial.folder, 'result.json'), json.dumps(result, indent=1))
+    prepare_data.write_bytes(os.path.join(trial.folder, 'result.json'), json.dumps(result, indent=1).encode())
     return result
 
 
@@ -1492,7 +1494,7 @@ def run_trial(trial, levels, others, wanted, runtime):
             predictions, _ = predict_split(model, split, trial, runtime, level)
             found[str(level)] = score(trial.name, split.examples, predictions)[trial.metric]
     result.setdefault('cross', {}).update(cross_scores(trial, model, runtime, cross_due))
-    train.write_whole(os.path.join(trial.folder, 'result.json'), json.dumps(result, indent=1))
+    prepare_data.write_bytes(os.path.join(trial.folder, 'result.json'), json.dumps(result, indent=1).encode())
     if wanted:
         submit(trial, model, runtime, wanted)
     return True
@@ -1789,9 +1791,9 @@ def write_report(config, show_it):
     text, scores = make_report(trials, config['paper'], against)
     command = ' '.join(['python', os.path.basename(sys.argv[0]), *sys.argv[1:]])
     head = f"`{command}`, torch {torch.__version__}, {time.strftime('%Y-%m-%d')}"
-    train.write_whole(os.path.join(folder, 'results.json'), json.dumps(
-        {'command': command, 'config': config, 'trials': trials}, indent=1))
-    train.write_whole(os.path.join(folder, 'results.md'), f'{head}\n\n{text}\n')
+    prepare_data.write_bytes(os.path.join(folder, 'results.json'), json.dumps(
+        {'command': command, 'config': config, 'trials': trials}, indent=1).encode())
+    prepare_data.write_bytes(os.path.join(folder, 'results.md'), f'{head}\n\n{text}\n'.encode())
     if show_it:
         print(f'\n{text}', flush=True)
         plot_curves(scores, os.path.join(folder, 'curve.png'))

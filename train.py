@@ -7,17 +7,16 @@
 A step is a function of (weights, data, seed, step, samples drawn before it): its rows, masks and dropout come
 from these alone. So a resumed run repeats an undisturbed one, on the CPU to the bit.
 """
-from configurator import UserError, configure, run, say, table  # first, so that Ctrl-C is quiet from here on
+from configurator import ROOT, UserError, configure, run, say, table  # first: Ctrl-C is quiet from here on
 
 # isort: split
 import atexit
 import contextlib
+import glob
 import hashlib
-import itertools
 import json
 import math
 import os
-import pickle
 import platform
 import re
 import shutil
@@ -36,19 +35,9 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_map
-from tqdm import tqdm
 
-from model import (
-    EncoderConfig,
-    MaskedLM,
-    PermutationLM,
-    choose,
-    count_parameters,
-    model_config,
-    token_losses,
-    training_flops,
-)
-from prepare_data import check_sizes, load_meta, load_tokenizer, need
+from model import EncoderConfig, MaskedLM, PermutationLM, choose, model_config, token_losses, training_flops
+from prepare_data import check_sizes, load_meta, load_tokenizer, need, write_bytes
 
 # the run
 out_dir = 'out/run'             # checkpoints, metrics.jsonl, run.json and loss.png go here
@@ -156,40 +145,37 @@ class StreamRows:
         """Number of rows in a shard; its last, incomplete one is left out."""
         return shard['tokens'] // self.room
 
-    def span(self, shard, index):
-        """(first token, number of tokens) of row `index` of a shard."""
+    def span(self, number, index):
+        """(first token, number of tokens) of row `index` of shard `number`."""
         return index * self.room, self.room
 
     def get(self, indices):
         """ids (len(indices), block_size) int64"""
         ids = np.full((len(indices), self.block_size), self.special['pad'], np.int64)
+        lengths = self.read(indices, 'bin', self.dtype, ids)
         ids[:, 0] = self.special['cls']
-        for row, (path, tokens) in zip(ids, self.read(indices, 'bin', self.dtype), strict=True):
-            if tokens.max(initial=0) >= self.vocab_size:
-                raise UserError(f'{path}: ids beyond {self.vocab_size}')
-            row[1:len(tokens) + 1] = tokens
-            row[len(tokens) + 1] = self.special['sep']
+        ids[np.arange(len(ids)), lengths + 1] = self.special['sep']
         return ids
 
     def word_starts(self, indices):
         """(len(indices), block_size) bool from the segmenter of the corpus, or None if it had none."""
-        if not self.segmented:
-            return None
-        starts = np.ones((len(indices), self.block_size), bool)
-        for row, (_, words) in zip(starts, self.read(indices, 'words', np.dtype(np.uint8)), strict=True):
-            row[1:len(words) + 1] = words
+        starts = np.ones((len(indices), self.block_size), bool) if self.segmented else None
+        if self.segmented:
+            self.read(indices, 'words', np.dtype(np.uint8), starts)
         return starts
 
-    def read(self, indices, ending, dtype):
-        """(path, entries) of each row in the shards' .bin or .words files."""
-        for index in indices:
-            i = int(np.searchsorted(self.ends, index, side='right'))
-            start, length = self.span(self.shards[i], int(index) - (int(self.ends[i - 1]) if i else 0))
-            path = os.path.join(self.folder, f"{self.shards[i]['stem']}.{ending}")
-            entries = np.fromfile(path, dtype, length, offset=start * dtype.itemsize)
-            if len(entries) != length:
-                raise UserError(f'{path}: truncated')
-            yield path, entries
+    def read(self, indices, ending, dtype, out):
+        """Copy rows from the shards' .bin or .words files to out[:, 1:]; returns their lengths."""
+        lengths = np.zeros(len(indices), int)
+        for i, index in enumerate(indices):
+            number = int(np.searchsorted(self.ends, index, side='right'))
+            start, lengths[i] = self.span(number, int(index) - (int(self.ends[number - 1]) if number else 0))
+            path = os.path.join(self.folder, f"{self.shards[number]['stem']}.{ending}")
+            entries = np.fromfile(path, dtype, lengths[i], offset=start * dtype.itemsize)
+            if len(entries) != lengths[i] or entries.max(initial=0) >= self.vocab_size:
+                raise UserError(f'{path}: truncated, or ids beyond {self.vocab_size}')
+            out[i, 1:lengths[i] + 1] = entries
+        return lengths
 
 
 class DocumentRows(StreamRows):
@@ -198,26 +184,21 @@ class DocumentRows(StreamRows):
     COARSE = 1024               # documents between two entries of `before`, the table that finds a row
 
     def __init__(self, *arguments):
-        self.starts, self.before = {}, {}               # of shards: first tokens, mapped; rows before blocks
+        self.tables = []        # of each shard: first tokens of documents, mapped; rows before each block
         super().__init__(*arguments)
 
     def count(self, shard):
-        path = os.path.join(self.folder, f"{shard['stem']}.idx")
-        self.starts[shard['stem']] = np.memmap(path, np.int64, 'r')
-        rows = self.documents(shard, 0, shard['documents'])[1]
+        starts = np.memmap(os.path.join(self.folder, f"{shard['stem']}.idx"), np.int64, 'r')
+        rows = -(-(np.diff(starts) - 1) // self.room)                   # less the [SEP] that ends each
         sums = np.cumsum(np.add.reduceat(rows, np.arange(0, len(rows), self.COARSE)))
-        self.before[shard['stem']] = np.concatenate([[0], sums])
-        return int(self.before[shard['stem']][-1])
+        self.tables.append((starts, np.append(0, sums)))
+        return int(rows.sum())
 
-    def documents(self, shard, first, n):
-        """First tokens of documents `first` to `first` + n of a shard, and the rows of each but the last."""
-        starts = self.starts[shard['stem']][first:first + n + 1]
-        return starts, -(-(np.diff(starts) - 1) // self.room)           # less the [SEP] that ends each
-
-    def span(self, shard, index):
-        before = self.before[shard['stem']]
+    def span(self, number, index):
+        starts, before = self.tables[number]
         block = int(np.searchsorted(before, index, side='right')) - 1
-        starts, rows = self.documents(shard, block * self.COARSE, self.COARSE)
+        starts = starts[block * self.COARSE:(block + 1) * self.COARSE + 1]
+        rows = -(-(np.diff(starts) - 1) // self.room)
         ends = before[block] + np.cumsum(rows)
         document = int(np.searchsorted(ends, index, side='right'))
         start = int(starts[document]) + (index - int(ends[document] - rows[document])) * self.room
@@ -307,14 +288,12 @@ class Permuter(Masker):
     then the others in the order of their scores, and last the chosen ones.
     """
 
-    def apply(self, ids, scores, actions, replacements, starts=None):
-        positions, chosen = self.choose(ids, scores, starts)
-        last = np.zeros(ids.shape, bool)
-        np.put_along_axis(last, positions, chosen, axis=1)
-        special = self.is_special[ids]
-        rank = np.argsort(np.argsort(np.where(special, -1, scores + 2 * last), axis=1, kind='stable'), axis=1)
-        return {'ids': ids, 'positions': positions, 'targets': np.take_along_axis(ids, positions, axis=1),
-                'weights': chosen.astype(np.float32), 'order': np.where(special, 0, rank + 1)}
+    def apply(self, ids, *arguments):
+        batch, special, last = super().apply(ids, *arguments), self.is_special[ids], np.zeros(ids.shape, bool)
+        np.put_along_axis(last, batch['positions'], batch['weights'] > 0, axis=1)
+        scores = np.where(special, -1, arguments[0] + 2 * last)
+        rank = np.argsort(np.argsort(scores, axis=1, kind='stable'), axis=1)
+        return {**batch, 'ids': ids, 'order': np.where(special, 0, rank + 1)}
 
 
 OBJECTIVE = {'mlm': (MaskedLM, Masker), 'plm': (PermutationLM, Permuter)}
@@ -387,16 +366,14 @@ def prefetch(make, steps):
 
 def micro_batches(batch, size, device):
     """Split a rank's batch into parts of at most `size` rows, as tensors on `device`."""
-    n, parts = len(batch['ids']), []
+    pinned = device.type == 'cuda'                      # from pinned memory a copy does not hold up the host
+    tensors = {key: torch.from_numpy(value) for key, value in batch.items()}
+    tensors = {key: (value.pin_memory() if pinned else value).to(device, non_blocking=pinned)
+               for key, value in tensors.items()}
+    n = len(batch['ids'])
     n_parts = -(-n // size)
-    for i in range(n_parts):
-        rows = slice(n * i // n_parts, n * (i + 1) // n_parts)
-        part = {key: torch.from_numpy(value[rows]) for key, value in batch.items()}
-        pinned = device.type == 'cuda'                  # from pinned memory a copy does not hold up the host
-        if pinned:
-            part = {key: value.pin_memory() for key, value in part.items()}
-        parts.append({key: value.to(device, non_blocking=pinned) for key, value in part.items()})
-    return parts
+    parts = [slice(n * i // n_parts, n * (i + 1) // n_parts) for i in range(n_parts)]
+    return [{key: value[part] for key, value in tensors.items()} for part in parts]
 
 
 # ---- Runtime: devices and processes ----
@@ -434,21 +411,21 @@ class Runtime:
             dist.all_reduce(tensor, group=self.host)
         return tensor.tolist()
 
-    def gather(self, items):
-        """The lists of all ranks, joined, on every rank."""
-        boxes = [items]
+    def gather(self, value):
+        """The values of all ranks, on every rank."""
+        values = [value]
         if self.host is not None:
-            boxes = [None] * self.world
-            dist.all_gather_object(boxes, items, self.host)
-        return [item for box in boxes for item in box]
-
-    def agree(self, value):
-        """Rank 0's value, on every rank."""
-        return self.gather([value])[0]
+            values = [None] * self.world
+            dist.all_gather_object(values, value, self.host)
+        return values
 
     def autocast(self):
         half = self.dtype != torch.float32
         return torch.autocast(self.device.type, self.dtype) if half else contextlib.nullcontext()
+
+    def input(self, number):
+        """A number that changes from step to step; on XLA a vector, for equal scalars would be one input."""
+        return torch.tensor([number], device=self.device) if self.is_xla else number
 
     def sync(self, wait=False):
         """On XLA, compile and run what was traced.  wait: return once the device has done all its work"""
@@ -458,10 +435,11 @@ class Runtime:
         elif wait and self.device.type != 'cpu':
             torch.accelerator.synchronize()
 
-    def wrap(self, model, unused=False):
-        """DistributedDataParallel for several ranks.  unused: may parameters go without a gradient?"""
-        return model if self.host is None else DistributedDataParallel(
-            model, gradient_as_bucket_view=self.is_xla, find_unused_parameters=unused)
+    def wrap(self, model):
+        """The model, in DistributedDataParallel for several ranks."""
+        if self.host is None:
+            return model
+        return DistributedDataParallel(model, gradient_as_bucket_view=self.is_xla)
 
 
 def join(device, dtype, timeout=0, group=True):
@@ -473,20 +451,21 @@ def join(device, dtype, timeout=0, group=True):
     rank, world, local = (int(os.environ.get(name, default)) for name, default in
                           (('RANK', 0), ('WORLD_SIZE', 1), ('LOCAL_RANK', 0)))
     found, host = find_device(device, world, local), None
-    backend = {'cuda': 'nccl', 'xla': 'xla'}.get(found.type, 'gloo')
+    is_xla = found.type == 'xla'
     if group and world > 1:
         limit = timedelta(seconds=timeout or 10 ** 8)
-        dist.init_process_group(backend, 'xla://' if backend == 'xla' else None, limit)
+        backend = {'cuda': 'nccl', 'xla': 'xla'}.get(found.type, 'gloo')
+        dist.init_process_group(backend, 'xla://' if is_xla else None, limit)
         if dist.get_world_size() != world:              # XLA counts for itself
             raise UserError(f"device='xla': torch_xla sees {dist.get_world_size()} process(es), torchrun "
                             f'started {world}; --nproc_per_node must be the TPU devices of a machine')
         rank, host = dist.get_rank(), dist.new_group(backend='gloo', timeout=limit)
-    if backend == 'xla':                                # made after the group, before any backward pass
+    if is_xla:                                          # made after the group, before any backward pass
         found = torch.zeros(1, device=found).device
     return Runtime(found, choose_dtype(dtype, found), rank, world, local, host)
 
 
-def find_device(device, world=1, local=0):
+def find_device(device, world, local):
     """torch.device of a process; local is its number on this machine.  Raises UserError."""
     if device == 'auto':
         accelerator = 'mps' if torch.backends.mps.is_available() else 'cpu'
@@ -495,18 +474,18 @@ def find_device(device, world=1, local=0):
         raise UserError(f"device={device!r}: torchrun gives each process its own; say {device.split(':')[0]}")
     try:
         found = torch.device('cuda', local) if device == 'cuda' else torch.device(device)
-        if found.type not in ('cpu', 'cuda', 'mps', 'xla'):
-            raise RuntimeError('nothing here trains on it')
         if found.type == 'xla':
             import torch_xla.distributed.xla_backend  # noqa: F401
-        else:
+        elif found.type in ('cpu', 'cuda', 'mps'):
             torch.zeros(1, device=found)
-    except ImportError as error:
+        else:
+            raise RuntimeError('nothing here trains on it')
+    except ImportError:
         command = "pip install torch==2.9.1 'torch_xla[tpu]==2.9.0'"
-        raise UserError(f'device={device!r} needs torch_xla: {command} ({error})') from None
+        raise UserError(f"device='xla' needs torch_xla: {command}") from None
     except (RuntimeError, AssertionError) as error:
-        raise UserError(f'device={device!r}: {str(error).splitlines()[0]}; choose auto, cpu, cuda, mps or xla'
-                        ) from None
+        reason = str(error).splitlines()[0]
+        raise UserError(f'device={device!r}: {reason}; choose auto, cpu, cuda, mps or xla') from None
     if found.type == 'cuda':
         torch.cuda.set_device(found)
         torch.set_float32_matmul_precision('high')      # TF32 where float32 is left
@@ -545,14 +524,8 @@ def to_device(model, runtime):
 
 
 def to_host(tree, runtime):
-    """Tensors and models, in dicts, lists and tuples too, on the CPU if they are XLA's."""
-    held = (torch.Tensor, torch.nn.Module)
-    return tree_map(lambda x: x.cpu() if isinstance(x, held) else x, tree) if runtime.is_xla else tree
-
-
-def as_input(number, runtime):
-    """A number that changes from step to step; on XLA a vector, for equal scalars would be one input."""
-    return torch.tensor([number], device=runtime.device) if runtime.is_xla else number
+    """Tensors, in dicts, lists and tuples too, on the CPU if they are XLA's."""
+    return tree_map(lambda x: x.cpu() if torch.is_tensor(x) else x, tree) if runtime.is_xla else tree
 
 
 def compilations(runtime):
@@ -579,10 +552,11 @@ def compiled(model, wanted, batch, batch_size, runtime):
     if not choose('compile', wanted.lower(), {'auto': on_cuda, 'true': True, 'false': False}):
         return model
     part = micro_batches(batch, batch_size, runtime.device)[0]
+    part.pop('weights', None)
     try:
         fast = torch.compile(model)
         with runtime.autocast():
-            losses = fast(**{key: value for key, value in part.items() if key != 'weights'})
+            losses = fast(**part)
         losses.sum().backward()
         return fast
     except torch.OutOfMemoryError:
@@ -600,9 +574,9 @@ def make_optimizer(model, lr, betas, eps, weight_decay, runtime):
     """AdamW, fused where it can be, with decay on all of two or more dimensions, S of `pairwise` included."""
     groups = [{'params': [p for p in model.parameters() if p.dim() >= 2], 'weight_decay': weight_decay},
               {'params': [p for p in model.parameters() if p.dim() < 2], 'weight_decay': 0.0}]
-    kernel = {'fused': runtime.device.type in ('cuda', 'cpu')}
-    kernel = {'capturable': True, 'foreach': False} if runtime.is_xla else kernel
-    return torch.optim.AdamW(groups, as_input(lr, runtime), betas, eps, **kernel)
+    fused = {'fused': runtime.device.type in ('cuda', 'cpu')}
+    kernel = {'capturable': True, 'foreach': False} if runtime.is_xla else fused
+    return torch.optim.AdamW(groups, runtime.input(lr), betas, eps, **kernel)
 
 
 def get_lr(step, peak, low, warmup, total, schedule):
@@ -616,7 +590,7 @@ def get_lr(step, peak, low, warmup, total, schedule):
 
 def set_lr(optimizer, lr, runtime):
     for group in optimizer.param_groups:
-        group['lr'] = as_input(lr, runtime)
+        group['lr'] = runtime.input(lr)
 
 
 def seed_step(seed, step, runtime):
@@ -634,7 +608,7 @@ def update(model, optimizer, scaler, parts, count, grad_clip, runtime):
     count  predicted tokens of the step over all ranks and micro-batches: the loss is their mean
     Both results are tensors: the host reads nothing here. On XLA the step runs at the next runtime.sync().
     """
-    total, count = torch.zeros(1, device=runtime.device), as_input(max(1.0, count), runtime)
+    total, count = torch.zeros(1, device=runtime.device), runtime.input(max(1.0, count))
     for i, part in enumerate(parts):
         weights = part.pop('weights')                               # (b, k)
         silent = runtime.host is not None and i < len(parts) - 1    # DDP adds up gradients once a step
@@ -653,39 +627,35 @@ def update(model, optimizer, scaler, parts, count, grad_clip, runtime):
 
 
 class Health:
-    """Watches losses and gradient norms on the device; the host sees them when it looks.
+    """Watches on the device whether losses and gradient norms are finite; the host reads it at each look.
 
-    A look comes before every validation and save, and finds what was ever not finite. float16 alone may have
-    gradient norms that are not: it skips such steps while it searches for its scale.
+    float16 alone may have norms that are not: it skips such steps while it searches for its scale.
     """
 
     def __init__(self, runtime):
-        self.runtime, self.scaler, self.steps = runtime, None, 0
-        self.healthy = torch.ones((), device=runtime.device)            # 0 from the first bad step on
-        self.last = torch.zeros(3, device=runtime.device)               # loss, norm, healthy steps so far
+        self.runtime, self.scaler = runtime, None
+        self.last = torch.zeros(3, device=runtime.device)       # loss, norm, steps from the first bad one on
 
     def add(self, loss, norm, scaler):
         """Take in a step.  The host reads nothing here."""
         finite = loss.isfinite() if scaler.is_enabled() else loss.isfinite() & norm.isfinite()
-        self.healthy = self.healthy * finite
-        self.last = torch.stack([loss, norm, self.last[2] + self.healthy])
-        self.scaler, self.steps = scaler, self.steps + 1
+        bad = self.last[2] + ((self.last[2] > 0) | ~finite)
+        self.last, self.scaler = torch.stack([loss, norm, bad]), scaler
 
     def look(self, step, where):
         """(loss summed over the ranks, gradient norm) of the last step, which was `step`, as numbers.
 
         Raises the same UserError on all ranks once a step of any was bad.  where: names the run
         """
-        loss, norm, healthy = self.last.tolist()
-        losses, counts = zip(*self.runtime.gather([(loss, healthy)]), strict=True)
-        if min(counts) < self.steps:
-            first = step - self.steps + int(min(counts)) + 1
+        losses, norms, bad = zip(*self.runtime.gather(self.last.tolist()), strict=True)
+        if any(bad):
+            first = step + 1 - int(max(bad))
             raise UserError(f'{where}: loss or gradient norm of step {first} is not finite; no checkpoint '
                             'has it; try a lower learning_rate')
         if self.scaler and self.scaler.is_enabled() and self.scaler.get_scale() <= 1:
             raise UserError(f'{where}: float16 found no scale with finite gradients up to step {step}; try a '
                             "lower learning_rate, or dtype='bfloat16'")
-        return sum(losses), norm
+        return sum(losses), norms[0]
 
 
 @torch.no_grad()
@@ -726,9 +696,8 @@ def step_of(path):
 
 def checkpoints(folder):
     """Checkpoint files of a run, oldest first; other names are the user's."""
-    names = os.listdir(folder) if os.path.isdir(folder) else []
-    found = [name for name in names if re.fullmatch(r'ckpt_\d{7,}\.pt', name)]
-    return [os.path.join(folder, name) for name in sorted(found, key=step_of)]
+    paths = glob.glob(os.path.join(glob.escape(str(folder)), 'ckpt_*.pt'))
+    return sorted((path for path in paths if re.search(r'ckpt_\d{7,}\.pt$', path)), key=step_of)
 
 
 def write_checkpoint(path, content):
@@ -758,10 +727,8 @@ def read_checkpoint(path):
         content = torch.load(path, map_location='cpu', weights_only=True)
     except (FileNotFoundError, IsADirectoryError, PermissionError) as error:
         raise UserError(f'{path}: cannot be read: {error.strerror}') from None
-    except pickle.UnpicklingError:                      # whole, but not what write_checkpoint wrote
-        raise UserError(f'{path}: holds more than tensors and plain Python, so it is not loaded') from None
     except Exception:                                   # of many kinds, for a flipped bit may be anywhere
-        raise UserError(f'{path}: damaged, or not a checkpoint') from None
+        raise UserError(f'{path}: damaged, or not a checkpoint: tensors and plain Python alone') from None
     if 'lm_head' not in content.get('model_config', {}):
         raise UserError(f'{path}: of an earlier version, with other names and order of parameters')
     return content
@@ -792,30 +759,44 @@ def newest_checkpoint(folder):
 
 
 def find_checkpoint(init_from, out_dir):
-    """Path of the checkpoint that init_from means; None where weights are new or a BERT's."""
-    if init_from == 'scratch':
-        return None
-    if init_from not in ('auto', 'resume'):
-        return init_from if init_from.endswith('.pt') else newest_checkpoint(init_from)
-    path = newest_checkpoint(out_dir)
+    """The checkpoint or the name of a BERT that init_from means; None: new weights."""
+    if init_from == 'scratch' or init_from.endswith('.pt'):
+        return None if init_from == 'scratch' else init_from
+    own = init_from in ('auto', 'resume')
+    path = newest_checkpoint(out_dir if own else init_from)
     if path is None and init_from == 'resume':
         raise UserError(f"init_from='resume': no checkpoint in {out_dir}")
-    return path
+    return path or (None if own else init_from)
+
+
+def load_bert(name, read=MaskedLM.from_pretrained):
+    """read(name), a Hugging Face BERT; what that package says is made one line."""
+    try:
+        return read(name)
+    except UserError:
+        raise
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise UserError(f'init_from={name!r}: neither a checkpoint nor a BERT: {reason}') from None
 
 
 def start_from(init_from, out_dir, runtime):
-    """(path, content) of the checkpoint that this run goes on from, (None, {}) without.  Raises UserError."""
-    there = checkpoints(out_dir)[-1:]
-    seen = sorted({os.path.basename(path) for path in runtime.gather(there or ['none'])})
+    """(checkpoint or BERT that this run starts from, its content), (None, {}) without.  Raises UserError."""
+    newest = checkpoints(out_dir)[-1] if checkpoints(out_dir) else 'none'
+    seen = sorted({os.path.basename(path) for path in runtime.gather(newest)})
     if len(seen) > 1:
         raise UserError(f"{out_dir}: the newest checkpoint is {' here and '.join(seen)} there; out_dir must "
                         'be a folder that all machines share')
-    path = runtime.agree(find_checkpoint(init_from, out_dir) if runtime.main else None)
-    content = read_checkpoint(path) if path else {}
-    if init_from not in ('auto', 'resume') and there and step_of(there[0]) > content.get('step', -1):
-        raise UserError(f'init_from={init_from!r}: {out_dir} holds {os.path.basename(there[0])}; go on from '
-                        'it with --init_from=resume, or choose another --out_dir')
-    return path, content
+    source = runtime.gather(find_checkpoint(init_from, out_dir) if runtime.main else None)[0]
+    content = read_checkpoint(source) if source and source.endswith('.pt') else {}
+    if source and not content:                          # a BERT has these in common with a checkpoint
+        bert = load_bert(source)
+        content = {'model': bert.state_dict(), 'model_config': asdict(bert.config),
+                   'config': {'objective': 'mlm'}}
+    if newest != 'none' and step_of(newest) > content.get('step', -1) and init_from not in ('auto', 'resume'):
+        raise UserError(f'init_from={init_from!r}: {out_dir} holds {seen[0]}; go on from it with '
+                        '--init_from=resume, or choose another --out_dir')
+    return source, content
 
 
 def hold(folder):
@@ -844,8 +825,7 @@ def refuse_difference(where, stored, ours, what):
 def tell(text):
     """Print on stdout.  When nobody reads it any more, as after `| head`, the run ends as after SIGTERM."""
     try:
-        tqdm.write(text)                                # above the progress bar, if there is one
-        sys.stdout.flush()
+        print(text, flush=True)
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         signal.raise_signal(signal.SIGTERM)
@@ -858,7 +838,7 @@ class Log:
         self.main, self.path, self.wandb = runtime.main, os.path.join(folder, 'metrics.jsonl'), None
         if self.main:
             kept = [line for line in read_metrics(folder) if step and line['step'] <= step]
-            write_whole(self.path, ''.join(json.dumps(line) + '\n' for line in kept))
+            write_bytes(self.path, ''.join(json.dumps(line) + '\n' for line in kept).encode())
         if self.main and project:                       # finetune.py starts a run for each trial
             self.wandb = need('wandb', 'wandb_project').init(
                 project=project, name=os.path.basename(folder), config=config, reinit='finish_previous')
@@ -885,14 +865,6 @@ def read_metrics(folder):
     return lines
 
 
-def write_whole(path, text):
-    """Replace a text file in one step; of processes that do so at once, one wins."""
-    temporary = f'{path}.{platform.node()}.{os.getpid()}.tmp'
-    with open(temporary, 'w', encoding='utf-8') as file:
-        file.write(text)
-    os.replace(temporary, path)
-
-
 def catch_signals():
     """A list to which SIGTERM, SIGINT and SIGHUP add their numbers from now on instead of ending the process.
 
@@ -911,34 +883,29 @@ def catch_signals():
     return caught
 
 
-def clock(seconds):
-    return str(timedelta(seconds=int(seconds)))
-
-
 def log_line(step, total, seconds, values):
     """A line of the log.  seconds: of a step"""
     mfu = 'n/a' if values['mfu'] is None else f"{values['mfu']:.1%}"
     graphs = f", {values['compiled']} graphs" if 'compiled' in values else ''
+    left = timedelta(seconds=int((total - step) * seconds))
     return (f"step {step}/{total}: loss {values['loss']:.4f}, lr {values['lr']:.2e}, "
             f"norm {values['norm']:.2f}, {values['tokens_per_second']:,.0f} tokens/s, mfu {mfu}, "
-            f'eta {clock((total - step) * seconds)}{graphs}')
+            f'eta {left}{graphs}')
 
 
 def write_manifest(folder, config, data, runtime):
     """Append to run.json what makes this launch: command, revision, versions, device, data and knobs."""
-    path, launches, here = os.path.join(folder, 'run.json'), [], os.path.dirname(os.path.abspath(__file__))
-    with contextlib.suppress(FileNotFoundError, ValueError, RecursionError), open(path) as file:
-        launches = json.load(file)
-    revision = None
+    path, launches, revision = os.path.join(folder, 'run.json'), [], None
+    with contextlib.suppress(FileNotFoundError, ValueError, TypeError, RecursionError), open(path) as file:
+        launches += [launch for launch in json.load(file) if 'config' in launch]
     with contextlib.suppress(OSError):                  # git may not be installed
-        revision = subprocess.run(['git', '-C', here, 'describe', '--always', '--dirty', '--abbrev=40'],
+        revision = subprocess.run(['git', '-C', ROOT, 'describe', '--always', '--dirty', '--abbrev=40'],
                                   capture_output=True, text=True).stdout.strip()
-    launch = {'argv': sys.argv, 'date': time.strftime('%Y-%m-%dT%H:%M:%S%z'), 'revision': revision,
-              'world_size': runtime.world, 'device': device_name(runtime.device),
-              'python': platform.python_version(), 'torch': torch.__version__, 'numpy': np.__version__,
-              'data': data, 'config': config}
-    launches = launches if isinstance(launches, list) else []
-    write_whole(path, json.dumps([*launches, launch], indent=1))
+    launches.append({
+        'argv': sys.argv, 'date': time.strftime('%Y-%m-%dT%H:%M:%S%z'), 'revision': revision,
+        'world_size': runtime.world, 'device': device_name(runtime.device), 'data': data, 'config': config,
+        'python': platform.python_version(), 'torch': torch.__version__, 'numpy': np.__version__})
+    write_bytes(path, json.dumps(launches, indent=1).encode())
 
 
 def plot_losses(folder, unigram):
@@ -947,11 +914,11 @@ def plot_losses(folder, unigram):
         from matplotlib.figure import Figure
     except ImportError:
         return tell('no loss.png without matplotlib: pip install matplotlib')
-    metrics, figure = read_metrics(folder), Figure(figsize=(7, 4))
+    figure = Figure(figsize=(7, 4))
     axes = figure.subplots()
-    for kind, style in (('train', '-'), ('val', 'o-')):
-        points = [(line['step'], line['loss']) for line in metrics if line['kind'] == kind and 'loss' in line]
-        axes.plot(*zip(*points, strict=True), style, label=kind)
+    for kind in ('train', 'val'):
+        lines = [line for line in read_metrics(folder) if line['kind'] == kind and 'loss' in line]
+        axes.plot([line['step'] for line in lines], [line['loss'] for line in lines], label=kind)
     axes.axhline(unigram, color='gray', linestyle='--', label='unigram entropy')
     axes.set(xlabel='step', ylabel='loss, nats a predicted token', title=os.path.basename(folder))
     axes.legend()
@@ -961,22 +928,20 @@ def plot_losses(folder, unigram):
 # ---- fill and export ----
 
 @torch.no_grad()
-def predictions(model, tokenizer, ids):
-    """A line for each [MASK] in `ids` (no [CLS], no [SEP]): the best five tokens and their probabilities."""
+def fill_masks(model, tokenizer, ids):
+    """The best five tokens and their probabilities, a line for each [MASK] in `ids` (no [CLS], no [SEP])."""
     special = tokenizer.special
     row = torch.tensor([[special['cls'], *ids, special['sep']]], device=next(model.parameters()).device)
-    masks = (row[0] == special['mask']).nonzero()[:, 0]
-    best = model.eval()(row, positions=masks[None])[0].float().softmax(-1).topk(5)
-    lines = []
+    masks = (row[0] == special['mask']).nonzero().T
+    best = model.eval()(row, positions=masks)[0].float().softmax(-1).topk(5)
     for chances, tokens in zip(best.values.tolist(), best.indices.tolist(), strict=True):
         pieces = (tokenizer.pieces[token] for token in tokens)
         words = (piece.strip('\u2581 ') or piece for piece in pieces)     # without the mark of a word's start
-        lines.append('    ' + '   '.join(f'{word} {p:.3f}' for word, p in zip(words, chances, strict=True)))
-    return lines
+        tell('    ' + '   '.join(f'{word} {p:.3f}' for word, p in zip(words, chances, strict=True)))
 
 
-def fill_masks(model, tokenizer, text):
-    """`text` and the predictions for its [MASK]s.  Raises UserError when it has none or is too long."""
+def fill_text(model, tokenizer, text):
+    """Print `text` and what the model fills in.  Raises UserError where no [MASK] is or it is too long."""
     text = text.encode('utf-8', 'surrogateescape').decode('utf-8', 'replace')   # of any locale's command line
     first, *others = text.split('[MASK]')
     if not others:
@@ -986,69 +951,42 @@ def fill_masks(model, tokenizer, text):
         ids = [*ids, tokenizer.special['mask'], *part]
     if len(ids) + 2 > model.config.block_size:
         raise UserError(f'fill: {len(ids)} tokens, but the model reads at most {model.config.block_size - 2}')
-    return '\n'.join([text, *predictions(model, tokenizer, ids)])
-
-
-def masked_sentences(documents, tokenizer, word_start):
-    """Yield (ids before it, a whole word, ids after it) of first sentences of documents, always the same.
-
-    documents  DocumentRows, of which 10,000 are tried: 8 to 30 tokens of prose up to a full stop are taken
-    """
-    rng = np.random.default_rng(0)
-    for index in shuffled(np.arange(min(len(documents), 10_000)), len(documents), 0, 0):
-        ids = documents.get([index])[0, 1:31].tolist()
-        stops = (i for i, token in enumerate(ids) if tokenizer.pieces[token].endswith(('.', '\u3002')))
-        ids = ids[:next(stops, -1) + 1]
-        words = [tokenizer.decode([token]).strip() for token in ids]
-        whole = [i for i in range(2, len(ids) - 1) if word_start[ids[i]] and word_start[ids[i + 1]]
-                 and words[i].isalpha() and (len(words[i]) > 3 or not words[i].isascii())]
-        text = tokenizer.decode(ids)
-        prose = sum(letter.isalpha() or letter == ' ' for letter in text) > 0.9 * len(text)
-        if len(ids) >= 8 and whole and prose and word_start[ids[0]]:
-            i = int(rng.choice(whole))
-            yield ids[:i], words[i], ids[i + 1:]
+    tell(text)
+    fill_masks(model, tokenizer, ids)
 
 
 def show_sentences(model, documents, tokenizer, word_start, n):
-    """Print `n` of masked_sentences with what the model fills in."""
-    sentences = list(itertools.islice(masked_sentences(documents, tokenizer, word_start), n))
-    for before, word, after in sentences:
-        best = predictions(model, tokenizer, [*before, tokenizer.special['mask'], *after])
-        text = f'{tokenizer.decode(before)} [MASK] {tokenizer.decode(after).strip()}'
-        tell('\n'.join(['', text, f'    masked: {word}', *best]))
-    if not sentences:
-        tell('no sentence to fill in: no document of the validation split begins with a short one')
-
-
-def load_bert(name, read=MaskedLM.from_pretrained):
-    """read(name), a Hugging Face BERT; what that package says is made one line."""
-    try:
-        return read(name)
-    except (OSError, ValueError) as error:
-        if isinstance(error, UserError):
-            raise
-        reason = str(error).strip().splitlines()[0]
-        raise UserError(f'init_from={name!r}: neither a checkpoint nor a BERT: {reason}') from None
+    """Print n first sentences of documents, of 8 to 30 tokens, and what the model fills in for a word."""
+    for index in shuffled(np.arange(min(len(documents), 10_000)), len(documents), 0, 0):
+        ids = documents.get([index])[0, 1:31].tolist()
+        ends = [i + 1 for i, token in enumerate(ids) if tokenizer.pieces[token].endswith(('.', '\u3002'))]
+        ids = ids[:ends[0]] if ends else []
+        words = [i for i in range(2, len(ids) - 1) if word_start[ids[i]] and word_start[ids[i + 1]]
+                 and tokenizer.decode([ids[i]]).strip().isalpha()]
+        if len(ids) < 8 or not words or not word_start[ids[0]]:
+            continue
+        i = words[len(words) // 2]
+        before, word, after = map(tokenizer.decode, (ids[:i], ids[i:i + 1], ids[i + 1:]))
+        tell(f'\n{before.strip()} [MASK] {after.strip()}\n    masked: {word.strip()}')
+        fill_masks(model, tokenizer, [*ids[:i], tokenizer.special['mask'], *ids[i + 1:]])
+        n -= 1
+        if not n:
+            return
+    tell('no other document of the validation split begins with a sentence to fill in')
 
 
 def use_checkpoint(fill, export, init_from, out_dir, folder, meta):
-    """Load the run's checkpoint or the one that init_from names; print predictions or write a BERT folder."""
+    """Load the run's checkpoint or the one that init_from means; print predictions or write a BERT folder."""
     path = find_checkpoint('resume' if init_from in ('auto', 'scratch') else init_from, out_dir)
-    if path:
-        content = read_checkpoint(path)
-        refuse_difference(path, content['data'], {'tokenizer': meta['identity']['tokenizer']}, 'the data')
-        model = OBJECTIVE[content['config']['objective']][0](EncoderConfig(**content['model_config']))
-        model.load_state_dict(content['model'])
-    else:
-        model = load_bert(init_from)
-        ours = {'vocab_size': meta['vocab_size']}
-        refuse_difference(init_from, asdict(model.config), ours, 'the tokenizer')
-    tokenizer = load_tokenizer(folder)
+    content, tokenizer = read_checkpoint(path), load_tokenizer(folder)
+    refuse_difference(path, content['data'], {'tokenizer': meta['identity']['tokenizer']}, 'the data')
+    config = EncoderConfig(**content['model_config'])
+    model = make_model(config, content['config']['objective'], path, content)
     if fill:
-        tell(fill_masks(model, tokenizer, fill))
+        fill_text(model, tokenizer, fill)
     if export:
         if not isinstance(model, MaskedLM):
-            raise UserError(f"export={export!r}: transformers' BERT is no permuted language model, as {path}")
+            raise UserError(f"export={export!r}: a BERT is no permuted language model, as {path} is")
         model.save_pretrained(export)
         shutil.copy(os.path.join(folder, 'tokenizer', tokenizer.file_name), export)
         tell(f'wrote {export}: transformers.BertForMaskedLM.from_pretrained({export!r}) loads it')
@@ -1076,14 +1014,13 @@ def check_knobs(config):
 
 def prepared(dataset, data_dir, prepare, runtime):
     """(folder, meta) of a prepared corpus, prepared first when `prepare` names a config file for that."""
-    folder, here = os.path.join(data_dir, dataset), os.path.dirname(os.path.abspath(__file__))
+    folder = os.path.join(data_dir, dataset)
     if prepare and not os.path.exists(os.path.join(folder, 'meta.json')):
         words = [prepare, f'--name={dataset}', f'--data_dir={data_dir}']
         if runtime.world > 1:
             raise UserError(f"{folder}: not prepared; run first: python prepare_data.py {' '.join(words)}")
         tell(f'{folder} is not there yet: preparing it with {prepare}')
-        script = os.path.join(here, 'prepare_data.py')
-        if subprocess.run([sys.executable, script, *words, '--part=0/1']).returncode:
+        if subprocess.run([sys.executable, f'{ROOT}/prepare_data.py', *words, '--part=0/1']).returncode:
             raise UserError(f'{prepare}: preparing {folder} failed')
     meta = load_meta(folder)
     if runtime.local == 0:
@@ -1091,19 +1028,14 @@ def prepared(dataset, data_dir, prepare, runtime):
     return folder, meta
 
 
-def make_model(encoder_config, objective, init_from, path, content):
-    """Model with a checkpoint's weights, a BERT's, or new ones.  Raises UserError where shapes differ."""
+def make_model(encoder_config, objective, source, content):
+    """Model with the weights in `content`, or new ones.  Raises UserError where shapes differ."""
     model = OBJECTIVE[objective][0](encoder_config)
-    ours = {key: value for key, value in asdict(encoder_config).items() if key not in MAY_CHANGE}
-    ours['objective'] = objective
-    if path:
+    if source:
+        ours = {key: value for key, value in asdict(encoder_config).items() if key not in MAY_CHANGE}
         theirs = {**asdict(EncoderConfig(**content['model_config'])), **content['config']}
-        refuse_difference(path, theirs, ours, 'the model')
+        refuse_difference(source, theirs, {**ours, 'objective': objective}, 'the model')
         model.load_state_dict(content['model'])
-    elif init_from not in ('auto', 'scratch'):
-        bert = load_bert(init_from)
-        refuse_difference(init_from, {**asdict(bert.config), 'objective': 'mlm'}, ours, 'the model')
-        model.load_state_dict(bert.state_dict())
     return model
 
 
@@ -1127,19 +1059,18 @@ def main():
     identity, unigram = {'vocab_size': meta['vocab_size'], **meta['identity']}, meta['unigram_entropy']
 
     # model and optimizer: new, a BERT's, or where a checkpoint left them
-    path, content = start_from(init_from, out_dir, runtime)
+    source, content = start_from(init_from, out_dir, runtime)
     torch.manual_seed(seed)
-    raw = make_model(model_config(config, meta['vocab_size']), objective, init_from, path, content)
+    raw = make_model(model_config(config, meta['vocab_size']), objective, source, content)
     raw = to_device(raw, runtime)
     optimizer = make_optimizer(raw, learning_rate, (beta1, beta2), adam_eps, weight_decay, runtime)
     scaler = torch.amp.GradScaler(runtime.device.type, enabled=runtime.dtype == torch.float16)
     step, samples, validated = 0, 0, False
-    if path:
-        refuse_difference(path, content['data'], identity, 'the data')
+    if 'step' in content:
+        refuse_difference(source, content['data'], identity, 'the data')
         groups = optimizer.state_dict()['param_groups']         # decay, betas and kernels are this run's
         optimizer.load_state_dict({**content['optimizer'], 'param_groups': groups})
-        if content['scaler'] and scaler.is_enabled():
-            scaler.load_state_dict(content['scaler'])
+        scaler.load_state_dict(content['scaler'] or scaler.state_dict())
         step, samples, validated = content['step'], content['samples'], content['validated']
         config['milestones'] = tuple(sorted({*milestones, *content['config']['milestones']}))
     content.clear()                                     # weights and optimizer have their copies
@@ -1156,11 +1087,11 @@ def main():
         say(f'warmup_iters={warmup_iters} is longer than the run: {warmup} of its {max_iters} steps warm up')
     if runtime.main:
         write_manifest(out_dir, config, identity, runtime)
-        tell(f'{table(config, origins)}\n{count_parameters(raw):,} parameters on {runtime.world} x '
-             f'{runtime.device} in {str(runtime.dtype)[6:]}; {len(train_rows):,} training rows'
-             + (f'\ncontinuing {path} at step {step}' if path else ''))
+        size = sum(parameter.numel() for parameter in raw.parameters())
+        tell(f'{table(config, origins)}\n{size:,} parameters on {runtime.world} x {runtime.device} in '
+             f'{str(runtime.dtype)[6:]}; {len(train_rows):,} training rows'
+             + (f'\ncontinuing {source} at step {step}' if source else ''))
     log = Log(out_dir, step, runtime, wandb_project, config)
-    bar = tqdm(initial=step, total=max_iters, disable=not (runtime.main and sys.stderr.isatty()))
 
     def ends(interval):
         return step == max_iters or (interval and step % interval == 0)
@@ -1168,26 +1099,24 @@ def main():
     def validate():
         """Log the validation loss; False if a signal came before it was there."""
         scores = evaluate(raw, val_loader, batch_size, runtime, stop)
-        if scores is None:
-            return False
-        text = (f"step {step}: validation loss {scores['loss']:.4f} (unigram {unigram:.4f}), masked accuracy "
-                f"{scores['accuracy']:.2%}, perplexity {scores['perplexity']:.1f}")
-        log.write('val', step, text, **scores)
-        return True
+        if scores:
+            log.write('val', step, f"step {step}: validation loss {scores['loss']:.4f} "
+                      f"(unigram {unigram:.4f}), masked accuracy {scores['accuracy']:.2%}, perplexity "
+                      f"{scores['perplexity']:.1f}", **scores)
+        return bool(scores)
 
     def save():
-        if runtime.main:
-            content = {'step': step, 'samples': samples, 'model': raw.state_dict(), 'config': config,
-                       'optimizer': optimizer.state_dict(), 'scaler': scaler.state_dict(),
-                       'model_config': asdict(raw.config), 'data': identity, 'validated': validated}
-            write_checkpoint(os.path.join(out_dir, checkpoint_name(step)), to_host(content, runtime))
-            others = [path for path in checkpoints(out_dir) if step_of(path) not in config['milestones']]
-            for path in others[:-keep_checkpoints]:
-                os.remove(path)
+        content = {'step': step, 'samples': samples, 'model': raw.state_dict(), 'config': config,
+                   'optimizer': optimizer.state_dict(), 'scaler': scaler.state_dict(),
+                   'model_config': asdict(raw.config), 'data': identity, 'validated': validated}
+        write_checkpoint(os.path.join(out_dir, checkpoint_name(step)), to_host(content, runtime))
+        others = [path for path in checkpoints(out_dir) if step_of(path) not in config['milestones']]
+        for path in others[:-keep_checkpoints]:
+            os.remove(path)
 
     # the loop
     validated = validated or validate()
-    health, logged, since = Health(runtime), step, time.perf_counter()          # the last log line
+    health, looked, since = Health(runtime), step, time.perf_counter()
     for batch in prefetch(loader.batch, range(step, max_iters)):
         count, stopping = runtime.sum(batch['weights'].sum(), len(stop))
         if stopping:
@@ -1200,35 +1129,34 @@ def main():
         health.add(loss, norm, scaler)
         runtime.sync()
         step, samples = step + 1, samples + total_batch
-        bar.update()
         due = ends(checkpoint_interval) or step in milestones
-        if due or ends(log_interval) or ends(eval_interval):        # the host reads the device here alone
-            loss, norm = health.look(step, out_dir)
+        if not (due or ends(log_interval) or ends(eval_interval)):
+            continue                                    # the host reads the device below alone
+        loss, norm = health.look(step, out_dir)
         if ends(log_interval):
-            seconds = (time.perf_counter() - since) / (step - logged)
+            seconds = (time.perf_counter() - since) / (step - looked)
             mfu = flops / seconds / runtime.world / peak if peak else None
             values = {'loss': loss, 'lr': lr, 'norm': norm, 'mfu': mfu, **compilations(runtime),
                       'tokens_per_second': total_batch * block_size / seconds}
             log.write('train', step, log_line(step, max_iters, seconds, values), **values)
-            logged, since = step, time.perf_counter()
-        paused = time.perf_counter()
         if ends(eval_interval):
             validated = validate()
-        if due:
+        if due and runtime.main:
             save()
-        since += time.perf_counter() - paused
+        looked, since = step, time.perf_counter()
 
     stopping, = runtime.sum(len(stop))
     if stopping:
         health.look(step, out_dir)
-        save()
+        if runtime.main:
+            save()
         say(f'stopped by signal after step {step}; {out_dir}/{checkpoint_name(step)} is written; '
             '--init_from=auto goes on from there')
     elif runtime.main:
         plot_losses(out_dir, unigram)
         if fill_samples:
             documents = DocumentRows(folder, meta, 'val', block_size)
-            show_sentences(to_host(raw, runtime), documents, load_tokenizer(folder), word_start, fill_samples)
+            show_sentences(raw.cpu(), documents, load_tokenizer(folder), word_start, fill_samples)
     leave(runtime, 128 + (stop[0] if stop else signal.SIGTERM) if stopping else 0)
 
 
