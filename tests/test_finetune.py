@@ -7,6 +7,7 @@ import glob
 import itertools
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -25,7 +26,7 @@ from published import HANZI, publish
 import finetune
 import train
 from configurator import UserError, configure
-from finetune import HEADS, TASKS, Batches, Example, Feature, collate, join_texts
+from finetune import HEADS, TASKS, Example, Feature, collate, join_texts, training_batch
 from model import (
     ALLOWED_POSITIONS,
     ATTENTION,
@@ -229,16 +230,19 @@ def test_windows_are_joined_by_their_scores_and_the_least_score_of_no_answer():
 @pytest.mark.parametrize('n, total', [(10, 4), (3, 8), (8, 4)])
 def test_an_epoch_has_every_example_once(n, total):
     features = [Feature(i, [(np.array([2, 5 + i, 3]), 3)], i) for i in range(n)]
-    batches, orders = Batches(features, 7, total, (SPECIAL,)), []
+    per_epoch, orders = -(-n // total), []
+
+    def make(step, seed=7):
+        return training_batch(step, features, seed, total, (SPECIAL,))
+
     for epoch in range(3):
-        parts = [batches.batch(epoch * batches.per_epoch + i) for i in range(batches.per_epoch)]
+        parts = [make(epoch * per_epoch + i) for i in range(per_epoch)]
         assert {len(part['targets']) for part in parts} == {total}
         orders.append([i for part in parts
                        for i, w in zip(part['targets'], part['weights'], strict=True) if w])
         assert sorted(orders[-1]) == list(range(n))
-    again = Batches(features, 7, total, (SPECIAL,)).batch(1)
-    assert all(np.array_equal(again[key], value) for key, value in batches.batch(1).items())
-    other = Batches(features, 8, total, (SPECIAL,)).batch(0)['targets'].tolist()
+    assert all(np.array_equal(make(1)[key], value) for key, value in make(1).items())
+    other = make(0, 8)['targets'].tolist()
     assert n < 8 or (other != orders[0][:total] and orders[0] != orders[1])
 
 
@@ -494,7 +498,7 @@ def test_trials_of_other_recipes_data_or_weights_are_others(run, tokenizers, tmp
     trials = finetune_here(f'--init_from={other}', *plain[1:], moved)
     assert len(trials) == 4 and len({trial['weights'] for trial in trials}) == 2
     assert len(set(map(finetune.row_names(trials).count, finetune.row_names(trials)))) == 1     # all differ
-    assert 'run learning_rate=0.005 data=' in capsys.readouterr().out
+    assert re.search(r'run learning_rate=0.005 [0-9a-f]{6} [0-9a-f]{6}\b', capsys.readouterr().out)
 
 
 def test_report_alone_shows_every_finished_trial(run, tmp_path, finetune_here, monkeypatch, capsys):
@@ -543,7 +547,7 @@ def test_what_is_asked_for_later_is_added(run, tmp_path, finetune_here, monkeypa
     finetune_here(*arguments, '--noise=0:0.2:0.2')
     monkeypatch.setattr(train, 'update', None)
     trial, = finetune_here(*arguments, '--noise=0.1:0.1:0.1', '--predict=test')
-    assert list(trial['noise']['cola']) == ['0.0', '0.2', '0.1']
+    assert list(trial['noise']['cola']) == ['0', '0.2', '0.1']
 
 
 def test_all_files_are_read_before_the_first_trial(run, tmp_path, finetune_here, monkeypatch, capsys):
@@ -553,7 +557,7 @@ def test_all_files_are_read_before_the_first_trial(run, tmp_path, finetune_here,
     arguments = [f'--init_from={run}', files, f'--out_dir={tmp_path}/out']
     with pytest.raises(UserError, match='squad1: no test file'):
         finetune_here(*arguments, '--tasks=cola,squad1', '--predict=test')
-    with pytest.raises(UserError, match=r'gone.tsv: no such file'):
+    with pytest.raises(FileNotFoundError, match='gone.tsv'):
         finetune_here(*arguments, '--tasks=cola', '--predict=gone.tsv')
     path = tmp_path / 'labelled' / 'glue' / 'RTE' / 'test.tsv'
     lines = path.read_text().splitlines()
@@ -597,7 +601,8 @@ def test_a_missing_checkpoint_is_not_looked_for_on_the_hub(tmp_path, finetune_he
 
 def test_help_ends_with_the_tasks(monkeypatch, capsys):
     monkeypatch.setattr(sys, 'argv', ['finetune.py', '--help'])
-    finetune.main()
+    with pytest.raises(SystemExit):
+        finetune.main()
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith('usage') and len(lines[lines.index('knobs:'):]) > 40
     rows = [line.split() for line in lines[-len(TASKS):]]
@@ -675,8 +680,8 @@ def test_comparison_curve_noise_cross_and_time(run, tokenizers, tmp_path, finetu
     assert [t['step'] for t in trials] == [1] * 4 + [5] * 4 + [3] * 4 and len(trials) == 12
     for trial in trials:
         noise = trial['noise'][trial['task']]
-        assert list(noise) == ['0.0', '0.2', '0.4']
-        assert noise['0.0'] == trial['scores'][trial['task']][trial['metric']]
+        assert list(noise) == ['0', '0.2', '0.4']
+        assert noise['0'] == trial['scores'][trial['task']][trial['metric']]
         assert set(trial['cross']) == {'mrpc', 'mnli'}
         assert trial['cross'][trial['task']] == trial['scores'][trial['task']]['accuracy']
         assert trial['seconds_per_epoch'] > 0
@@ -685,7 +690,6 @@ def test_comparison_curve_noise_cross_and_time(run, tokenizers, tmp_path, finetu
     assert page.split('\n', 2)[2].strip() in out
     assert out.count(' of 12: ') == 12
     assert 'many - run, paired by seed' in page and 'reached at' in page and 'Trained on' in page
-    assert (tmp_path / 'out' / 'curve.png').exists() or 'matplotlib' in out
 
 
 def test_cross_task_labels_mean_yes_or_no(monkeypatch):
@@ -839,7 +843,7 @@ def test_a_model_that_was_not_kept_is_asked_for(run, tmp_path, finetune_here):
     arguments = [f'--init_from={run}', '--tasks=cola', published(tmp_path, 'cola'),
                  f'--out_dir={tmp_path}/out']
     finetune_here(*arguments, '--keep_models=false')
-    with pytest.raises(UserError, match='model.pt: not kept'):
+    with pytest.raises(UserError, match='model.pt: cannot be read'):
         finetune_here(*arguments, '--noise=0:0.1:0.1')
 
 

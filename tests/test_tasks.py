@@ -7,7 +7,7 @@ import pytest
 from published import publish
 
 import finetune as readers
-from finetune import GROUPS, TASKS, Example, UserError, load_examples, read_file, write_submission
+from finetune import GROUPS, TASKS, Example, UserError, collect, load_examples, read_path, write_submission
 
 PUBLISHED = [name for name, task in TASKS.items() if task.hub]
 
@@ -16,6 +16,11 @@ def write(path, text, encoding='utf-8'):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding=encoding)
     return str(path)
+
+
+def read_file(name, path, split='test'):
+    """Examples of one file in a task's format, by the rules of a split."""
+    return collect(TASKS[name], read_path(TASKS[name], path), split, path)
 
 
 def jsonl(*records):
