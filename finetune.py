@@ -9,7 +9,6 @@ the trials. It leaves a folder in out_dir with its log, result, predictions and 
 command skips finished trials and starts one that was cut off again. A step is a pure function of (weights,
 data, seed, step).
 """
-import collections
 import contextlib
 import csv
 import difflib
@@ -26,6 +25,7 @@ import signal
 import string
 import sys
 import time
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -111,8 +111,8 @@ dtype = 'auto'                  # auto (bfloat16 on GPUs that compute in it), fl
 compile = 'auto'                # auto (on for CUDA), true or false
 
 LIMITS = {                      # knob: lowest, highest (None: none)
-    **train.LIMITS, 'trials': (1, None), 'seed': (0, 2 ** 62), 'stride': (1, None), 'train_samples': (0, None),
-    'epochs': (1, None), 'warmup_fraction': (0, 0.999), 'max_answer': (1, None),
+    **train.LIMITS, 'trials': (1, None), 'seed': (0, 2 ** 62), 'stride': (1, None), 'epochs': (1, None),
+    'train_samples': (0, None), 'warmup_fraction': (0, 0.999), 'max_answer': (1, None),
 }
 FREE = {                        # knobs that do not decide a trial's result
     'out_dir', 'init_from', 'compare', 'tasks', 'trials', 'seed', 'paper', 'predict', 'noise', 'cross',
@@ -159,7 +159,6 @@ class Task:
     folder: str = ''            # below data_dir; any case, also with _public behind it
     files: dict | None = None   # {split: name}; a|b: the first that is there, a+b: both
     hub: str = ''               # id:configuration
-    splits: dict | None = None  # {split: the hub's name}, where it is not HUB_SPLITS
     texts: tuple = ()           # columns of text a and b; a+b: joined
     label: str = 'label'        # its column
     read: Callable | None = None    # path -> (where, record) pairs, records as on the hub
@@ -257,8 +256,9 @@ def read_hub(task, split):
     """(where, record) pairs of a dataset of the Hugging Face hub, whose classes may have another order."""
     datasets = prepare_data.need('datasets', 'reading from the Hugging Face hub')
     source, _, configuration = task.hub.partition(':')
+    matched = '_matched' * ('dev_mm' in task.files and split in ('dev', 'test'))
     try:
-        data = datasets.load_dataset(source, configuration or None, split=(task.splits or HUB_SPLITS)[split])
+        data = datasets.load_dataset(source, configuration or None, split=HUB_SPLITS[split] + matched)
     except Exception as error:                                  # the hub's libraries raise dozens of classes
         raise UserError(prepare_data.hub_error(source, error)) from None
     names = getattr(data.features.get('label'), 'names', None) or ()
@@ -388,10 +388,8 @@ def load_examples(name, split, data_dir, extra_train=''):
     split        of TASKS, or the path of one file in the task's format, with labels or without
     data_dir     holds the row's folder, is its parent or is it; empty: the task comes from the hub
     extra_train  a file with more training examples of an extraction task
-    A row with missing columns, an unknown label or no usable answer is skipped and counted.  More than 1 % of
-    bad rows, though one may always be, any where predictions are wanted, as a submission needs every row, or no
-    good row: UserError with the file and line of the first.  Labels '-' and what find_nearest counts are no bad
-    rows.
+    UserError names the first bad row where more than 1 % are (one may always be), where no row is good, and
+    where any is bad and predictions are wanted.  Labels '-' and what find_nearest counts are no bad rows.
     """
     task = TASKS[name]
     if task.source and split in task.files:
@@ -408,7 +406,7 @@ def load_examples(name, split, data_dir, extra_train=''):
 
 def collect(task, records, split, source):
     """(where, record) pairs -> what load_examples returns, by its rule; `source` is for the message."""
-    examples, counts, rows, bad, disputed = [], collections.Counter(), 0, [], []
+    examples, counts, rows, bad, disputed = [], Counter(), 0, [], []
     for rows, (where, record) in enumerate(records, 1):
         try:
             if isinstance(record, Bad):
@@ -453,7 +451,7 @@ def find_split(task, split, data_dir):
 
 def nested(pairs):
     """MultiRC's: lines of passages, with their questions, with their answers."""
-    passages = collections.defaultdict(lambda: collections.defaultdict(list))
+    passages = defaultdict(lambda: defaultdict(list))
     for (passage, question, answer), label in pairs:
         passages[passage][question].append({'idx': answer, 'label': int(label)})
     text = ''
@@ -511,7 +509,7 @@ def docstring_examples(name, split, data_dir, n, label):
     rows = [record for _, record in read_records(path)]
     pieces = sorted((text_hash(row['text'], 1), row['package'], row['where'], prose(row['text'], n))
                     for row in rows)
-    times = collections.Counter(letters(text) for *_, texts in pieces for text in texts)
+    times = Counter(letters(text) for *_, texts in pieces for text in texts)
     pieces = [piece for key, *piece in pieces if (key < DOCSTRING_DEV * 2**64) == (split == 'dev')
               and piece[2] and all(times[letters(text)] == 1 for text in piece[2])]
     examples = label(pieces, TASKS[name].labels, DOCSTRING_SIZES[split])
@@ -601,10 +599,6 @@ def chinese_tokens(text):
     return CHINESE_TOKEN.findall(chinese_text(text))
 
 
-def common_words(answer, prediction):
-    return sum((collections.Counter(answer) & collections.Counter(prediction)).values())
-
-
 def common_run(answer, prediction):
     """Length of the longest run of tokens in both: the F1 of CMRC counts no token outside it."""
     matcher = difflib.SequenceMatcher(None, answer, prediction, autojunk=False)
@@ -641,7 +635,7 @@ METRICS = {
     'spearman': spearman,
     'pearson_spearman': both(pearson, spearman),
     'exact': partial(score_spans, operator.eq, words),
-    'f1_words': partial(score_spans, partial(overlap, common_words), words),
+    'f1_words': partial(score_spans, partial(overlap, lambda a, b: (Counter(a) & Counter(b)).total()), words),
     'exact_chinese': partial(score_spans, operator.eq, chinese_text),
     'f1_characters': partial(score_spans, partial(overlap, common_run), chinese_tokens),
 }
@@ -650,14 +644,13 @@ METRICS['exact_f1_chinese'] = both(METRICS['exact_chinese'], METRICS['f1_charact
 
 # ---- the table of tasks ----
 
-HUB_SPLITS = {'train': 'train', 'dev': 'validation', 'test': 'test'}
+HUB_SPLITS = {'train': 'train', 'dev': 'validation', 'dev_mm': 'validation_mismatched', 'test': 'test',
+              'test_mm': 'test_mismatched'}
 TSV = {'train': 'train.tsv', 'dev': 'dev.tsv', 'test': 'test.tsv'}
 JSONL = {'train': 'train.jsonl', 'dev': 'val.jsonl', 'test': 'test.jsonl'}
 JSON = {'train': 'train.json', 'dev': 'dev.json', 'test': 'test1.1.json|test.json'}
 MNLI = {'train': 'train.tsv', 'dev': 'dev_matched.tsv', 'dev_mm': 'dev_mismatched.tsv',
         'test': 'test_matched.tsv', 'test_mm': 'test_mismatched.tsv'}
-MNLI_SPLITS = {'train': 'train', 'dev': 'validation_matched', 'dev_mm': 'validation_mismatched',
-               'test': 'test_matched', 'test_mm': 'test_mismatched'}
 C3 = {split: f'd-{split}.json+m-{split}.json|c3-d-{split}.json+c3-m-{split}.json' for split in JSON}
 ENTAILMENT, TWO_WAY = 'entailment neutral contradiction', 'entailment not_entailment'
 PAIR = 'sentence1, sentence2'
@@ -696,8 +689,7 @@ TASKS = {
     'qqp': glue('QQP', 'accuracy f1 f1_accuracy', '0 1', 'question1, question2', label='is_duplicate|label',
                 positive='1'),
     'mnli': glue('MNLI', 'accuracy', ENTAILMENT, 'sentence1|premise, sentence2|hypothesis', files=MNLI,
-                 splits=MNLI_SPLITS, label='gold_label|label', positive='entailment',
-                 submission='MNLI-m.tsv|MNLI-mm.tsv'),
+                 label='gold_label|label', positive='entailment', submission='MNLI-m.tsv|MNLI-mm.tsv'),
     'qnli': glue('QNLI', 'accuracy', TWO_WAY, 'question, sentence', positive='entailment'),
     'rte': glue('RTE', 'accuracy', TWO_WAY, PAIR, positive='entailment'),
     'wnli': glue('WNLI', 'accuracy', '0 1', PAIR),
@@ -828,10 +820,8 @@ class Classify:
 
     @staticmethod
     def predictions(examples, features, outputs, knobs):
-        """(a prediction for each example, a record of it for the file of predictions)"""
-        best = [int(np.argmax(row)) for row in outputs]
-        records = [{'prediction': i, 'logits': row} for i, row in zip(best, outputs, strict=True)]
-        return np.array(best), records
+        """A prediction for each example."""
+        return np.array([np.argmax(row) for row in outputs])
 
 
 class Regress(Classify):
@@ -843,7 +833,7 @@ class Regress(Classify):
 
     @staticmethod
     def predictions(examples, features, outputs, knobs):
-        return np.array(outputs)[:, 0], [{'prediction': row[0]} for row in outputs]
+        return np.array(outputs)[:, 0]
 
 
 class Choose(Classify):
@@ -896,12 +886,8 @@ class Span:
             if score > best[i][0]:
                 begin, end = feature.offsets[[first - feature.first, last - feature.first], [0, 1]]
                 best[i] = score, examples[i].texts[1][begin:end].strip()
-        records = [{'best': text, 'null_difference': none - score}
-                   for none, (score, text) in zip(null, best, strict=True)]
-        for record in records:
-            empty = knobs.unanswerable and record['null_difference'] > knobs.null_threshold
-            record['prediction'] = '' if empty else record['best']
-        return [record['prediction'] for record in records], records
+        return ['' if knobs.unanswerable and none - score > knobs.null_threshold else text
+                for none, (score, text) in zip(null, best, strict=True)]
 
 
 def best_spans(start, end, longest):
@@ -1005,7 +991,7 @@ def label(source):
 def find_sources(init_from, compare):
     """Sources of both knobs, those to compare with last.  Raises UserError where two have one name."""
     sources, others = find_checkpoints(init_from), find_checkpoints(compare) if compare else []
-    called = collections.Counter(map(label, sources + others))
+    called = Counter(map(label, sources + others))
     both_have = {label(source)[0] for source in sources} & {label(other)[0] for other in others}
     for source in sources + others:
         if called[label(source)] > 1 or label(source)[0] in both_have:
@@ -1044,7 +1030,7 @@ def weights_of(source):
     if source.endswith('.pt'):
         return train.checkpoint_identity(source)
     files = glob.glob(os.path.join(glob.escape(source), '*.safetensors'))
-    return hashlib.sha256(prepare_data.read_bytes(files[0])).hexdigest()[:16] if files else source
+    return hashlib.sha256(Path(files[0]).read_bytes()).hexdigest()[:16] if files else source
 
 
 def make_classifier(start, head, knobs, n_label):
@@ -1102,8 +1088,9 @@ def survey(name, config):
     """
     splits, counts, hashes = [split for split in TASKS[name].files if split in LABELLED], [], {}
     for split in [*splits, *to_predict(name, config['predict']).values()]:
-        examples, _ = load_examples(name, split, config['data_dir'], config['extra_train'])
-        counts.append(f'{split} {len(examples):,}')
+        examples, skipped = load_examples(name, split, config['data_dir'], config['extra_train'])
+        notes = ''.join(f' ({kind}: {n})' for kind, n in skipped.items())
+        counts.append(f'{split} {len(examples):,}{notes}')
         hashes[split] = f'{text_hash(repr(examples)):016x}'
     return {split: hashes[split] for split in splits}, f"{name}: {', '.join(counts)} examples"
 
@@ -1114,7 +1101,7 @@ def majority_of(name, examples, n):
         return np.full(n, np.mean([example.label for example in examples]))
     span = TASKS[name].head == 'span'
     labels = [example.label[0][0] if span and example.label else example.label for example in examples]
-    most = collections.Counter(labels).most_common(1)[0][0]
+    most = Counter(labels).most_common(1)[0][0]
     return [most or ''] * n if span else np.full(n, most)
 
 
@@ -1212,9 +1199,9 @@ def run_head(model, features, trial, runtime, fraction=0.0):
 
 
 def predict_split(model, split, trial, runtime, fraction=0.0):
-    """(a prediction for each example, records of them)"""
+    """(a prediction for each example, outputs of the head for each feature)"""
     outputs = run_head(model, split.features, trial, runtime, fraction)
-    return trial.head.predictions(split.examples, split.features, outputs, trial.knobs)
+    return trial.head.predictions(split.examples, split.features, outputs, trial.knobs), outputs
 
 
 def add_noise(model, features, form, runtime, fraction):
@@ -1280,10 +1267,13 @@ def validate(trial, model, runtime, step, log):
     """Score the evaluation sets, with what the recipe wants to be kept of this step."""
     scores, lines = {}, []
     for column, split in trial.dev().items():
-        predictions, records = predict_split(model, split, trial, runtime)
-        scores[column] = score(trial.name, split.examples, predictions)
-        lines += [json.dumps({'column': column, 'id': example.id, **record}, ensure_ascii=False) + '\n'
-                  for example, record in zip(split.examples, records, strict=True)]
+        predictions, outputs = predict_split(model, split, trial, runtime)
+        scores[column], windows = score(trial.name, split.examples, predictions), defaultdict(list)
+        for feature, output in zip(split.features, outputs, strict=True):
+            windows[feature.example].append(output)
+        for i, (example, prediction) in enumerate(zip(split.examples, list(predictions), strict=True)):
+            lines.append({'column': column, 'id': example.id, 'prediction': prediction,
+                          'outputs': windows[i]})
     text = '; '.join(f'{column} {100 * row[trial.metric]:.2f}' for column, row in scores.items())
     log.write('val', step, f'{trial.name} seed {trial.seed} step {step}: {trial.metric} of {text}',
               **scores[trial.name])
@@ -1297,7 +1287,8 @@ def finish(trial, model, runtime, best, seconds):
     if best['weights']:
         model.load_state_dict(best['weights'])
     (run, step), data, dev = label(trial.source), trial.split('train'), trial.dev()
-    train.write_whole(os.path.join(trial.folder, 'predictions.jsonl'), ''.join(best['lines']))
+    pd.DataFrame(best['lines']).to_json(os.path.join(trial.folder, 'predictions.jsonl'), orient='records',
+                                        lines=True, force_ascii=False)
     if trial.knobs.keep_models:
         train.write_checkpoint(os.path.join(trial.folder, 'model.pt'), {
             'step': best['step'], 'model': train.to_host(model.state_dict(), runtime),
@@ -1417,10 +1408,12 @@ def t_quantile(freedom, inside=0.95):
 
 def over_seeds(wide):
     """Of each column, whose rows are seeds: 'mean (sd)', half of the 95 % interval, number of seeds."""
-    n, mean, sd = wide.count(), wide.mean(), wide.std()
-    half = sd * [t_quantile(seeds - 1) / math.sqrt(seeds) if seeds > 1 else math.nan for seeds in n]
-    text = mean.map(show).where(n < 2, mean.map(show) + ' (' + sd.map(show) + ')')
-    return pd.DataFrame({'mean': text, '± 95 %': half.map(show), 'seeds': n.map(show)}).T
+    cells = {}
+    for name, points in wide.items():
+        n, mean, sd = points.count(), points.mean(), points.std()
+        half = t_quantile(n - 1) * sd / math.sqrt(n) if n > 1 else math.nan
+        cells[name] = [show(mean) + (f' ({show(sd)})' if n > 1 else ''), show(half), show(n or None)]
+    return pd.DataFrame(cells, ['mean', '± 95 %', 'seeds'], dtype=object)
 
 
 def each_row(wide, row='row'):
@@ -1430,10 +1423,6 @@ def each_row(wide, row='row'):
 
 def show(value):
     """A cell of a table: points with two decimals, '-' if there is none."""
-    if isinstance(value, dict):
-        return ', '.join(f'{key} {n:,}' for key, n in value.items())
-    if isinstance(value, int):
-        return f'{value:,}'
     return '-' if pd.isna(value) else f'{value:.2f}' if isinstance(value, float) else str(value)
 
 
@@ -1463,13 +1452,23 @@ def tidy(trials):
     """DataFrame with a line for each number of finished trials, in points; step -1: no pretraining step."""
     lines = []
     for trial, row in zip(trials, row_names(trials), strict=True):
-        parts = [(kind, column, name, value) for kind in ('scores', 'majority', 'noise')
+        parts = [(kind, column, name, 100 * value) for kind in ('scores', 'majority', 'noise')
                  for column, values in trial.get(kind, {}).items() for name, value in values.items()]
-        parts += [('cross', trial['task'], name, value) for name, value in trial.get('cross', {}).items()]
+        parts += [('cross', trial['task'], other, 100 * value)
+                  for other, value in trial.get('cross', {}).items()]
+        parts.append(('seconds', trial['task'], '', trial['seconds_per_epoch']))
         step = -1 if trial['step'] is None else trial['step']
-        lines += [(kind, row, step, trial['seed'], column, name, 100 * value)
-                  for kind, column, name, value in parts]
-    return pd.DataFrame(lines, columns=['kind', 'row', 'step', 'seed', 'column', 'name', 'points'])
+        lines += [(row, step, trial['seed'], *part) for part in parts]
+    return pd.DataFrame(lines, columns=['row', 'step', 'seed', 'kind', 'column', 'name', 'points'])
+
+
+def model_table(inits):
+    """The model of each row.  inits: {row: its last trial}"""
+    kept = ['attention', 'position', 'norm', 'pooling', 'n_layer', 'n_head', 'n_embd']
+    models = [{'step': one['step'], **{key: one['model'][key] for key in kept}, 'device': one['device'],
+               'date': one['date']} for one in inits.values()]
+    return markdown(f"Fine-tuning: {', '.join(inits)}", pd.DataFrame(models, list(inits), dtype=object),
+                    'Points: mean (standard deviation) over seeds; ± 95 %: half the confidence interval.')
 
 
 def layouts(book, trials):
@@ -1520,28 +1519,11 @@ def curve_table(row, seeds, note):
     return markdown(f'{row} by pretraining step', cells, note)
 
 
-def matrix(title, numbers, book):
-    """Noise or cross-task table: ours by row and column, then the paper's."""
-    wide = numbers.assign(row=numbers.row + ', ' + numbers.column).pivot(
-        index=['row', 'seed'], columns='name', values='points')
-    return markdown(title, pd.concat([each_row(wide), paper_rows(book) if book else None], sort=True))
-
-
-def cost_tables(trials, rows, compare, note):
-    """Seconds an epoch, and the examples that were read and left out."""
-    frame = pd.DataFrame(trials).assign(row=rows)
-    times = frame.pivot_table(index='task', columns='row', values='seconds_per_epoch', sort=False)
-    for row in times.columns.drop(compare) if compare in times else ():
-        times[f'{row} / {compare}'] = times[row] / times[compare]
-    read = frame[['task', 'epochs', 'n_train', 'n_dev', 'skipped']].map(show).drop_duplicates()
-    read = read.set_index('task').rename(columns={'n_train': 'train', 'n_dev': 'dev'})
-    return [markdown('Seconds an epoch', times, note), markdown('Examples', read)]
-
-
 def make_report(trials, paper='', compare=''):
     """Markdown of finished trials.  A row is judged by its last step."""
     book = choose('paper', paper, read_papers()) if paper else {}
-    frame, rows, tables = tidy(trials), row_names(trials), layouts(book, trials)
+    frame, tables = tidy(trials), layouts(book, trials)
+    inits = dict(zip(row_names(trials), trials, strict=True))           # {row: its last trial}
     labels = list(dict.fromkeys(name for _, keys, averages, *_ in tables for name in (*keys, *averages)))
     scores = frame[frame.kind.isin(['scores', 'majority'])]
     wide = scores.assign(name=scores.column + '.' + scores.name).pivot(
@@ -1550,32 +1532,32 @@ def make_report(trials, paper='', compare=''):
     for name, keys in (item for _, _, averages, *_ in tables for item in averages.items()):
         wide[name] = wide[keys].mean(axis=1, skipna=False)          # of the seeds that ran all of them
     ends = frame.groupby('row').step.max()
-    steps, of = (wide.index.get_level_values(key) for key in ('step', 'row'))
-    final = wide[steps.to_numpy() == ends[of].to_numpy()].droplevel('step')
+    frame = frame[frame.step == frame.row.map(ends)]
+    steps, rows = (wide.index.get_level_values(key) for key in ('step', 'row'))
+    final = wide[steps.to_numpy() == ends[rows].to_numpy()].droplevel('step')
     last, majority = final.loc['scores'], final.loc['majority'].groupby('row').mean()
     majority = majority.rename('majority: {}'.format)
 
-    inits = dict(zip(rows, trials, strict=True))                    # {row: its last trial}
-    kept = ['attention', 'position', 'norm', 'pooling', 'n_layer', 'n_head', 'n_embd']
-    models = [{'step': one['step'], **{key: one['model'][key] for key in kept}, 'device': one['device'],
-               'date': one['date']} for one in inits.values()]
-    parts = [markdown(f"Fine-tuning: {', '.join(inits)}", pd.DataFrame(models, list(inits), dtype=object),
-                      'Points: mean (standard deviation) over seeds; ± 95 %: half the confidence interval.')]
-    parts += [score_table(table, last, majority) for table in tables]
+    parts = [model_table(inits), *(score_table(table, last, majority) for table in tables)]
     for row, one in inits.items():
         other = compare + row[len(one['init']):]                    # the same recipe of `compare`
         if compare and one['init'] != compare and other in inits:
-            pairs = over_seeds((last.loc[row] - last.loc[other])[labels].dropna(axis=1, how='all')).T
-            parts.append(markdown(f'{row} - {other}, paired by seed', pairs))
+            pairs = (last.loc[row] - last.loc[other])[labels].dropna(axis=1, how='all')
+            parts.append(markdown(f'{row} - {other}, paired by seed', over_seeds(pairs).T))
     parts += [curve_table(row, seeds.droplevel('row'), book.get('curve'))
               for row, seeds in wide.loc['scores', labels].groupby('row')]
     every = pd.concat([each_row(last), majority])[[name for name in wide.columns if '.' in name]].T
     parts.append(markdown('Every metric', every))
     for kind, title in (('noise', 'Noise on the embeddings, as a fraction of their mean norm'),
                         ('cross', 'Trained on (rows), evaluated on (columns)')):
-        found = frame[(frame.kind == kind) & (frame.step == frame.row.map(ends))]
-        parts += [matrix(title, found, book.get(kind))] if len(found) else []
-    parts += cost_tables(trials, rows, compare, book.get('seconds'))
+        found = frame.assign(row=frame.row + ', ' + frame.column)[frame.kind == kind]
+        ours = each_row(found.pivot_table(index=['row', 'seed'], columns='name', values='points'))
+        theirs = paper_rows(book[kind]) if len(found) and kind in book else None
+        parts.append(markdown(title, pd.concat([ours, theirs], sort=True)))
+    times = frame[frame.kind == 'seconds'].pivot_table('points', 'column', 'row', sort=False)
+    for row in times.columns.drop(compare) if compare in times else ():
+        times[f'{row} / {compare}'] = times[row] / times[compare]
+    parts.append(markdown('Seconds an epoch', times, book.get('seconds')))
     return '\n\n'.join(filter(None, parts))
 
 

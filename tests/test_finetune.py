@@ -217,12 +217,10 @@ def test_windows_are_joined_by_their_scores_and_the_least_score_of_no_answer():
     features = [Feature(0, [], (0, 0), 2, offsets[:2]), Feature(0, [], (0, 0), 2, offsets[1:]),
                 Feature(1, [], (0, 0), 2, np.array([[0, 1]]))]
     outputs = [(9.0, 4.0, 2, 3), (3.0, 6.0, 2, 2), (5.0, 1.0, 2, 2)]
-    texts, records = HEADS['span'].predictions(examples, features, outputs, settings(unanswerable=True))
-    assert texts == ['two', ''] and [r['null_difference'] for r in records] == [-3.0, 4.0]
-    texts, _ = HEADS['span'].predictions(examples, features, outputs,
-                                         settings(unanswerable=True, null_threshold=4.0))
-    assert texts == ['two', 'x']
-    assert HEADS['span'].predictions(examples, features, outputs, settings())[0] == ['two', 'x']
+    for knobs, texts in ((settings(), ['two', 'x']), (settings(unanswerable=True), ['two', '']),
+                         (settings(unanswerable=True, null_threshold=3.9), ['two', '']),
+                         (settings(unanswerable=True, null_threshold=4.0), ['two', 'x'])):
+        assert HEADS['span'].predictions(examples, features, outputs, knobs) == texts
 
 
 # ---- batches ----

@@ -166,7 +166,7 @@ def test_table_in_the_papers_order():
     assert rows(text, 'majority')[0] == ['50.00'] * 10
     assert rows(text, 'paper: pairwise base')[0][-1] == '79.36 (0.37)'
     assert rows(text, 'rte.other') == [['25.00 (0.00)', '12.50']]               # every form of a metric
-    assert rows(text, 'mnli')[-1] == ['5', '2,490', 'mnli 277, mnli_mm 277', 'train: no label 3']
+    assert rows(text, 'mnli')[-1] == ['12.50']                                  # seconds
 
 
 def test_missing_tasks_leave_the_average_out_and_are_named():
@@ -195,7 +195,7 @@ def test_differences_are_paired_by_common_seeds():
     assert re.findall('^## (.*paired.*)', text, re.M) == ['ours - base, paired by seed']
     assert rows(text, 'GLUE') == [['7.50 (3.54)', '31.77', '2']]                # of 10 and 5
     assert ['7.50 (3.54)', '31.77', '2'] in rows(text, 'rte.accuracy')
-    assert rows(text, 'rte')[-2] == ['12.50', '10.00', '1.25']                  # seconds and their ratio
+    assert sorted(rows(text, 'rte')[-1]) == ['1.25', '10.00', '12.50']          # seconds and their ratio
     for others in ([trial(60, seed=2, init='base')], []):       # no common seed, nothing of base finished yet
         text = report([trial(70), *others], compare='base')
         assert 'paired' not in text
