@@ -28,6 +28,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -54,7 +55,7 @@ from model import (
     pretrained_encoder,
     transformers,
 )
-from prepare_data import text_hash
+from prepare_data import text_hash, write_bytes
 
 # the run
 out_dir = 'out/finetune'        # results.json, results.md and a folder for each trial go here
@@ -483,7 +484,7 @@ def write_submission(name, column, folder, examples, predictions, prefix=''):
              for example, prediction in zip(examples, predictions, strict=True)]
     os.makedirs(folder, exist_ok=True)
     path = os.path.join(folder, prefix + task.submission.split('|')[-1 if column.endswith('_mm') else 0])
-    train.write_whole(path, SUBMISSIONS[task.write](pairs))
+    write_bytes(path, SUBMISSIONS[task.write](pairs).encode())
     return path
 
 
@@ -982,10 +983,9 @@ def label(source):
     """(pretraining run, its step or None) of a source, for names of folders and rows of tables."""
     run, name = os.path.abspath(source).split(os.sep)[-2:]
     stem, suffix = os.path.splitext(name)
-    if suffix != '.pt':
-        return name, None
-    step = re.fullmatch(r'ckpt_(\d+|.*\*.*)', stem)            # a glob has no step
-    return (run, int(step[1]) if step[1].isdigit() else None) if step else (f'{run}_{stem}', None)
+    if stem.startswith('ckpt_'):
+        return run, int(stem[5:]) if stem[5:].isdigit() else None       # a glob has no step
+    return f'{run}_{stem}' if suffix == '.pt' else name, None
 
 
 def find_sources(init_from, compare):
@@ -1012,9 +1012,6 @@ def read_start(source, folder, lower_case):
         content = train.read_checkpoint(source)
         knobs, data = content['config'], content['data']
         folder = folder or knobs.get('tokenizer') or os.path.join(knobs['data_dir'], knobs.get('dataset', ''))
-        if not os.path.isdir(folder):
-            raise UserError(f'{source}: its tokenizer is not in {folder}: name the prepared folder, as in '
-                            '--tokenizer=data/wikipedia')
         ours = prepare_data.load_meta(folder)['identity']['tokenizer']
         train.refuse_difference(source, {'tokenizer': ours, **data}, {'tokenizer': ours}, 'the data')
         config, weights = EncoderConfig(**content['model_config']), content['model']
@@ -1253,7 +1250,7 @@ def fine_tune(trial, model, runtime):
             loss, norm = health.look(step, name)                # waits for the device
         seconds[(step - 1) // per_epoch] += time.perf_counter() - since
         if logs:
-            eta = train.clock((steps - step) * sum(seconds) / step)
+            eta = timedelta(seconds=int((steps - step) * sum(seconds) / step))
             text = f'{name} step {step}/{steps}: loss {loss:.4f}, lr {lr:.2e}, norm {norm:.2f}, eta {eta}'
             log.write('train', step, text, loss=loss, lr=lr, norm=norm, **train.compilations(runtime))
         if validates:
@@ -1294,17 +1291,16 @@ def finish(trial, model, runtime, best, seconds):
             'step': best['step'], 'model': train.to_host(model.state_dict(), runtime),
             'config': {**trial.identity['recipe'], 'tokenizer': trial.start.folder},
             'model_config': asdict(model.config), 'data': trial.start.data})
-    counts = {split: found.skipped for split, found in {'train': data, **dev}.items()}
     result = {
         'init': run, 'step': step, 'model': asdict(model.config), 'task': trial.name, 'seed': trial.seed,
         'metric': trial.metric, 'scores': best['scores'], 'best_step': best['step'],
         'majority': {column: score(trial.name, split.examples, majority_of(
             trial.name, data.examples, len(split.examples))) for column, split in dev.items()},
         'n_train': len(data.examples), 'n_dev': {column: len(dev[column].examples) for column in dev},
-        'skipped': {f'{split}: {kind}': n for split, kinds in counts.items() for kind, n in kinds.items()},
+        'skipped': {split: found.skipped for split, found in {'train': data, **dev}.items()},
         'epochs': trial.knobs.epochs, 'seconds_per_epoch': float(np.median(seconds)), **trial.identity,
         'device': train.device_name(runtime.device), 'date': time.strftime('%Y-%m-%dT%H:%M:%S%z')}
-    train.write_whole(os.path.join(trial.folder, 'result.json'), json.dumps(result, indent=1))
+    write_bytes(os.path.join(trial.folder, 'result.json'), json.dumps(result, indent=1).encode())
     return result
 
 
@@ -1373,7 +1369,7 @@ def run_trial(trial, levels, others, runtime):
             predictions, _ = predict_split(model, split, trial, runtime, level)
             found[f'{level:g}'] = score(trial.name, split.examples, predictions)[trial.metric]
     result.setdefault('cross', {}).update(cross_scores(trial, model, runtime, others))
-    train.write_whole(os.path.join(trial.folder, 'result.json'), json.dumps(result, indent=1))
+    write_bytes(os.path.join(trial.folder, 'result.json'), json.dumps(result, indent=1).encode())
     submit(trial, model, runtime)
     return True
 
@@ -1601,9 +1597,9 @@ def write_report(config, show_it):
         raise UserError(f'{folder}: no trial has finished there yet')
     text, command = make_report(trials, config['paper'], against), ' '.join(['python', *sys.argv])
     head = f"`{command}`, torch {torch.__version__}, {time.strftime('%Y-%m-%d')}"
-    train.write_whole(os.path.join(folder, 'results.json'), json.dumps(
-        {'command': command, 'config': config, 'trials': trials}, indent=1))
-    train.write_whole(os.path.join(folder, 'results.md'), f'{head}\n\n{text}\n')
+    write_bytes(os.path.join(folder, 'results.json'), json.dumps(
+        {'command': command, 'config': config, 'trials': trials}, indent=1).encode())
+    write_bytes(os.path.join(folder, 'results.md'), f'{head}\n\n{text}\n'.encode())
     if show_it:
         print(f'\n{text}', flush=True)
 

@@ -619,8 +619,8 @@ def test_bad_rows_of_extra_questions_are_counted(run, tmp_path, finetune_here):
     more, = finetune_here(f'--init_from={run}', '--tasks=squad1', files, f'--out_dir={tmp_path}/b',
                           f'--extra_train={tmp_path}/extra.json')
     assert plain['n_train'] < more['n_train'] < 2 * plain['n_train']
-    key = 'train: question without a usable answer'
-    assert more['skipped'][key] - plain['skipped'].get(key, 0) == 1
+    key = 'question without a usable answer'
+    assert more['skipped']['train'][key] - plain['skipped']['train'].get(key, 0) == 1
 
 
 def test_seeds_change_the_head_and_the_order(run, tmp_path, finetune_here):

@@ -412,7 +412,8 @@ def test_hub_splits_fakes_and_errors(monkeypatch):
 
 def test_a_row_may_name_a_function(monkeypatch):
     made = [Example(0, ('a',), 1)]
-    row = readers.Task('classify', ('accuracy',), ('no', 'yes'), source=lambda *details: iter(made))
+    row = readers.Task('classify', ('accuracy',), ('no', 'yes'), files={'train': ''},
+                       source=lambda *details: iter(made))
     monkeypatch.setitem(TASKS, 'mine', row)
     assert load_examples('mine', 'train', '') == (made, {})
 
