@@ -1083,13 +1083,14 @@ def survey(name, config):
 
     Returns ({split: hash of its examples} of those with labels, a line with the numbers of all).
     """
-    splits, counts, hashes = [split for split in TASKS[name].files if split in LABELLED], [], {}
-    for split in [*splits, *to_predict(name, config['predict']).values()]:
+    counts, hashes = [], {}
+    labelled = [split for split in TASKS[name].files if split in LABELLED]
+    for split in [*labelled, *to_predict(name, config['predict']).values()]:
         examples, skipped = load_examples(name, split, config['data_dir'], config['extra_train'])
         notes = ''.join(f' ({kind}: {n})' for kind, n in skipped.items())
         counts.append(f'{split} {len(examples):,}{notes}')
         hashes[split] = f'{text_hash(repr(examples)):016x}'
-    return {split: hashes[split] for split in splits}, f"{name}: {', '.join(counts)} examples"
+    return {split: hashes[split] for split in labelled}, f"{name}: {', '.join(counts)} examples"
 
 
 def majority_of(name, examples, n):
@@ -1439,9 +1440,12 @@ def row_names(trials):
     recipes = pd.DataFrame(list(frame.recipe))
     varies = recipes.groupby(frame.task).nunique(dropna=False).gt(1).any()
     knobs = varies.index[varies]
-    return [' '.join([one['init'], *(f"{key}={show_knob(one['recipe'].get(key))}" for key in knobs),
-                      *(f'{frame[key][i]:016x}'[:6] for key, which in differ if which[i])])
-            for i, one in enumerate(trials)]
+    names = []
+    for i, one in enumerate(trials):
+        words = [f"{key}={show_knob(one['recipe'].get(key))}" for key in knobs]
+        words += [f'{frame[key][i]:016x}'[:6] for key, which in differ if which[i]]
+        names.append(' '.join([one['init'], *words]))
+    return names
 
 
 def tidy(trials):
@@ -1472,8 +1476,8 @@ def layouts(book, trials):
 
     They are the paper's that share a column with the trials, then one of the columns in none of them.
     """
-    ran, tables, shown = {f"{column}.{trial['metric']}": column for trial in trials
-                          for column in trial['scores']}, [], set()
+    ran = {f"{column}.{trial['metric']}": column for trial in trials for column in trial['scores']}
+    tables, shown = [], set()
     for table in book.get('tables', ()):
         columns = table['columns'].split()
         own = {key.split('.')[0] for key in columns}
