@@ -9,7 +9,6 @@ the trials. It leaves a folder in out_dir with its log, result, predictions and 
 command skips finished trials and starts one that was cut off again. A step is a pure function of (weights,
 data, seed, step).
 """
-import collections
 import contextlib
 import csv
 import difflib
@@ -26,10 +25,12 @@ import signal
 import string
 import sys
 import time
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -41,7 +42,7 @@ from torch import nn
 
 import prepare_data
 import train
-from configurator import UserError, configure, parse, run, say
+from configurator import ROOT, UserError, configure, parse, run, say
 from configurator import show as show_knob
 from configurator import table as knob_table
 from model import (
@@ -51,10 +52,10 @@ from model import (
     SequenceClassifier,
     SpanClassifier,
     choose,
-    count_parameters,
     pretrained_encoder,
+    transformers,
 )
-from prepare_data import text_hash
+from prepare_data import text_hash, write_bytes
 
 # the run
 out_dir = 'out/finetune'        # results.json, results.md and a folder for each trial go here
@@ -110,9 +111,9 @@ device = 'auto'                 # auto, cpu, cuda, cuda:1 (without torchrun), mp
 dtype = 'auto'                  # auto (bfloat16 on GPUs that compute in it), float32, bfloat16 or float16
 compile = 'auto'                # auto (on for CUDA), true or false
 
-LIMITS = {                      # knob: lowest, highest (None: none); of the others train.LIMITS
-    'trials': (1, None), 'seed': (0, 2 ** 62), 'block_size': (0, None), 'stride': (1, None),
-    'train_samples': (0, None), 'epochs': (1, None), 'warmup_fraction': (0, 0.999), 'max_answer': (1, None),
+LIMITS = {                      # knob: lowest, highest (None: none)
+    **train.LIMITS, 'trials': (1, None), 'seed': (0, 2 ** 62), 'stride': (1, None), 'epochs': (1, None),
+    'train_samples': (0, None), 'warmup_fraction': (0, 0.999), 'max_answer': (1, None),
 }
 FREE = {                        # knobs that do not decide a trial's result
     'out_dir', 'init_from', 'compare', 'tasks', 'trials', 'seed', 'paper', 'predict', 'noise', 'cross',
@@ -125,6 +126,7 @@ QUESTION = 64                   # tokens of a question at most.  Devlin et al. 2
 
 # ---- labelled files: a row of TASKS, and how its records become Examples ----
 
+LABELLED = ('train', 'dev', 'dev_mm')   # splits whose rows have labels
 BLANK = re.compile(r'#idiom\d+#')       # of CHID
 BLANK_AROUND = 56                       # characters kept on each side of it; CLUE's baseline keeps 28
 DISPUTED = "no gold label ('-')"        # expected in the NLI sets: the annotators did not agree
@@ -146,11 +148,7 @@ class Example(NamedTuple):
 
 
 class Bad(Exception):
-    """Why a record cannot become an example: its kind, under which it is counted, and the details."""
-
-    def __init__(self, kind, details=''):
-        super().__init__(f'{kind}: {details}' if details else kind)
-        self.kind = kind
+    """Why a record cannot become an example: (kind, under which it is counted, details)."""
 
 
 @dataclass(frozen=True)
@@ -158,19 +156,16 @@ class Task:
     """A row of TASKS.  Column names are those of the files, then |, then the hub's where they differ."""
     head: str                   # classify, regress, span or choose
     metrics: tuple              # rows of METRICS; the first enters an average if the recipe names none
-    labels: tuple = ()          # names in the order of the class indices, as on the hub
-    written: tuple = ()         # the same in files and submissions, where they have other names there
+    labels: tuple = ()          # of the classes in files and submissions, in the order of their indices
     folder: str = ''            # below data_dir; any case, also with _public behind it
     files: dict | None = None   # {split: name}; a|b: the first that is there, a+b: both
     hub: str = ''               # id:configuration
-    splits: dict | None = None  # {split: the hub's name}, where it is not HUB_SPLITS
-    texts: tuple = ()           # columns of text a and b; columns in a tuple are joined
+    texts: tuple = ()           # columns of text a and b; a+b: joined
     label: str = 'label'        # its column
-    header: str = ''            # columns of a table that has no header line
     read: Callable | None = None    # path -> (where, record) pairs, records as on the hub
     make: Callable | None = None    # (task, record, number, counts) -> Examples
     unanswerable: bool = False  # extraction: questions without an answer occur
-    write: Callable | None = None   # (ids, answers) -> text
+    write: str = 'id'           # row of SUBMISSIONS
     submission: str = ''        # file name; of MNLI matched|mismatched
     positive: str = ''          # label that means yes in the cross-task matrix; empty: not in it
     source: Callable | None = None  # (name, split, data_dir) -> Examples, in place of reading files
@@ -187,7 +182,7 @@ def read_lines(path):
 
 
 def read_table(path, header=()):
-    """Tab-separated without quoting, as GLUE is; .csv with it.  `header` is of files without that line."""
+    """Tab-separated without quoting, as GLUE is; .csv with it.  header: of files without that line."""
     columns = None
     for where, line in read_lines(path):
         cells = next(csv.reader([line])) if path.endswith('.csv') else line.split('\t')
@@ -204,10 +199,9 @@ def read_records(path):
     """JSON lines."""
     for where, line in read_lines(path):
         try:
-            record = json.loads(line)
+            yield where, json.loads(line)
         except (ValueError, RecursionError) as error:
-            record = Bad('broken JSON', str(error))
-        yield where, record if isinstance(record, dict | Bad) else Bad('not an object')
+            yield where, Bad('broken JSON', error)
 
 
 def load_json(path):
@@ -224,13 +218,14 @@ def read_squad(path):
 
 def read_multirc(path):
     for where, record in read_records(path):
-        for question in record['passage']['questions'] if isinstance(record, dict) else ():
+        if isinstance(record, Bad):
+            yield where, record
+            continue
+        for question in record['passage']['questions']:
             for answer in question['answers']:
                 idx = {'paragraph': record['idx'], 'question': question['idx'], 'answer': answer['idx']}
                 yield where, {'paragraph': record['passage']['text'], 'question': question['question'],
                               'answer': answer['text'], 'label': answer.get('label'), 'idx': idx}
-        if isinstance(record, Bad):
-            yield where, record
 
 
 def read_c3(path):
@@ -253,27 +248,25 @@ def read_chid(path):
 def read_path(task, path):
     """(where, record) pairs of a file in the task's format."""
     try:
-        table = path.endswith(('.tsv', '.csv'))
-        yield from read_table(path, task.header.split()) if table else task.read(path)
-    except json.JSONDecodeError as error:
-        raise UserError(f'{path}:{error.lineno}: broken JSON: {error.msg}') from None
+        yield from (read_table if path.endswith('.csv') else task.read)(path)
     except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        raise UserError(f'{path}: not in the published format of {task.folder}: '
-                        f'{type(error).__name__}: {error}') from None
+        raise UserError(f'{path}: not in the published format of {task.folder}: {error!r}') from None
 
 
 def read_hub(task, split):
-    """(where, record) pairs of a dataset of the Hugging Face hub; a class label becomes its name, -1 None."""
+    """(where, record) pairs of a dataset of the Hugging Face hub, whose classes may have another order."""
     datasets = prepare_data.need('datasets', 'reading from the Hugging Face hub')
     source, _, configuration = task.hub.partition(':')
+    matched = '_matched' * ('dev_mm' in task.files and split in ('dev', 'test'))
     try:
-        data = datasets.load_dataset(source, configuration or None, split=(task.splits or HUB_SPLITS)[split])
+        data = datasets.load_dataset(source, configuration or None, split=HUB_SPLITS[split] + matched)
     except Exception as error:                                  # the hub's libraries raise dozens of classes
         raise UserError(prepare_data.hub_error(source, error)) from None
-    names = getattr(data.features.get('label'), 'names', None)
+    names = getattr(data.features.get('label'), 'names', None) or ()
+    by_name = names and {name.lower() for name in names} == set(task.labels)
     for number, record in enumerate(data, 1):
         label = record.get('label')
-        record['label'] = None if label == -1 else names[label] if names and label is not None else label
+        record['label'] = None if label == -1 else names[label] if by_name and label is not None else label
         yield f'{task.hub}:{number}', record
 
 
@@ -285,17 +278,18 @@ def pick(record, names):
 
 
 def pick_text(record, names):
-    """Text of a column, or of several: the parts of a tuple or of a list are joined."""
-    value = [pick_text(record, name) for name in names] if isinstance(names, tuple) else pick(record, names)
-    value = ' '.join(value) if isinstance(value, list) else value
-    if not isinstance(value, str):
-        expected = names.replace('|', ' or ')
+    """Text of a column; those of a+b, and the parts of a list, are joined."""
+    parts = [pick(record, name) for name in names.split('+')]
+    parts = parts[0] if isinstance(parts[0], list) else parts
+    if not all(isinstance(part, str) for part in parts):
+        expected = names.replace('|', ' or ').replace('+', ' and ')
         raise Bad('missing columns', f"expected text in {expected}; the row has {', '.join(record)}")
+    text = ' '.join(parts)
     try:
-        value.encode()
+        text.encode()
     except UnicodeEncodeError:
-        raise Bad('invalid UTF-8', repr(value[:40])) from None
-    return value
+        raise Bad('invalid UTF-8', repr(text[:40])) from None
+    return text
 
 
 def pick_id(record, number):
@@ -308,22 +302,20 @@ def pick_id(record, number):
 
 def pick_label(task, record):
     """Class index or, of a task without classes, a score; None if the record is unlabelled."""
-    value, names = pick(record, task.label), task.written or task.labels
+    value = pick(record, task.label)
     if value is None:
         return None
     if value == '-':
         raise Bad(DISPUTED)
-    for known in (task.labels, names):
-        if str(value) in known:
-            return known.index(str(value))
-    try:                                                # a score, or an index from a hub column without names
-        score = value if task.labels else float(value)
-        if score in range(len(task.labels)) or not task.labels and math.isfinite(score):
-            return score
-    except (TypeError, ValueError):
-        pass
-    expected = ', '.join(names[:6]) + (f' ... {names[-1]}' if len(names) > 6 else '')
-    raise Bad('unknown label', f"{value!r}, expected {expected or 'a number'}")
+    if str(value).lower() in task.labels:
+        return task.labels.index(str(value).lower())
+    if value in range(len(task.labels)):                # from a hub column without names
+        return value
+    with contextlib.suppress(TypeError, ValueError):
+        if not task.labels and math.isfinite(float(value)):
+            return float(value)
+    names = ', '.join(task.labels[:6]) + (f' ... {task.labels[-1]}' if len(task.labels) > 6 else '')
+    raise Bad('unknown label', f"{value!r}, expected {names or 'a number'}")
 
 
 def make_texts(task, record, number, counts):
@@ -392,123 +384,108 @@ def make_chid(task, record, number, counts):
 # ---- examples of a split or of a file ----
 
 def load_examples(name, split, data_dir, extra_train=''):
-    """One split of a task.  Returns (list of Example, {kind: count} of what was skipped or repaired).
+    """Examples of a task.  Returns (list of Example, {kind: count} of what was skipped or repaired).
 
+    split        of TASKS, or the path of one file in the task's format, with labels or without
     data_dir     holds the row's folder, is its parent or is it; empty: the task comes from the hub
     extra_train  a file with more training examples of an extraction task
-    A row with missing columns, an unknown label or no usable answer is skipped and counted.  More than 1 % of
-    bad rows, though one may always be, any in a test split, as a submission needs every row, or no good row:
-    UserError with the file and line of the first.  Labels '-' and what find_nearest counts are no bad rows.
+    UserError names the first bad row where more than 1 % are (one may always be), where no row is good, and
+    where any is bad and predictions are wanted.  Labels '-' and what find_nearest counts are no bad rows.
     """
     task = TASKS[name]
-    if task.source:
+    if task.source and split in task.files:
         return list(task.source(name, split, data_dir)), {}
     if split not in task.files:
-        raise UserError(f"{name}: no split '{split}': choose one of {', '.join(task.files)}")
-    paths = find_split(task, split, data_dir) if data_dir else []
-    more = [extra_train] if extra_train and split == 'train' and task.head == 'span' else []
-    parts = [read_path(task, path) for path in (*paths, *more)]
-    parts = parts if data_dir else [read_hub(task, split), *parts]
+        paths = [split]
+    else:
+        paths = find_split(task, split, data_dir) if data_dir else []
+    parts = [read_path(task, path) for path in paths] or [read_hub(task, split)]
+    if extra_train and split == 'train' and task.head == 'span':
+        parts.append(read_path(task, extra_train))
     return collect(task, itertools.chain(*parts), split, ', '.join(paths) or f'{task.hub} {split}')
-
-
-def read_file(name, path, split='test'):
-    """As load_examples, of one file in the task's format; split 'train' or 'dev' asks for labels."""
-    if not os.path.isfile(path):
-        raise UserError(f'{path}: no such file')
-    return collect(TASKS[name], read_path(TASKS[name], path), split, path)
 
 
 def collect(task, records, split, source):
     """(where, record) pairs -> what load_examples returns, by its rule; `source` is for the message."""
-    examples, counts, rows, bad, firsts = [], collections.Counter(), 0, 0, {}
+    examples, counts, rows, bad, disputed = [], Counter(), 0, [], []
     for rows, (where, record) in enumerate(records, 1):
         try:
             if isinstance(record, Bad):
                 raise record
             made = list(task.make(task, record, rows - 1, counts))
-            check_labels(task, made, split)
+            for example in made if split in LABELLED else ():
+                check_label(task, example, split)
             examples += made
         except (Bad, LookupError, TypeError, ValueError, AttributeError) as error:
-            if not isinstance(error, Bad):
-                error = Bad('not as published', f'{type(error).__name__}: {error}')
-            firsts.setdefault(error.kind == DISPUTED, f'{where}: {error}')
-            bad += error.kind != DISPUTED
-            counts[error.kind] += 1
-    most = 0 if split.startswith('test') else max(1, rows // 100)
-    if not examples or bad > most:
-        first = firsts.get(False) or firsts.get(True) or f'{source}: no rows'
-        raise UserError(f'{first} ({bad} bad of {rows} rows)')
+            what = error.args if isinstance(error, Bad) else ('not as published', repr(error))
+            counts[what[0]] += 1
+            (disputed if what[0] == DISPUTED else bad).append(': '.join(map(str, (where, *what))))
+    most = max(1, rows // 100) if split in LABELLED else 0
+    if not examples or len(bad) > most:
+        first = [*bad, *disputed, f'{source}: no rows'][0]
+        raise UserError(f'{first} ({len(bad)} bad of {rows} rows)')
     return examples, dict(counts)
 
 
-def check_labels(task, examples, split):
-    if split.startswith('test'):
-        return
-    for example in examples:
-        if example.label is None:
-            raise Bad('no label', f"expected one in {task.label.replace('|', ' or ')}" if task.texts else '')
-        if split == 'train' and task.head == 'span' and example.label and example.label[0][1] < 0:
-            raise Bad('question without a usable answer')
+def check_label(task, example, split):
+    if example.label is None:
+        raise Bad('no label', f"expected one in {task.label.replace('|', ' or ')}")
+    if split == 'train' and task.head == 'span' and example.label and example.label[0][1] < 0:
+        raise Bad('question without a usable answer')
 
 
 def find_split(task, split, data_dir):
-    """The files of a split below data_dir, in a folder with the name of the row's."""
-    name, root = os.path.basename(task.folder).lower(), glob.escape(os.path.abspath(data_dir))
-    folders = [found for depth in range(4) for found in sorted(glob.glob(os.path.join(root, *'*' * depth)))]
-    for folder in [os.path.join(data_dir, task.folder), *folders]:
-        for names in task.files[split].split('|'):
+    """The files of a split, in the first folder of data_dir, or that itself, with the name of the row's."""
+    for folder in sorted(folder for folder, *_ in os.walk(os.path.abspath(data_dir))):
+        called = os.path.basename(folder).lower().removesuffix('_public')
+        for names in task.files[split].split('|') if called == os.path.basename(task.folder).lower() else ():
             paths = [os.path.join(folder, item) for item in names.split('+')]
-            called = os.path.basename(folder).lower().removesuffix('_public')
-            if called == name and all(map(os.path.isfile, paths)):
+            if all(map(os.path.isfile, paths)):
                 return paths
-    wanted = ' or '.join(task.files[split].replace('+', ' and ').split('|'))
-    where, hub = os.path.join(data_dir, task.folder), task.hub.replace(':', ', ')
-    raise UserError(f'{where}: no {wanted}: --data_dir should hold {task.folder}/; if it is empty '
-                    f'{hub} comes from the Hugging Face hub')
+    wanted = task.files[split].replace('+', ' and ').replace('|', ' or ')
+    hub = task.hub.replace(':', ', ')
+    raise UserError(f'{os.path.join(data_dir, task.folder)}: no {wanted}: --data_dir should hold '
+                    f'{task.folder}/; if it is empty {hub} comes from the Hugging Face hub')
 
 
 # ---- submissions: predictions are class indices, scores, answer texts or choice indices ----
 
+def nested(pairs):
+    """MultiRC's: lines of passages, with their questions, with their answers."""
+    passages = defaultdict(lambda: defaultdict(list))
+    for (passage, question, answer), label in pairs:
+        passages[passage][question].append({'idx': answer, 'label': int(label)})
+    text = ''
+    for passage, questions in passages.items():
+        found = [{'idx': question, 'answers': labels} for question, labels in questions.items()]
+        text += json.dumps({'idx': passage, 'passage': {'questions': found}}) + '\n'
+    return text
+
+
 ANSWERS = {     # head: prediction -> what a submission says
-    'classify': lambda task, prediction: (task.written or task.labels)[int(prediction)],
+    'classify': lambda task, prediction: task.labels[int(prediction)],
     'regress': lambda task, prediction: f'{min(max(float(prediction), 0), 5):.3f}',
     'span': lambda task, prediction: prediction,
     'choose': lambda task, prediction: int(prediction),
+}
+SUBMISSIONS = {     # (id, answer) pairs -> text
+    'table': lambda pairs: ''.join(f'{a}\t{b}\n' for a, b in [('index', 'prediction'), *pairs]),
+    'id': lambda pairs: ''.join(json.dumps({'id': item, 'label': answer}) + '\n' for item, answer in pairs),
+    'idx': lambda pairs: ''.join(json.dumps({'idx': item, 'label': answer}) + '\n' for item, answer in pairs),
+    'map': lambda pairs: json.dumps(dict(pairs), ensure_ascii=False, indent=1) + '\n',
+    'nested': nested,
 }
 
 
 def write_submission(name, column, folder, examples, predictions, prefix=''):
     """Write what the benchmark's site takes.  `column` is the task's name, or mnli_mm.  Returns the path."""
     task = TASKS[name]
+    pairs = [(example.id, ANSWERS[task.head](task, prediction))
+             for example, prediction in zip(examples, predictions, strict=True)]
     os.makedirs(folder, exist_ok=True)
     path = os.path.join(folder, prefix + task.submission.split('|')[-1 if column.endswith('_mm') else 0])
-    answers = [ANSWERS[task.head](task, prediction) for prediction in predictions]
-    prepare_data.write_bytes(path, task.write([example.id for example in examples], answers).encode())
+    write_bytes(path, SUBMISSIONS[task.write](pairs).encode())
     return path
-
-
-def write_table(ids, answers):
-    rows = [('index', 'prediction'), *zip(ids, answers, strict=True)]
-    return ''.join(f'{item}\t{answer}\n' for item, answer in rows)
-
-
-def write_records(ids, answers, key='id'):
-    return ''.join(json.dumps({key: item, 'label': answer}, ensure_ascii=False) + '\n'
-                   for item, answer in zip(ids, answers, strict=True))
-
-
-def write_map(ids, answers):
-    return json.dumps(dict(zip(ids, answers, strict=True)), ensure_ascii=False, indent=1) + '\n'
-
-
-def write_multirc(ids, answers):
-    nested = collections.defaultdict(lambda: collections.defaultdict(list))
-    for (paragraph, question, answer), label in zip(ids, answers, strict=True):
-        nested[paragraph][question].append({'idx': answer, 'label': int(label)})
-    return ''.join(json.dumps({'idx': paragraph, 'passage': {'questions': [
-        {'idx': question, 'answers': labels} for question, labels in questions.items()]}}) + '\n'
-        for paragraph, questions in nested.items())
 
 
 # ---- two labelled tasks made of the docstrings of installed packages, offline ----
@@ -533,7 +510,7 @@ def docstring_examples(name, split, data_dir, n, label):
     rows = [record for _, record in read_records(path)]
     pieces = sorted((text_hash(row['text'], 1), row['package'], row['where'], prose(row['text'], n))
                     for row in rows)
-    times = collections.Counter(letters(text) for *_, texts in pieces for text in texts)
+    times = Counter(letters(text) for *_, texts in pieces for text in texts)
     pieces = [piece for key, *piece in pieces if (key < DOCSTRING_DEV * 2**64) == (split == 'dev')
               and piece[2] and all(times[letters(text)] == 1 for text in piece[2])]
     examples = label(pieces, TASKS[name].labels, DOCSTRING_SIZES[split])
@@ -567,7 +544,6 @@ def label_order(pieces, labels, size):
 
 # ---- metrics: (targets, predictions) -> a fraction; 0 for nothing to score or no variance ----
 
-
 CHINESE = '\u4e00-\u9fa5'               # as in cmrc2018_evaluate.py, and so is the punctuation
 CHINESE_PUNCTUATION = dict.fromkeys(map(ord, '-:_*^/\\~`+=，。：？！“”；’《》·、「」（）－～『』'))
 CHINESE_TOKEN = re.compile(             # a character, or a word as nltk's: 1,000.5 and v1.0 stay whole
@@ -596,21 +572,13 @@ def f1(targets, predictions):
 
 def pearson(targets, predictions):
     """Of two classes 0 and 1 this is Matthews' correlation."""
-    x, y = np.asarray(targets, np.float64), np.asarray(predictions, np.float64)
-    if not len(x) or np.ptp(x) == 0 or np.ptp(y) == 0:          # a mean's rounding must not count as variance
+    if not len(targets) or np.ptp(targets) == 0 or np.ptp(predictions) == 0:
         return 0.0
-    x, y = x - x.mean(), y - y.mean()
-    return float(np.clip(x / np.linalg.norm(x) @ (y / np.linalg.norm(y)), -1, 1))
+    return float(pd.Series(targets, dtype=float).corr(pd.Series(predictions, dtype=float)))
 
 
 def spearman(targets, predictions):
-    return pearson(average_ranks(targets), average_ranks(predictions))
-
-
-def average_ranks(values):
-    """(N,) ranks from 1; equal values share the mean of theirs."""
-    _, group, counts = np.unique(values, return_inverse=True, return_counts=True)
-    return (np.cumsum(counts) - (counts - 1) / 2)[group]
+    return pearson(pd.Series(targets).rank(), pd.Series(predictions).rank())
 
 
 def words(text):
@@ -630,10 +598,6 @@ def chinese_tokens(text):
     nltk, which the official file calls, makes another number of tokens of 2 of CMRC's 20,801 answers (a'can).
     """
     return CHINESE_TOKEN.findall(chinese_text(text))
-
-
-def common_words(answer, prediction):
-    return sum((collections.Counter(answer) & collections.Counter(prediction)).values())
 
 
 def common_run(answer, prediction):
@@ -663,24 +627,6 @@ def score_spans(score, tokens, targets, predictions):
     return mean(best)
 
 
-def best_threshold(targets, texts, differences, metric):
-    """Score and threshold at which no answer where difference > threshold is best, as in evaluate-v2.0.py.
-
-    targets, texts  as of score_spans: the best span of each question, though it may get no answer
-    differences     (N,) null score minus the score of that span
-    metric          name of a row of METRICS
-    As there, 0 if no answer at all is best, and of equal differences some may count as answered.
-    """
-    if not len(texts):
-        return 0.0, 0.0
-    gains = [METRICS[metric]([answers], [text]) if answers else -bool(text)
-             for answers, text in zip(targets, texts, strict=True)]
-    order = np.argsort(differences, kind='stable')
-    scores = np.cumsum([sum(not answers for answers in targets), *np.asarray(gains, np.float64)[order]])
-    best = int(np.argmax(scores))
-    return float(scores[best] / len(texts)), float(differences[order[best - 1]]) if best else 0.0
-
-
 METRICS = {
     'accuracy': accuracy,
     'f1': f1,
@@ -690,7 +636,7 @@ METRICS = {
     'spearman': spearman,
     'pearson_spearman': both(pearson, spearman),
     'exact': partial(score_spans, operator.eq, words),
-    'f1_words': partial(score_spans, partial(overlap, common_words), words),
+    'f1_words': partial(score_spans, partial(overlap, lambda a, b: (Counter(a) & Counter(b)).total()), words),
     'exact_chinese': partial(score_spans, operator.eq, chinese_text),
     'f1_characters': partial(score_spans, partial(overlap, common_run), chinese_tokens),
 }
@@ -699,85 +645,81 @@ METRICS['exact_f1_chinese'] = both(METRICS['exact_chinese'], METRICS['f1_charact
 
 # ---- the table of tasks ----
 
-HUB_SPLITS = {'train': 'train', 'dev': 'validation', 'test': 'test'}
-BINARY = ('0', '1')
+HUB_SPLITS = {'train': 'train', 'dev': 'validation', 'dev_mm': 'validation_mismatched', 'test': 'test',
+              'test_mm': 'test_mismatched'}
 TSV = {'train': 'train.tsv', 'dev': 'dev.tsv', 'test': 'test.tsv'}
 JSONL = {'train': 'train.jsonl', 'dev': 'val.jsonl', 'test': 'test.jsonl'}
 JSON = {'train': 'train.json', 'dev': 'dev.json', 'test': 'test1.1.json|test.json'}
 MNLI = {'train': 'train.tsv', 'dev': 'dev_matched.tsv', 'dev_mm': 'dev_mismatched.tsv',
         'test': 'test_matched.tsv', 'test_mm': 'test_mismatched.tsv'}
-MNLI_SPLITS = {'train': 'train', 'dev': 'validation_matched', 'dev_mm': 'validation_mismatched',
-               'test': 'test_matched', 'test_mm': 'test_mismatched'}
 C3 = {split: f'd-{split}.json+m-{split}.json|c3-d-{split}.json+c3-m-{split}.json' for split in JSON}
-ENTAILMENT = ('entailment', 'neutral', 'contradiction')
-TWO_WAY = ('entailment', 'not_entailment')
-PAIR = ('sentence1', 'sentence2')
+ENTAILMENT, TWO_WAY = 'entailment neutral contradiction', 'entailment not_entailment'
+PAIR = 'sentence1, sentence2'
 
 
-def glue(folder, hub, head='classify', metrics=('accuracy',), **columns):
-    columns = {'files': TSV, 'submission': f'{folder}.tsv', **columns}
-    return Task(head, metrics, folder=f'glue/{folder}', hub=f'nyu-mll/glue:{hub}', read=read_table,
-                make=make_texts, write=write_table, **columns)
+def row(folder, metrics, labels='', texts='', **columns):
+    """A Task.  Metrics and labels have spaces between them, texts commas."""
+    columns = {'head': 'classify', 'make': make_texts, **columns}
+    return Task(folder=folder, metrics=tuple(metrics.split()), labels=tuple(labels.split()),
+                texts=tuple(filter(None, texts.split(', '))), **columns)
 
 
-def clue(folder, head='classify', metrics=('accuracy',), **columns):
-    columns = {'files': JSON, 'read': read_records, 'make': make_texts, 'write': write_records,
-               'submission': f'{folder}_predict.json', **columns}
-    return Task(head, metrics, folder=f'clue/{folder}', hub=f'clue/clue:{folder}', **columns)
+def glue(name, *words, **columns):
+    return row(f'glue/{name}', *words, **{
+        'hub': f"nyu-mll/glue:{name.lower().replace('-', '')}", 'files': TSV, 'read': read_table,
+        'write': 'table', 'submission': f'{name}.tsv', **columns})
 
 
-SQUAD = partial(Task, 'span', ('f1_words', 'exact'), folder='squad', read=read_squad, make=make_span,
-                write=write_map, submission='predictions.json')
-SUPERGLUE = partial(Task, 'classify', ('accuracy', 'f1'), labels=('False', 'True'), files=JSONL,
-                    make=make_texts)
-DOCSTRINGS = partial(Task, 'classify', folder='docstrings',
-                     files=dict.fromkeys(('train', 'dev'), 'docstrings.jsonl'))
+def clue(name, *words, **columns):
+    return row(f'clue/{name}', *words, **{
+        'hub': f'clue/clue:{name}', 'files': JSON, 'read': read_records,
+        'submission': f'{name}_predict.json', **columns})
+
+
+SQUAD = partial(row, 'squad', 'f1_words exact', head='span', read=read_squad, make=make_span, write='map',
+                submission='predictions.json')
+DOCSTRINGS = partial(row, 'docstrings', files=dict.fromkeys(('train', 'dev'), 'docstrings.jsonl'))
 
 TASKS = {
-    'cola': glue('CoLA', 'cola', metrics=('matthews', 'accuracy'), labels=('unacceptable', 'acceptable'),
-                 written=BINARY, texts=('sentence',), header='source label star sentence'),
-    'sst2': glue('SST-2', 'sst2', labels=('negative', 'positive'), written=BINARY, texts=('sentence',)),
-    'mrpc': glue('MRPC', 'mrpc', metrics=('f1_accuracy', 'f1', 'accuracy'), positive='equivalent',
-                 labels=('not_equivalent', 'equivalent'), written=BINARY, label='Quality|label',
-                 texts=('#1 String|sentence1', '#2 String|sentence2')),
-    'stsb': glue('STS-B', 'stsb', 'regress', ('pearson_spearman', 'pearson', 'spearman'), texts=PAIR,
-                 label='score|label'),
-    'qqp': glue('QQP', 'qqp', metrics=('accuracy', 'f1', 'f1_accuracy'), positive='duplicate',
-                labels=('not_duplicate', 'duplicate'), written=BINARY, label='is_duplicate|label',
-                texts=('question1', 'question2')),
-    'mnli': glue('MNLI', 'mnli', labels=ENTAILMENT, positive='entailment', files=MNLI, splits=MNLI_SPLITS,
-                 label='gold_label|label', texts=('sentence1|premise', 'sentence2|hypothesis'),
-                 submission='MNLI-m.tsv|MNLI-mm.tsv'),
-    'qnli': glue('QNLI', 'qnli', labels=TWO_WAY, positive='entailment', texts=('question', 'sentence')),
-    'rte': glue('RTE', 'rte', labels=TWO_WAY, positive='entailment', texts=PAIR),
-    'wnli': glue('WNLI', 'wnli', labels=('not_entailment', 'entailment'), written=BINARY, texts=PAIR),
+    'cola': glue('CoLA', 'matthews accuracy', '0 1', 'sentence',
+                 read=partial(read_table, header=('source', 'label', 'star', 'sentence'))),
+    'sst2': glue('SST-2', 'accuracy', '0 1', 'sentence'),
+    'mrpc': glue('MRPC', 'f1_accuracy f1 accuracy', '0 1', '#1 String|sentence1, #2 String|sentence2',
+                 label='Quality|label', positive='1'),
+    'stsb': glue('STS-B', 'pearson_spearman pearson spearman', '', PAIR, head='regress', label='score|label'),
+    'qqp': glue('QQP', 'accuracy f1 f1_accuracy', '0 1', 'question1, question2', label='is_duplicate|label',
+                positive='1'),
+    'mnli': glue('MNLI', 'accuracy', ENTAILMENT, 'sentence1|premise, sentence2|hypothesis', files=MNLI,
+                 label='gold_label|label', positive='entailment', submission='MNLI-m.tsv|MNLI-mm.tsv'),
+    'qnli': glue('QNLI', 'accuracy', TWO_WAY, 'question, sentence', positive='entailment'),
+    'rte': glue('RTE', 'accuracy', TWO_WAY, PAIR, positive='entailment'),
+    'wnli': glue('WNLI', 'accuracy', '0 1', PAIR),
     'squad1': SQUAD(files={'train': 'train-v1.1.json', 'dev': 'dev-v1.1.json'}, hub='rajpurkar/squad'),
     'squad2': SQUAD(files={'train': 'train-v2.0.json', 'dev': 'dev-v2.0.json'}, hub='rajpurkar/squad_v2',
                     unanswerable=True),
-    'boolq': SUPERGLUE(written=('false', 'true'), folder='superglue/BoolQ', hub='aps/super_glue:boolq',
-                       read=read_records, texts=('passage', 'question'),
-                       write=partial(write_records, key='idx'), submission='BoolQ.jsonl'),
-    'multirc': SUPERGLUE(written=BINARY, folder='superglue/MultiRC', hub='aps/super_glue:multirc',
-                         read=read_multirc, texts=('paragraph', ('question', 'answer')),
-                         write=write_multirc, submission='MultiRC.jsonl'),
-    'afqmc': clue('afqmc', labels=BINARY, texts=PAIR, files=JSON | {'train': 'train.json|train.csv'}),
-    'csl': clue('csl', labels=BINARY, texts=('keyword', 'abst')),
-    'iflytek': clue('iflytek', labels=tuple(map(str, range(119))), texts=('sentence',)),
-    'tnews': clue('tnews', labels=tuple(str(100 + i) for i in range(17) if i not in (5, 11)),
-                  texts=('sentence',), submission='tnews11_predict.json'),
-    'wsc': clue('cluewsc2020', labels=('false', 'true'), make=make_wsc, submission='cluewsc11_predict.json'),
-    'cmnli': clue('cmnli', labels=ENTAILMENT, texts=PAIR, label='label|gold_label'),
-    'ocnli': clue('ocnli', labels=ENTAILMENT, texts=PAIR, submission='ocnli_50k_predict.json',
+    'boolq': row('superglue/BoolQ', 'accuracy f1', 'false true', 'passage, question', files=JSONL,
+                 hub='aps/super_glue:boolq', read=read_records, write='idx', submission='BoolQ.jsonl'),
+    'multirc': row('superglue/MultiRC', 'accuracy f1', '0 1', 'paragraph, question+answer',
+                   hub='aps/super_glue:multirc', read=read_multirc, files=JSONL, write='nested',
+                   submission='MultiRC.jsonl'),
+    'afqmc': clue('afqmc', 'accuracy', '0 1', PAIR, files=JSON | {'train': 'train.json|train.csv'}),
+    'csl': clue('csl', 'accuracy', '0 1', 'keyword, abst'),
+    'iflytek': clue('iflytek', 'accuracy', ' '.join(map(str, range(119))), 'sentence'),
+    'tnews': clue('tnews', 'accuracy', '100 101 102 103 104 106 107 108 109 110 112 113 114 115 116',
+                  'sentence', submission='tnews11_predict.json'),
+    'wsc': clue('cluewsc2020', 'accuracy', 'false true', make=make_wsc, submission='cluewsc11_predict.json'),
+    'cmnli': clue('cmnli', 'accuracy', ENTAILMENT, PAIR, label='label|gold_label'),
+    'ocnli': clue('ocnli', 'accuracy', ENTAILMENT, PAIR, submission='ocnli_50k_predict.json',
                   files=JSON | {'train': 'train.50k.json|train.json'}),
-    'cmrc': clue('cmrc2018', 'span', ('exact_f1_chinese', 'exact_chinese', 'f1_characters'), read=read_squad,
-                 make=make_span, write=write_map),
-    'chid': clue('chid', 'choose', read=read_chid, make=make_chid, write=write_map,
+    'cmrc': clue('cmrc2018', 'exact_f1_chinese exact_chinese f1_characters', head='span', read=read_squad,
+                 make=make_span, write='map'),
+    'chid': clue('chid', 'accuracy', head='choose', read=read_chid, make=make_chid, write='map',
                  submission='chid11_predict.json'),
-    'c3': clue('c3', 'choose', files=C3 | {'test': f"{JSON['test']}|{C3['test']}"}, read=read_c3,
-               make=make_c3, submission='c311_predict.json'),
-    'docstring_package': DOCSTRINGS(('accuracy',), labels=tuple(PACKAGES.split()),
+    'c3': clue('c3', 'accuracy', head='choose', files=C3 | {'test': f"{JSON['test']}|{C3['test']}"},
+               read=read_c3, make=make_c3, submission='c311_predict.json'),
+    'docstring_package': DOCSTRINGS('accuracy', PACKAGES,
                                     source=partial(docstring_examples, n=1, label=label_package)),
-    'docstring_order': DOCSTRINGS(('accuracy', 'f1'), labels=('exchanged', 'kept'),
+    'docstring_order': DOCSTRINGS('accuracy f1', 'exchanged kept',
                                   source=partial(docstring_examples, n=2, label=label_order)),
 }
 GROUPS = {
@@ -819,35 +761,31 @@ def join_texts(special, block_size, a, b=None):
     return np.array(ids, np.int32), n + 2
 
 
-def encode_all(tokenizer, texts):
-    """Ids of many texts; each distinct text is encoded once."""
-    distinct = list(dict.fromkeys(texts))
-    return dict(zip(distinct, tokenizer.encode(distinct), strict=True))
-
-
 def text_features(examples, tokenizer, block_size, stride, choices=False):
     """A row for each example, or for each of its choices; then the target has their number, too."""
     parts = [example.texts if choices else (example.texts,) for example in examples]
-    ids = encode_all(tokenizer, [text for rows in parts for row in rows for text in row])
-    join, labels = partial(join_texts, tokenizer.special, block_size), [one.label or 0 for one in examples]
-    return [Feature(i, [join(*(ids[text] for text in row)) for row in rows],
-                    (labels[i], len(rows)) if choices else labels[i]) for i, rows in enumerate(parts)]
+    distinct = list(dict.fromkeys(text for rows in parts for texts in rows for text in texts))
+    ids, features = dict(zip(distinct, tokenizer.encode(distinct), strict=True)), []
+    for i, (example, rows) in enumerate(zip(examples, parts, strict=True)):
+        joined = [join_texts(tokenizer.special, block_size, *(ids[text] for text in texts)) for texts in rows]
+        label = example.label or 0
+        features.append(Feature(i, joined, (label, len(rows)) if choices else label))
+    return features
 
 
 def span_features(examples, tokenizer, block_size, stride):
     """Windows [CLS] question [SEP] part of the context [SEP]; an answer outside a window is at [CLS]."""
-    questions = encode_all(tokenizer, [example.texts[0] for example in examples])
-    contexts = list(dict.fromkeys(example.texts[1] for example in examples))
-    found = dict(zip(contexts, tokenizer.encode_offsets(contexts), strict=True))
+    questions, contexts = zip(*(example.texts for example in examples), strict=True)
+    distinct = list(dict.fromkeys(contexts))
+    found = dict(zip(distinct, tokenizer.encode_offsets(distinct), strict=True))
     features = []
-    for i, example in enumerate(examples):
-        question = questions[example.texts[0]][:min(QUESTION, block_size // 2)]
-        ids, offsets = found[example.texts[1]]
-        room = block_size - len(question) - 3
+    for i, (example, question) in enumerate(zip(examples, tokenizer.encode(list(questions)), strict=True)):
+        question, (ids, offsets) = question[:min(QUESTION, block_size // 2)], found[example.texts[1]]
+        room, first = block_size - len(question) - 3, len(question) + 2
         step = min(stride, max(1, room // 2))
         for begin in range(0, max(1, len(ids) - room + step), step):
             row = join_texts(tokenizer.special, block_size, question, ids[begin:begin + room])
-            part, first = offsets[begin:begin + room], len(question) + 2
+            part = offsets[begin:begin + room]
             features.append(Feature(i, [row], span_target(example.label, part, first), first, part))
     return features
 
@@ -878,15 +816,13 @@ class Classify:
         return F.cross_entropy(logits.float(), targets, reduction='none')
 
     @staticmethod
-    def outputs(logits, features, settings):
+    def outputs(logits, features, knobs):
         return logits.float().tolist()
 
     @staticmethod
-    def predictions(examples, features, outputs, settings):
-        """(a prediction for each example, a record of it for the file of predictions)."""
-        best = [int(np.argmax(row)) for row in outputs]
-        records = [{'prediction': i, 'logits': row} for i, row in zip(best, outputs, strict=True)]
-        return np.array(best), records
+    def predictions(examples, features, outputs, knobs):
+        """A prediction for each example."""
+        return np.array([np.argmax(row) for row in outputs])
 
 
 class Regress(Classify):
@@ -897,9 +833,8 @@ class Regress(Classify):
         return (logits[:, 0].float() - targets) ** 2
 
     @staticmethod
-    def predictions(examples, features, outputs, settings):
-        values = [row[0] for row in outputs]
-        return np.array(values), [{'prediction': value} for value in values]
+    def predictions(examples, features, outputs, knobs):
+        return np.array(outputs)[:, 0]
 
 
 class Choose(Classify):
@@ -913,9 +848,9 @@ class Choose(Classify):
         return Classify.losses(logits.float().masked_fill(absent, -math.inf), targets[:, 0], attention_mask)
 
     @staticmethod
-    def outputs(logits, features, settings):
-        rows = zip(logits.float().tolist(), features, strict=True)
-        return [row[:len(feature.rows)] for row, feature in rows]
+    def outputs(logits, features, knobs):
+        logits = logits.float().tolist()
+        return [row[:len(feature.rows)] for row, feature in zip(logits, features, strict=True)]
 
 
 class Span:
@@ -928,26 +863,22 @@ class Span:
     @staticmethod
     def losses(logits, targets, attention_mask):
         """logits (b, T) of start and end, targets (b, 2) int64, attention_mask (b, T) bool -> (b,) float32"""
-        logits = [part.float().masked_fill(~attention_mask, -math.inf) for part in logits]
-        losses = (F.cross_entropy(part, target, reduction='none')
-                  for part, target in zip(logits, targets.unbind(1), strict=True))
-        return sum(losses) / 2
+        start, end = (part.float().masked_fill(~attention_mask, -math.inf) for part in logits)
+        return (F.cross_entropy(start, targets[:, 0], reduction='none')
+                + F.cross_entropy(end, targets[:, 1], reduction='none')) / 2
 
     @staticmethod
-    def outputs(logits, features, settings):
+    def outputs(logits, features, knobs):
         """Of each window (score of no answer, score of the best span, its first and last token)."""
         start, end = (part.float() for part in logits)
-        first = torch.tensor([feature.first for feature in features], device=start.device)[:, None]
-        n = torch.tensor([len(feature.offsets) for feature in features], device=start.device)[:, None]
-        place = torch.arange(start.size(1), device=start.device)
-        outside = (place < first) | (place >= first + n)
-        none = start[:, 0] + end[:, 0]
-        start, end = (part.masked_fill(outside, -math.inf) for part in (start, end))
-        best = best_spans(start, end, settings.max_answer)
-        return list(zip(*(part.tolist() for part in (none, *best)), strict=True))
+        outside = torch.ones_like(start, dtype=torch.bool)
+        for row, feature in zip(outside, features, strict=True):
+            row[feature.first:feature.first + len(feature.offsets)] = False
+        best = best_spans(*(part.masked_fill(outside, -math.inf) for part in (start, end)), knobs.max_answer)
+        return list(zip(*(part.tolist() for part in (start[:, 0] + end[:, 0], *best)), strict=True))
 
     @staticmethod
-    def predictions(examples, features, outputs, settings):
+    def predictions(examples, features, outputs, knobs):
         """The best span over an example's windows, or none where that leads by enough, by its least score."""
         null, best = [math.inf] * len(examples), [(-1e4, '')] * len(examples)
         for feature, (none, score, first, last) in zip(features, outputs, strict=True):
@@ -956,11 +887,8 @@ class Span:
             if score > best[i][0]:
                 begin, end = feature.offsets[[first - feature.first, last - feature.first], [0, 1]]
                 best[i] = score, examples[i].texts[1][begin:end].strip()
-        gaps = [none - score for none, (score, _) in zip(null, best, strict=True)]
-        chosen = ['' if settings.unanswerable and gap > settings.null_threshold else text
-                  for gap, (_, text) in zip(gaps, best, strict=True)]
-        return chosen, [{'prediction': text, 'best': span, 'null_difference': gap}
-                        for text, (_, span), gap in zip(chosen, best, gaps, strict=True)]
+        return ['' if knobs.unanswerable and none - score > knobs.null_threshold else text
+                for none, (score, text) in zip(null, best, strict=True)]
 
 
 def best_spans(start, end, longest):
@@ -968,14 +896,10 @@ def best_spans(start, end, longest):
 
     start, end  (b, T) logits, -inf where an answer cannot be
     """
-    best = torch.full_like(start[:, 0], -math.inf)
-    first, last = (torch.zeros_like(best, dtype=torch.long) for _ in range(2))
-    for more in range(min(longest, start.size(1))):
-        score, place = (start[:, :start.size(1) - more] + end[:, more:]).max(1)
-        better = score > best
-        best, first, last = (torch.where(better, new, old) for new, old in
-                             ((score, best), (place, first), (place + more, last)))
-    return best, first, last
+    pairs = start[:, :, None] + end[:, None, :]                         # (b, T, T): first, last
+    allowed = torch.ones_like(pairs[0], dtype=torch.bool).triu().tril(longest - 1)
+    score, place = pairs.masked_fill(~allowed, -math.inf).flatten(1).max(1)
+    return score, place // start.size(1), place % start.size(1)
 
 
 HEADS = {'classify': Classify, 'regress': Regress, 'span': Span, 'choose': Choose}
@@ -1015,23 +939,16 @@ def collate(features, special, choices=False, length=0):
     return {**batch, 'targets': targets.astype(np.float32 if targets.dtype.kind == 'f' else np.int64)}
 
 
-class Batches:
-    """Training batches by step: every feature once an epoch, in an order drawn from (seed, epoch).
+def training_batch(step, features, seed, total_batch, form):
+    """What collate gives, with 'weights' (b,) float32: every feature once an epoch, drawn from (seed, epoch).
 
-    Each has total_batch rows; the last of an epoch repeats some, weight 0.  form: other arguments of collate
+    The last batch of an epoch repeats some features, with weight 0.  form: other arguments of collate
     """
-
-    def __init__(self, features, seed, total_batch, form):
-        self.features, self.seed, self.total_batch, self.form = features, seed, total_batch, form
-        self.per_epoch = -(-len(features) // total_batch)
-
-    def batch(self, step):
-        """As collate, with 'weights' (b,) float32"""
-        epoch, place = divmod(step, self.per_epoch)
-        places = np.arange(place * self.total_batch, (place + 1) * self.total_batch)
-        chosen = train.shuffled(places % len(self.features), len(self.features), self.seed, epoch)
-        batch = collate([self.features[i] for i in chosen], *self.form)
-        return {**batch, 'weights': (places < len(self.features)).astype(np.float32)}
+    epoch, place = divmod(step, -(-len(features) // total_batch))
+    places = np.arange(place * total_batch, (place + 1) * total_batch)
+    chosen = train.shuffled(places % len(features), len(features), seed, epoch)
+    batch = collate([features[i] for i in chosen], *form)
+    return {**batch, 'weights': (places < len(features)).astype(np.float32)}
 
 
 # ---- where weights come from ----
@@ -1052,39 +969,34 @@ def find_checkpoints(text):
         if not found:
             raise UserError(f'{text}: no such file')
         return sorted(found, key=lambda path: (label(path)[0], label(path)[1] or 0))
-    local = os.path.isdir(text) or text.startswith(('out/', '.', '/')) or text.endswith('.pt')
-    if os.path.isfile(text) or os.path.exists(os.path.join(text, 'config.json')) or not local:
+    if text.endswith('.pt') or os.path.exists(os.path.join(text, 'config.json')):
         return [text]
     path = train.newest_checkpoint(text)
-    if path is None:
+    if not path and (os.path.isdir(text) or text.startswith(('out/', '.', '/'))):
         config = os.path.join('config', f'{os.path.basename(os.path.abspath(text))}.py')
-        known = os.path.exists(os.path.join(os.path.dirname(os.path.abspath(__file__)), config))
-        raise UserError(f'{text}: no checkpoint there; python train.py '
-                        f"{config if known else f'--out_dir={text}'} makes it")
-    return [path]
+        words = config if os.path.exists(os.path.join(ROOT, config)) else f'--out_dir={text}'
+        raise UserError(f'{text}: no checkpoint there; python train.py {words} makes it')
+    return [path or text]
 
 
 def label(source):
     """(pretraining run, its step or None) of a source, for names of folders and rows of tables."""
     run, name = os.path.abspath(source).split(os.sep)[-2:]
     stem, suffix = os.path.splitext(name)
-    if suffix != '.pt':
-        return name, None
     if stem.startswith('ckpt_'):
         return run, int(stem[5:]) if stem[5:].isdigit() else None       # a glob has no step
-    return f'{run}_{stem}', None
+    return f'{run}_{stem}' if suffix == '.pt' else name, None
 
 
 def find_sources(init_from, compare):
     """Sources of both knobs, those to compare with last.  Raises UserError where two have one name."""
-    sources = find_checkpoints(init_from)
-    others = [source for source in (find_checkpoints(compare) if compare else []) if source not in sources]
-    if compare and (not others or {label(one)[0] for one in sources} & {label(other)[0] for other in others}):
-        raise UserError(f'compare={compare!r}: has the name of what it is compared with; rename a folder, or '
-                        'give both to init_from, as a glob, for a curve')
-    for one, other in itertools.combinations(sources + others, 2):
-        if label(one) == label(other):
-            raise UserError(f'{one} and {other}: both are called {label(one)[0]}; rename a folder')
+    sources, others = find_checkpoints(init_from), find_checkpoints(compare) if compare else []
+    called = Counter(map(label, sources + others))
+    both_have = {label(source)[0] for source in sources} & {label(other)[0] for other in others}
+    for source in sources + others:
+        if called[label(source)] > 1 or label(source)[0] in both_have:
+            raise UserError(f'{source}: another of init_from and compare is called {label(source)[0]} too; '
+                            'rename a folder, or give both to init_from, as a glob, for a curve')
     return sources + others
 
 
@@ -1093,32 +1005,21 @@ def read_start(source, folder, lower_case):
     """Start from a checkpoint or a Hugging Face BERT.  folder  of its tokenizer, '' for its own"""
     if not source.endswith('.pt'):
         (config, weights), data = train.load_bert(source, pretrained_encoder), {}
+        if not folder:
+            words = train.load_bert(source, lambda name: transformers().utils.cached_file(name, 'vocab.txt'))
+            tokenizer = prepare_data.WordPieceTokenizer(os.path.dirname(words), {'lower_case': lower_case})
     else:
         content = train.read_checkpoint(source)
         knobs, data = content['config'], content['data']
         folder = folder or knobs.get('tokenizer') or os.path.join(knobs['data_dir'], knobs.get('dataset', ''))
-        if not os.path.isdir(folder):
-            raise UserError(f'{source}: its tokenizer is not in {folder}: name the prepared folder, as in '
-                            '--tokenizer=data/wikipedia')
         ours = prepare_data.load_meta(folder)['identity']['tokenizer']
         train.refuse_difference(source, {'tokenizer': ours, **data}, {'tokenizer': ours}, 'the data')
         config, weights = EncoderConfig(**content['model_config']), content['model']
-    tokenizer = prepare_data.load_tokenizer(folder) if folder else bert_tokenizer(source, lower_case)
+    tokenizer = prepare_data.load_tokenizer(folder) if folder else tokenizer
     if tokenizer.vocab_size != config.vocab_size:
         raise UserError(f'{source}: {config.vocab_size} token embeddings, but the tokenizer has '
                         f'{tokenizer.vocab_size} pieces; name its own with --tokenizer=')
     return Start(config, weights, tokenizer, folder, data)
-
-
-def bert_tokenizer(name, lower_case):
-    """The WordPiece of a Hugging Face BERT: vocab.txt of its folder, or from the hub."""
-    if not os.path.isdir(name):
-        hub = prepare_data.need('huggingface_hub', 'a vocabulary of the Hugging Face hub')
-        try:
-            name = os.path.dirname(hub.hf_hub_download(name, 'vocab.txt'))
-        except Exception as error:                              # the hub's libraries raise dozens of classes
-            raise UserError(prepare_data.hub_error(name, error)) from None
-    return prepare_data.WordPieceTokenizer(name, {'lower_case': lower_case})
 
 
 def weights_of(source):
@@ -1126,7 +1027,7 @@ def weights_of(source):
     if source.endswith('.pt'):
         return train.checkpoint_identity(source)
     files = glob.glob(os.path.join(glob.escape(source), '*.safetensors'))
-    return hashlib.sha256(prepare_data.read_bytes(files[0])).hexdigest()[:16] if files else source
+    return hashlib.sha256(Path(files[0]).read_bytes()).hexdigest()[:16] if files else source
 
 
 def make_classifier(start, head, knobs, n_label):
@@ -1153,41 +1054,43 @@ class Split(NamedTuple):
 
 def splits_of(name, kind):
     """Splits for evaluation ('dev') or submission ('test') of a task, as {column of the results: split}."""
-    files = TASKS[name].files or {'dev': ''}
-    return {name + split.removeprefix(kind): split for split in files if split.startswith(kind)}
+    return {name + split.removeprefix(kind): split for split in TASKS[name].files if split.startswith(kind)}
 
 
-def subsample(examples, most):
-    """At most `most` of the examples, drawn without a seed of the run; 0: all."""
-    n = len(examples)
-    return [examples[i] for i in sorted(train.shuffled(np.arange(min(most or n, n)), n, 0, 0))]
+def to_predict(name, predict):
+    """{column: split or file} that the knob `predict` means."""
+    found = splits_of(name, 'test') if predict == 'test' else {name: predict} if predict else {}
+    if predict and not found:
+        raise UserError(f'{name}: no test file is published; name one, as in --predict=FILE')
+    return found
 
 
 @functools.lru_cache(8)
 def load_split(name, split, tokenizer, block_size, stride, files, most):
-    """Split of a task in a tokenizer's ids, kept for later trials.  files: (data_dir, extra_train)"""
+    """Split of a task in a tokenizer's ids, kept for later trials.  files: (data_dir, extra_train)
+
+    most  examples at most, drawn without a seed of the run; 0: all
+    """
     examples, skipped = load_examples(name, split, *files)
-    examples = subsample(examples, most)
+    if 0 < most < len(examples):
+        chosen = train.shuffled(np.arange(most), len(examples), 0, 0)
+        examples = [examples[i] for i in sorted(chosen)]
     return Split(examples, HEADS[TASKS[name].head].features(examples, tokenizer, block_size, stride), skipped)
 
 
 def survey(name, config):
     """Read all of a task that a command needs, before its first trial starts.  Raises UserError.
 
-    Returns ({split: hash of its examples} without the test splits, a line with their numbers).
+    Returns ({split: hash of its examples} of those with labels, a line with the numbers of all).
     """
-    predict, examples = config['predict'], {}
-    if predict == 'test' and not splits_of(name, 'test'):
-        raise UserError(f'{name}: no test file is published; name one, as in --predict=FILE')
-    for split in TASKS[name].files or ('train', 'dev'):
-        if predict == 'test' or not split.startswith('test'):
-            examples[split] = load_examples(name, split, config['data_dir'], config['extra_train'])[0]
-    hashes = {split: f'{text_hash(repr(found)):016x}' for split, found in examples.items()
-              if not split.startswith('test')}
-    if predict not in ('', 'test'):
-        examples[predict] = read_file(name, predict)[0]
-    counts = ', '.join(f'{split} {len(found):,}' for split, found in examples.items())
-    return hashes, f'{name}: {counts} examples'
+    counts, hashes = [], {}
+    labelled = [split for split in TASKS[name].files if split in LABELLED]
+    for split in [*labelled, *to_predict(name, config['predict']).values()]:
+        examples, skipped = load_examples(name, split, config['data_dir'], config['extra_train'])
+        notes = ''.join(f' ({kind}: {n})' for kind, n in skipped.items())
+        counts.append(f'{split} {len(examples):,}{notes}')
+        hashes[split] = f'{text_hash(repr(examples)):016x}'
+    return {split: hashes[split] for split in labelled}, f"{name}: {', '.join(counts)} examples"
 
 
 def majority_of(name, examples, n):
@@ -1196,25 +1099,16 @@ def majority_of(name, examples, n):
         return np.full(n, np.mean([example.label for example in examples]))
     span = TASKS[name].head == 'span'
     labels = [example.label[0][0] if span and example.label else example.label for example in examples]
-    most = collections.Counter(labels).most_common(1)[0][0]
+    most = Counter(labels).most_common(1)[0][0]
     return [most or ''] * n if span else np.full(n, most)
 
 
-def score(name, examples, predictions, records=()):
-    """{metric: value} of predictions, one for each example, as fractions.
-
-    records  of the predictions: from them come SQuAD v2.0's best_exact and best_f1, at the threshold of no
-             answer that is best for each, where questions may have none
-    """
-    task, targets = TASKS[name], [example.label for example in examples]
-    if task.head == 'span':
+def score(name, examples, predictions):
+    """{metric: value} of predictions, one for each example, as fractions."""
+    targets = [example.label for example in examples]
+    if TASKS[name].head == 'span':
         targets = [tuple(text for text, _ in answers) for answers in targets]
-    scores = {metric: float(METRICS[metric](targets, predictions)) for metric in task.metrics}
-    if records and task.unanswerable:
-        texts, gaps = ([record[key] for record in records] for key in ('best', 'null_difference'))
-        scores |= {f'best_{metric}': best_threshold(targets, texts, gaps, metric)[0]
-                   for metric in task.metrics}
-    return scores
+    return {metric: float(METRICS[metric](targets, predictions)) for metric in TASKS[name].metrics}
 
 
 # ---- trials ----
@@ -1223,21 +1117,17 @@ def recipe(config, name):
     """The knobs that decide a task's result, its overrides applied."""
     chosen = {key: value for key, value in config.items() if key not in FREE}
     for item in config['overrides'].split():
-        place, equals, text = item.partition('=')
-        task, dot, key = place.partition('.')
-        if not (equals and dot) or task not in TASKS or key not in chosen:
+        found = re.fullmatch(r'(\w+)\.(\w+)=(.*)', item)
+        if not found or found[1] not in TASKS or found[2] not in chosen:
             raise UserError(f'overrides: {item!r}: write TASK.KNOB=VALUE, as in cola.epochs=9, with one of '
                             f"{', '.join(chosen)}")
-        if task == name:
-            chosen[key] = parse(key, text, chosen[key])
-    known, limits = {**config, **chosen}, {**train.LIMITS, **LIMITS}
+        if found[1] == name:
+            chosen[found[2]] = parse(found[2], found[3], chosen[found[2]])
+    known = {**config, **chosen, 'block_size': chosen['block_size'] or 8}       # 0: the pretrained length
+    limits = {**LIMITS, 'min_lr': (0, known['learning_rate'])}
     train.check_limits(known, {key: limits[key] for key in known if key in limits})
-    if known['min_lr'] > known['learning_rate']:
-        raise UserError(f"min_lr={known['min_lr']}: must be at most learning_rate={known['learning_rate']}")
     choose('schedule', chosen['schedule'], train.SCHEDULE)
     choose('pooling', chosen['pooling'], POOLING)
-    if 0 < chosen['block_size'] < 8:
-        raise UserError(f"block_size={chosen['block_size']}: must be at least 8, or 0: the pretrained length")
     choose(f'{name}: metric', chosen['metric'], {'': None, **dict.fromkeys(TASKS[name].metrics)})
     return chosen
 
@@ -1268,7 +1158,7 @@ class Trial:
     def split(self, split, name=''):
         """Split of this trial's task or of another, in this trial's tokens."""
         k = self.knobs
-        most = k.train_samples if split == 'train' else k.eval_samples if split.startswith('dev') else 0
+        most = {'train': k.train_samples, 'dev': k.eval_samples, 'dev_mm': k.eval_samples}.get(split, 0)
         return load_split(name or self.name, split, self.start.tokenizer, self.length, k.stride,
                           (k.data_dir, k.extra_train), most)
 
@@ -1292,26 +1182,24 @@ def run_head(model, features, trial, runtime, fraction=0.0):
     form, outputs = trial.form(runtime), {}
     order = np.argsort([max(len(ids) for ids, _ in feature.rows) for feature in features], kind='stable')
     size = max(1, EVAL_ROWS // max(len(feature.rows) for feature in features))
-    hook = add_noise(model, features, form, runtime, fraction) if fraction else None
-    for number, begin in enumerate(range(0, len(order), size)):
-        chosen = order[begin:begin + size]
-        rows = [features[i] for i in chosen]
-        batch = train.micro_batches(collate(rows, *form), size, runtime.device)[0]
-        del batch['targets']
-        train.seed_step(0, number, runtime)
-        with runtime.autocast():
-            logits = train.to_host(model(**batch), runtime)
-        outputs.update(zip(chosen.tolist(), trial.head.outputs(logits, rows, trial.knobs), strict=True))
-    if hook:
-        hook.remove()
+    with add_noise(model, features, form, runtime, fraction) if fraction else contextlib.nullcontext():
+        for number, begin in enumerate(range(0, len(order), size)):
+            chosen = order[begin:begin + size]
+            rows = [features[i] for i in chosen]
+            batch = train.micro_batches(collate(rows, *form), size, runtime.device)[0]
+            del batch['targets']
+            train.seed_step(0, number, runtime)
+            with runtime.autocast():
+                logits = train.to_host(model(**batch), runtime)
+            outputs.update(zip(chosen.tolist(), trial.head.outputs(logits, rows, trial.knobs), strict=True))
     model.train()
     return [outputs[i] for i in range(len(features))]
 
 
 def predict_split(model, split, trial, runtime, fraction=0.0):
-    """(a prediction for each example, records of them)"""
+    """(a prediction for each example, outputs of the head for each feature)"""
     outputs = run_head(model, split.features, trial, runtime, fraction)
-    return trial.head.predictions(split.examples, split.features, outputs, trial.knobs)
+    return trial.head.predictions(split.examples, split.features, outputs, trial.knobs), outputs
 
 
 def add_noise(model, features, form, runtime, fraction):
@@ -1339,16 +1227,18 @@ def fine_tune(trial, model, runtime):
     """Train and evaluate a trial.  Returns what result.json holds."""
     k, data, name = trial.knobs, trial.split('train'), f'{trial.name} seed {trial.seed}'
     os.makedirs(trial.folder, exist_ok=True)
-    batches = Batches(data.features, trial.seed, k.total_batch, trial.form(runtime))
-    steps, every = batches.per_epoch * k.epochs, k.eval_interval or batches.per_epoch
-    betas, learner = (k.beta1, k.beta2), Learner(model, trial.head.losses)
+    make = partial(training_batch, features=data.features, seed=trial.seed, total_batch=k.total_batch,
+                   form=trial.form(runtime))
+    per_epoch = -(-len(data.features) // k.total_batch)
+    steps, every = per_epoch * k.epochs, k.eval_interval or per_epoch
+    warmup, betas = round(k.warmup_fraction * steps), (k.beta1, k.beta2)
+    learner = Learner(model, trial.head.losses)
     optimizer = train.make_optimizer(model, k.learning_rate, betas, k.adam_eps, k.weight_decay, runtime)
     scaler = torch.amp.GradScaler(runtime.device.type, enabled=runtime.dtype == torch.float16)
-    learner = train.compiled(learner, k.compile, batches.batch(0), k.batch_size, runtime)
+    learner = train.compiled(learner, k.compile, make(0), k.batch_size, runtime)
     log, health = train.Log(trial.folder, 0, runtime, k.wandb_project, vars(k)), train.Health(runtime)
     best, seconds, since = {}, [0.0] * k.epochs, time.perf_counter()
-    for step, batch in enumerate(train.prefetch(batches.batch, range(steps)), 1):
-        warmup = round(k.warmup_fraction * steps)
+    for step, batch in enumerate(train.prefetch(make, range(steps)), 1):
         lr = train.get_lr(step - 1, k.learning_rate, k.min_lr, warmup, steps, k.schedule)
         train.set_lr(optimizer, lr, runtime)
         train.seed_step(trial.seed, step - 1, runtime)
@@ -1359,44 +1249,44 @@ def fine_tune(trial, model, runtime):
         logs, validates = (step % interval == 0 or step == steps for interval in (k.log_interval, every))
         if logs or validates:
             loss, norm = health.look(step, name)                # waits for the device
-        seconds[(step - 1) // batches.per_epoch] += time.perf_counter() - since
+        seconds[(step - 1) // per_epoch] += time.perf_counter() - since
         if logs:
-            speed, graphs = step * k.total_batch / sum(seconds), train.compilations(runtime)
-            left = timedelta(seconds=int((steps - step) * k.total_batch / speed))
-            text = (f'{name} step {step}/{steps}: loss {loss:.4f}, lr {lr:.2e}, norm {norm:.2f}, '
-                    f'{speed:,.1f} examples/s, eta {left}')
-            text += ''.join(f', {key} {n}' for key, n in graphs.items())
-            log.write('train', step, text, loss=loss, lr=lr, norm=norm, examples_per_second=speed, **graphs)
+            eta = timedelta(seconds=int((steps - step) * sum(seconds) / step))
+            text = f'{name} step {step}/{steps}: loss {loss:.4f}, lr {lr:.2e}, norm {norm:.2f}, eta {eta}'
+            log.write('train', step, text, loss=loss, lr=lr, norm=norm, **train.compilations(runtime))
         if validates:
             found = validate(trial, model, runtime, step, log)
             best = found if not k.keep_best or found['value'] > best.get('value', -math.inf) else best
         since = time.perf_counter()
-    return finish(trial, model, runtime, best, {'steps': steps, 'seconds': seconds})
+    return finish(trial, model, runtime, best, seconds)
 
 
 def validate(trial, model, runtime, step, log):
     """Score the evaluation sets, with what the recipe wants to be kept of this step."""
-    scores, records = {}, []
+    scores, lines = {}, []
     for column, split in trial.dev().items():
-        predictions, found = predict_split(model, split, trial, runtime)
-        scores[column] = score(trial.name, split.examples, predictions, found)
-        records += [{'column': column, 'id': example.id, **record}
-                    for example, record in zip(split.examples, found, strict=True)]
+        predictions, outputs = predict_split(model, split, trial, runtime)
+        scores[column], windows = score(trial.name, split.examples, predictions), defaultdict(list)
+        for feature, output in zip(split.features, outputs, strict=True):
+            windows[feature.example].append(output)
+        for i, (example, prediction) in enumerate(zip(split.examples, list(predictions), strict=True)):
+            lines.append({'column': column, 'id': example.id, 'prediction': prediction,
+                          'outputs': windows[i]})
     text = '; '.join(f'{column} {100 * row[trial.metric]:.2f}' for column, row in scores.items())
     log.write('val', step, f'{trial.name} seed {trial.seed} step {step}: {trial.metric} of {text}',
               **scores[trial.name])
     weights = {key: x.cpu().clone() for key, x in model.state_dict().items() if trial.knobs.keep_best}
-    return {'step': step, 'value': scores[trial.name][trial.metric], 'scores': scores, 'records': records,
+    return {'step': step, 'value': scores[trial.name][trial.metric], 'scores': scores, 'lines': lines,
             'weights': weights}
 
 
-def finish(trial, model, runtime, best, spent):
+def finish(trial, model, runtime, best, seconds):
     """Write predictions, weights and, last, result.json."""
     if best['weights']:
         model.load_state_dict(best['weights'])
     (run, step), data, dev = label(trial.source), trial.split('train'), trial.dev()
-    lines = [json.dumps(record, ensure_ascii=False) + '\n' for record in best['records']]
-    prepare_data.write_bytes(os.path.join(trial.folder, 'predictions.jsonl'), ''.join(lines).encode())
+    pd.DataFrame(best['lines']).to_json(os.path.join(trial.folder, 'predictions.jsonl'), orient='records',
+                                        lines=True, force_ascii=False)
     if trial.knobs.keep_models:
         train.write_checkpoint(os.path.join(trial.folder, 'model.pt'), {
             'step': best['step'], 'model': train.to_host(model.state_dict(), runtime),
@@ -1404,30 +1294,26 @@ def finish(trial, model, runtime, best, spent):
             'model_config': asdict(model.config), 'data': trial.start.data})
     result = {
         'init': run, 'step': step, 'model': asdict(model.config), 'task': trial.name, 'seed': trial.seed,
-        'metric': trial.metric, 'scores': best['scores'], 'best_step': best['step'], **spent,
+        'metric': trial.metric, 'scores': best['scores'], 'best_step': best['step'],
         'majority': {column: score(trial.name, split.examples, majority_of(
             trial.name, data.examples, len(split.examples))) for column, split in dev.items()},
         'n_train': len(data.examples), 'n_dev': {column: len(dev[column].examples) for column in dev},
-        'skipped': {f'{split}: {kind}': n for split, found in {'train': data, **dev}.items()
-                    for kind, n in found.skipped.items()},
-        'epochs': trial.knobs.epochs, 'seconds_per_epoch': float(np.median(spent['seconds'])),
-        'parameters': count_parameters(model), **trial.identity, 'device': train.device_name(runtime.device),
-        'date': time.strftime('%Y-%m-%dT%H:%M:%S%z')}
-    prepare_data.write_bytes(os.path.join(trial.folder, 'result.json'), json.dumps(result, indent=1).encode())
+        'skipped': {split: found.skipped for split, found in {'train': data, **dev}.items()},
+        'epochs': trial.knobs.epochs, 'seconds_per_epoch': float(np.median(seconds)), **trial.identity,
+        'device': train.device_name(runtime.device), 'date': time.strftime('%Y-%m-%dT%H:%M:%S%z')}
+    write_bytes(os.path.join(trial.folder, 'result.json'), json.dumps(result, indent=1).encode())
     return result
 
 
 def read_result(folder):
     """What the finished trial of a folder left, or None."""
     path = os.path.join(folder, 'result.json')
-    try:
+    if not os.path.exists(path):
+        return None
+    with contextlib.suppress(ValueError, AttributeError):
         result = load_json(path)
         if {'scores', 'recipe', 'weights', 'data'} <= result.keys():
             return result
-    except FileNotFoundError:
-        return None
-    except (ValueError, AttributeError):
-        pass
     raise UserError(f'{path}: damaged, or of an earlier version; remove {folder}')
 
 
@@ -1449,80 +1335,63 @@ def cross_scores(trial, model, runtime, others):
     return found
 
 
-def submit(trial, model, runtime, wanted):
-    """Write predictions for test files, or for the file `wanted`; print the scores where they have labels."""
-    if wanted == 'test':
-        found = {column: trial.split(split) for column, split in splits_of(trial.name, 'test').items()}
-    else:
-        examples, skipped = read_file(trial.name, wanted)
-        features = trial.head.features(examples, trial.start.tokenizer, trial.length, trial.knobs.stride)
-        found = {trial.name: Split(examples, features, skipped)}
-    prefix = '' if wanted == 'test' else os.path.splitext(os.path.basename(wanted))[0] + '.'
-    for column, split in found.items():
-        predictions, _ = predict_split(model, split, trial, runtime)
-        path = write_submission(trial.name, column, trial.folder, split.examples, predictions, prefix)
+def submit(trial, model, runtime):
+    """Write predictions for test files, or for a named file; print the scores where they have labels."""
+    for column, split in to_predict(trial.name, trial.knobs.predict).items():
+        data = trial.split(split)
+        predictions, _ = predict_split(model, data, trial, runtime)
+        prefix = '' if split in trial.task.files else f'{Path(split).stem}.'
+        path = write_submission(trial.name, column, trial.folder, data.examples, predictions, prefix)
         print(f'wrote {path}', flush=True)
-        known = [i for i, example in enumerate(split.examples) if example.label is not None]
+        known = [i for i, example in enumerate(data.examples) if example.label is not None]
         if known:
-            scores = score(trial.name, [split.examples[i] for i in known], [predictions[i] for i in known])
+            scores = score(trial.name, [data.examples[i] for i in known], [predictions[i] for i in known])
             text = ', '.join(f'{metric} {100 * value:.2f}' for metric, value in scores.items())
             print(f'{column} seed {trial.seed}, {len(known):,} labelled examples: {text}', flush=True)
 
 
-def run_trial(trial, levels, others, wanted, runtime):
+def run_trial(trial, levels, others, runtime):
     """Fine-tune unless that is done, and add what else is asked for.  Was anything done?"""
     result = read_result(trial.folder)
     before = result or {}
-    noise_due = [level for level in levels if str(level) not in before.get('noise', {}).get(trial.name, {})]
-    cross_due = [name for name in others if name not in before.get('cross', {}) and trial.task.positive]
-    if result and not (noise_due or cross_due or wanted):
+    levels = [level for level in levels if f'{level:g}' not in before.get('noise', {}).get(trial.name, {})]
+    others = [name for name in others if name not in before.get('cross', {}) and trial.task.positive]
+    if result and not (levels or others or trial.knobs.predict):
         return False
     torch.manual_seed(trial.seed)
     model = make_classifier(trial.start, trial.head, trial.knobs, max(1, len(trial.task.labels)))
-    path = os.path.join(trial.folder, 'model.pt')
-    if result and not os.path.exists(path):
-        raise UserError(f'{path}: not kept, but noise, cross and predict need it; remove its folder and '
-                        'run again with --keep_models=true')
     if result:
-        model.load_state_dict(train.read_checkpoint(path)['model'])
+        model.load_state_dict(train.read_checkpoint(os.path.join(trial.folder, 'model.pt'))['model'])
     model = train.to_device(model, runtime)
-    if not result:
-        result = fine_tune(trial, model, runtime)
-    for column, split in trial.dev().items() if noise_due else ():
+    result = result or fine_tune(trial, model, runtime)
+    for column, split in trial.dev().items() if levels else ():
         found = result.setdefault('noise', {}).setdefault(column, {})
-        for level in noise_due:
+        for level in levels:
             predictions, _ = predict_split(model, split, trial, runtime, level)
-            found[str(level)] = score(trial.name, split.examples, predictions)[trial.metric]
-    result.setdefault('cross', {}).update(cross_scores(trial, model, runtime, cross_due))
-    prepare_data.write_bytes(os.path.join(trial.folder, 'result.json'), json.dumps(result, indent=1).encode())
-    if wanted:
-        submit(trial, model, runtime, wanted)
+            found[f'{level:g}'] = score(trial.name, split.examples, predictions)[trial.metric]
+    result.setdefault('cross', {}).update(cross_scores(trial, model, runtime, others))
+    write_bytes(os.path.join(trial.folder, 'result.json'), json.dumps(result, indent=1).encode())
+    submit(trial, model, runtime)
     return True
 
 
 # ---- the report: a DataFrame with a line a number, from which pandas makes the tables ----
 
-SIZES = {(4, 512): 'small', (12, 768): 'base', (24, 1024): 'large'}         # (n_layer, n_embd)
-
-
 @functools.cache
 def read_papers():
     """What the papers print, in points, from results/papers.json: {paper: {'tables': [...], ...}}.
 
-    A column is 'column.metric', of `averages` the places of their columns; a row is 'words, more; values,
-    averages (sd)' and stands beside ours if our model has all of its words.
+    A column is 'column.metric', an average the places of its columns; a row 'words; values, averages (sd)'.
     """
-    return load_json(os.path.join(os.path.dirname(os.path.abspath(__file__)), 'results', 'papers.json'))
+    return load_json(os.path.join(ROOT, 'results', 'papers.json'))
 
 
-def paper_rows(table, models):
-    """DataFrame, as text, of the rows that fit `models`, sets of words; all if a model has no counterpart."""
-    rows = {name: re.findall(r'[\d.]+(?: \([\d.]+\))?', numbers)
+def paper_rows(table):
+    """The rows that a paper prints, as text."""
+    rows = {f'paper: {name}': re.findall(r'[\d.]+(?: \([\d.]+\))?', numbers)
             for name, numbers in (row.split(';') for row in table['rows'])}
-    fits = [{name for name in rows if set(name.split(',')[0].split()) <= model} for model in models]
-    kept = [name for name in rows if not all(fits) or name in set().union(*fits)]
-    return pd.DataFrame([rows[name] for name in kept], [f'paper: {name}' for name in kept],
-                        [*table['columns'].split(), *table.get('averages', ())])
+    columns = [*table['columns'].split(), *table.get('averages', ())]
+    return pd.DataFrame.from_dict(rows, 'index', columns=columns)
 
 
 @functools.cache
@@ -1536,24 +1405,21 @@ def t_quantile(freedom, inside=0.95):
 
 def over_seeds(wide):
     """Of each column, whose rows are seeds: 'mean (sd)', half of the 95 % interval, number of seeds."""
-    n, mean, sd = wide.count(), wide.mean(), wide.std()
-    half = sd * [t_quantile(seeds - 1) / math.sqrt(seeds) if seeds > 1 else math.nan for seeds in n]
-    text = mean.map(show).where(n < 2, mean.map(show) + ' (' + sd.map(show) + ')')
-    found = {'mean': text, '± 95 %': half.map(show), 'seeds': n.where(n > 0).map(show, 'ignore')}
-    return pd.DataFrame(found).T
+    cells = {}
+    for name, points in wide.items():
+        n, mean, sd = points.count(), points.mean(), points.std()
+        half = t_quantile(n - 1) * sd / math.sqrt(n) if n > 1 else math.nan
+        cells[name] = [show(mean) + (f' ({show(sd)})' if n > 1 else ''), show(half), show(n or None)]
+    return pd.DataFrame(cells, ['mean', '± 95 %', 'seeds'], dtype=object)
 
 
-def each_row(wide):
+def each_row(wide, row='row'):
     """'mean (sd)' over the seeds of each row, a line a row."""
-    return pd.DataFrame({row: over_seeds(seeds).loc['mean'] for row, seeds in wide.groupby('row')}).T
+    return pd.DataFrame({name: over_seeds(seeds).loc['mean'] for name, seeds in wide.groupby(row)}).T
 
 
 def show(value):
     """A cell of a table: points with two decimals, '-' if there is none."""
-    if isinstance(value, dict):
-        return ', '.join(f'{key} {n:,}' for key, n in value.items())
-    if isinstance(value, int):
-        return f'{value:,}'
     return '-' if pd.isna(value) else f'{value:.2f}' if isinstance(value, float) else str(value)
 
 
@@ -1566,68 +1432,63 @@ def markdown(title, frame, *notes):
 
 
 def row_names(trials):
-    """The row of the report for each trial: its init, and what else differs between trials of one task."""
-    recipes = pd.DataFrame([trial['recipe'] for trial in trials])
-    varies = recipes.groupby([trial['task'] for trial in trials]).nunique(dropna=False).gt(1).any()
+    """The row of each trial: its init, knobs that differ within a task, a hash of data or weights that do."""
+    frame = pd.DataFrame([{**one, **{key: text_hash(str(one[key])) for key in ('data', 'weights')}}
+                          for one in trials])
+    differ = [(key, frame.groupby(keys, dropna=False)[key].transform('nunique') > 1) for key, keys in (
+        ('data', ['task']), ('weights', ['task', 'init', 'step']))]
+    recipes = pd.DataFrame(list(frame.recipe))
+    varies = recipes.groupby(frame.task).nunique(dropna=False).gt(1).any()
+    knobs = varies.index[varies]
     names = []
-    for one in trials:
-        twins = [other for other in trials if other['task'] == one['task']]
-        words = [f'{key}={show_knob(one["recipe"].get(key))}' for key in varies.index[varies]]
-        if any(other['data'] != one['data'] for other in twins):
-            words.append(f"data={text_hash(str(one['data'])):016x}"[:11])
-        if any(other['weights'] != one['weights'] for other in twins
-               if (other['init'], other['step']) == (one['init'], one['step'])):
-            words.append(f"weights={one['weights'][:6]}")
+    for i, one in enumerate(trials):
+        words = [f"{key}={show_knob(one['recipe'].get(key))}" for key in knobs]
+        words += [f'{frame[key][i]:016x}'[:6] for key, which in differ if which[i]]
         names.append(' '.join([one['init'], *words]))
     return names
 
 
-def tidy(trials, rows):
+def tidy(trials):
     """DataFrame with a line for each number of finished trials, in points; step -1: no pretraining step."""
     lines = []
-    for trial, row in zip(trials, rows, strict=True):
+    for trial, row in zip(trials, row_names(trials), strict=True):
+        parts = [(kind, column, name, 100 * value) for kind in ('scores', 'majority', 'noise')
+                 for column, values in trial.get(kind, {}).items() for name, value in values.items()]
+        parts += [('cross', trial['task'], other, 100 * value)
+                  for other, value in trial.get('cross', {}).items()]
+        parts.append(('seconds', trial['task'], '', trial['seconds_per_epoch']))
         step = -1 if trial['step'] is None else trial['step']
-        noise = {column: {f'{float(level):g}': value for level, value in values.items()}
-                 for column, values in trial.get('noise', {}).items()}
-        for kind, parts in (('scores', trial['scores']), ('majority', trial['majority']), ('noise', noise),
-                            ('cross', {trial['task']: trial.get('cross', {})})):
-            lines += [(kind, row, step, trial['seed'], column, name, 100 * value)
-                      for column, values in parts.items() for name, value in values.items()]
-    return pd.DataFrame(lines, columns=['kind', 'row', 'step', 'seed', 'column', 'name', 'points'])
+        lines += [(row, step, trial['seed'], *part) for part in parts]
+    return pd.DataFrame(lines, columns=['row', 'step', 'seed', 'kind', 'column', 'name', 'points'])
 
 
-def layouts(book, trials, models):
-    """The paper's tables that share a column with the trials, then one of the columns in none of them.
+def model_table(inits):
+    """The model of each row.  inits: {row: its last trial}"""
+    kept = ['attention', 'position', 'norm', 'pooling', 'n_layer', 'n_head', 'n_embd']
+    models = [{'step': one['step'], **{key: one['model'][key] for key in kept}, 'device': one['device'],
+               'date': one['date']} for one in inits.values()]
+    return markdown(f"Fine-tuning: {', '.join(inits)}", pd.DataFrame(models, list(inits), dtype=object),
+                    'Points: mean (standard deviation) over seeds; ± 95 %: half the confidence interval.')
 
-    Yields (title, columns, {average: columns}, rows of the paper, note).
+
+def layouts(book, trials):
+    """(title, columns, {average: columns}, rows of the paper, note) of each table.
+
+    They are the paper's that share a column with the trials, then one of the columns in none of them.
     """
-    ran = {column: f"{column}.{trial['metric']}" for trial in trials for column in trial['scores']}
-    left = dict(ran)
+    ran = {f"{column}.{trial['metric']}": column for trial in trials for column in trial['scores']}
+    tables, shown = [], set()
     for table in book.get('tables', ()):
         columns = table['columns'].split()
         own = {key.split('.')[0] for key in columns}
-        if own & ran.keys():
-            left = {column: key for column, key in left.items() if column not in own}
+        if own & set(ran.values()):
             averages = {name: [columns[i] for i in places]
                         for name, places in table.get('averages', {}).items()}
-            yield table['title'], columns, averages, paper_rows(table, models), table.get('note', '')
-    if left:
-        kept = [key for column, key in left.items() if column != 'wnli']        # left out of GLUE's averages
-        averages = {'average': kept} if left == ran and len(kept) > 1 else {}
-        yield 'Scores' if left == ran else 'Other tasks', list(left.values()), averages, pd.DataFrame(), ''
-
-
-def wide_scores(frame, tables):
-    """Points by (kind, row, step, seed), a column for each metric and average; and the tables' columns."""
-    scores = frame[frame.kind.isin(['scores', 'majority'])]
-    wide = scores.assign(name=scores.column + '.' + scores.name).pivot(
-        index=['kind', 'row', 'step', 'seed'], columns='name', values='points')
-    labels = [name for _, columns, averages, *_ in tables for name in (*columns, *averages)]
-    labels = list(dict.fromkeys(labels))
-    wide = wide.reindex(columns=[*labels, *wide.columns.difference(labels)])
-    for name, keys in (item for _, _, averages, *_ in tables for item in averages.items()):
-        wide[name] = wide[keys].mean(axis=1, skipna=False)          # of the seeds that ran all of them
-    return wide, labels
+            tables.append((table['title'], columns, averages, paper_rows(table), table.get('note')))
+            shown |= own
+    left = [key for key, column in ran.items() if column not in shown]
+    averages = {} if tables or len(left) < 2 else {'average': left}
+    return tables + ([('Other tasks' if tables else 'Scores', left, averages, None, None)] if left else [])
 
 
 def score_table(table, last, majority):
@@ -1652,122 +1513,72 @@ def curve_table(row, seeds, note):
         return ''
     aim = 0.95 * means.ffill().iloc[-1]
     good = (means >= aim) & (aim > 0)
-    cells = pd.DataFrame({f'{step:,}': over_seeds(one[means.columns]).loc['mean']
-                          for step, one in seeds.groupby('step')}).T
+    cells = each_row(seeds[means.columns], 'step').rename('{:,}'.format)
     cells.loc['95 % of the last'] = aim.map(show)
     cells.loc['reached at'] = [f'{found.idxmax():,}' if found.any() else '-' for _, found in good.items()]
     return markdown(f'{row} by pretraining step', cells, note)
 
 
-def matrix(title, numbers, table, models):
-    """Noise or cross-task table: ours by (row, column), and the paper's."""
-    wide = numbers.assign(row=numbers.row + ', ' + numbers.column).pivot(
-        index=['row', 'seed'], columns='name', values='points')
-    if table:
-        book = paper_rows(table, models).astype(float)
-        book = book[[name.split(', ')[1] in set(numbers.column) for name in book.index]]
-        book.index = pd.MultiIndex.from_product([book.index, [0]], names=['row', 'seed'])
-        wide = pd.concat([wide, book.reindex(columns=wide.columns)])
-    noise = 'noise' in set(numbers.kind)
-    wide = wide[sorted(set(numbers.name), key=float) if noise else list(dict.fromkeys(numbers.name))]
-    if noise:
-        wide[f'drop at {wide.columns[-1]}'] = wide.iloc[:, 0] - wide.iloc[:, -1]
-    return markdown(title, each_row(wide))
-
-
-def cost_tables(trials, rows, compare, note):
-    """Seconds an epoch, and the examples that were read and left out."""
-    frame = pd.DataFrame(trials).assign(row=rows)
-    times = frame.pivot_table(index='task', columns='row', values='seconds_per_epoch', sort=False)
-    for row in times.columns.drop(compare) if compare in times else ():
-        times[f'{row} / {compare}'] = times[row] / times[compare]
-    read = frame[['task', 'epochs', 'n_train', 'n_dev', 'skipped']].map(show).drop_duplicates()
-    read = read.set_index('task').rename(columns={'n_train': 'train', 'n_dev': 'dev'})
-    return [markdown('Seconds an epoch', times, note), markdown('Examples', read)]
-
-
-def model_table(inits):
-    """Markdown of the models of {row: trial}, and the words that find their rows in the papers."""
-    words, shape = ['attention', 'position', 'norm', 'pooling'], ['n_layer', 'n_head', 'n_embd']
-    shapes = {row: {key: one['model'][key] for key in words + shape} for row, one in inits.items()}
-    models = [{*map(one.get, words), SIZES.get((one['n_layer'], one['n_embd']))} for one in shapes.values()]
-    head = pd.DataFrame([{'step': one['step'], **shapes[row], 'device': one['device'], 'date': one['date']}
-                         for row, one in inits.items()], list(inits), dtype=object)
-    note = 'Points: mean (standard deviation) over seeds; ± 95 %: half the confidence interval.'
-    return markdown(f"Fine-tuning: {', '.join(inits)}", head, note), models
-
-
 def make_report(trials, paper='', compare=''):
-    """Markdown of finished trials, and scores by (row, step, seed).  A row is judged by its last step."""
+    """Markdown of finished trials.  A row is judged by its last step."""
     book = choose('paper', paper, read_papers()) if paper else {}
-    rows = row_names(trials)
-    frame = tidy(trials, rows)
-    inits = dict(zip(rows, trials, strict=True))                    # {row: its last trial}
-    head, models = model_table(inits)
-    tables = list(layouts(book, trials, models))
-    wide, labels = wide_scores(frame, tables)
+    frame, tables = tidy(trials), layouts(book, trials)
+    inits = dict(zip(row_names(trials), trials, strict=True))           # {row: its last trial}
+    labels = list(dict.fromkeys(name for _, keys, averages, *_ in tables for name in (*keys, *averages)))
+    scores = frame[frame.kind.isin(['scores', 'majority'])]
+    wide = scores.assign(name=scores.column + '.' + scores.name).pivot(
+        index=['kind', 'row', 'step', 'seed'], columns='name', values='points')
+    wide = wide.reindex(columns=[*labels, *wide.columns.difference(labels)])
+    for name, keys in (item for _, _, averages, *_ in tables for item in averages.items()):
+        wide[name] = wide[keys].mean(axis=1, skipna=False)          # of the seeds that ran all of them
     ends = frame.groupby('row').step.max()
-    at, of = (wide.index.get_level_values(key).to_numpy() for key in ('step', 'row'))
-    final = wide[at == ends[of].to_numpy()].droplevel('step')
+    frame = frame[frame.step == frame.row.map(ends)]
+    steps, rows = (wide.index.get_level_values(key) for key in ('step', 'row'))
+    final = wide[steps.to_numpy() == ends[rows].to_numpy()].droplevel('step')
     last, majority = final.loc['scores'], final.loc['majority'].groupby('row').mean()
-    same = majority.nunique().max() <= 1                            # they differ where rows have other data
-    majority = majority.max().to_frame('majority').T if same else majority.rename('majority: {}'.format)
+    majority = majority.rename('majority: {}'.format)
 
-    parts = [head, *(score_table(table, last, majority) for table in tables)]
+    parts = [model_table(inits), *(score_table(table, last, majority) for table in tables)]
     for row, one in inits.items():
         other = compare + row[len(one['init']):]                    # the same recipe of `compare`
         if compare and one['init'] != compare and other in inits:
-            pairs = over_seeds((last.loc[row] - last.loc[other])[labels]).T
-            parts.append(markdown(f'{row} - {other}, paired by seed', pairs.dropna()))
+            pairs = (last.loc[row] - last.loc[other])[labels].dropna(axis=1, how='all')
+            parts.append(markdown(f'{row} - {other}, paired by seed', over_seeds(pairs).T))
     parts += [curve_table(row, seeds.droplevel('row'), book.get('curve'))
               for row, seeds in wide.loc['scores', labels].groupby('row')]
     every = pd.concat([each_row(last), majority])[[name for name in wide.columns if '.' in name]].T
     parts.append(markdown('Every metric', every))
     for kind, title in (('noise', 'Noise on the embeddings, as a fraction of their mean norm'),
                         ('cross', 'Trained on (rows), evaluated on (columns)')):
-        found = frame[(frame.kind == kind) & (frame.step == frame.row.map(ends))]
-        parts += [matrix(title, found, book.get(kind), models)] if len(found) else []
-    parts += cost_tables(trials, rows, compare, book.get('seconds'))
-    return '\n\n'.join(filter(None, parts)), wide.loc['scores', labels]
-
-
-def plot_curves(scores, path):
-    """PNG of averages, or else columns, by pretraining step, where there are several."""
-    means = scores.groupby(['row', 'step']).mean().unstack('row').dropna(axis=1, thresh=2)
-    if means.empty:
-        return
-    averages = [key for key in means.columns if '.' not in key[0]]
-    means = means[averages] if averages else means
-    try:
-        means.plot(style='o-', ylabel='points', xlabel='pretraining step').figure.savefig(path, dpi=120)
-    except ImportError:
-        print(f'{path} needs matplotlib, which is not installed')
+        found = frame.assign(row=frame.row + ', ' + frame.column)[frame.kind == kind]
+        ours = each_row(found.pivot_table(index=['row', 'seed'], columns='name', values='points'))
+        theirs = paper_rows(book[kind]) if len(found) and kind in book else None
+        parts.append(markdown(title, pd.concat([ours, theirs], sort=True)))
+    times = frame[frame.kind == 'seconds'].pivot_table('points', 'column', 'row', sort=False)
+    for row in times.columns.drop(compare) if compare in times else ():
+        times[f'{row} / {compare}'] = times[row] / times[compare]
+    parts.append(markdown('Seconds an epoch', times, book.get('seconds')))
+    return '\n\n'.join(filter(None, parts))
 
 
 # ---- main ----
 
 def find_tasks(text):
     """Rows of TASKS that a list of names and groups means, in its order."""
-    names = [name.strip() for name in text.split(',') if name.strip()]
     rows = {**{name: (name,) for name in TASKS}, **GROUPS}
-    found = [name for part in names for name in choose('tasks', part, rows)]
-    if not found:
-        raise UserError(f"tasks={text!r}: choose some of {', '.join(rows)}, with commas")
-    return list(dict.fromkeys(found))
+    parts = [choose('tasks', part.strip(), rows) for part in text.split(',')]
+    return list(dict.fromkeys(itertools.chain(*parts)))
 
 
 def noise_levels(text):
-    """'0:0.4:0.05' -> (0.0, 0.05, ..., 0.4)"""
-    if not text:
-        return ()
-    try:
-        first, last, step = (float(part) for part in text.split(':'))
-        levels = tuple(round(first + i * step, 6) for i in range(int((last - first) / step + 1.000001)))
-    except (ValueError, ZeroDivisionError, OverflowError):
-        levels = ()
-    if not levels or levels[0] < 0 or len(levels) > 1000:
+    """'0:0.4:0.05' -> [0.0, 0.05, ..., 0.4]"""
+    with contextlib.suppress(ValueError):
+        first, last, step = map(float, text.split(':'))
+        if 0 <= first <= last < first + 1000 * step:
+            return [round(level, 6) for level in np.arange(first, last + step / 2, step).tolist()]
+    if text:
         raise UserError(f'noise={text!r}: write first:last:step, parts of the embedding norm: 0:0.4:0.05')
-    return levels
+    return []
 
 
 def task_table():
@@ -1788,50 +1599,49 @@ def write_report(config, show_it):
         one['init'] == against, one['init'], one['step'] or 0, order.index(one['task']), one['seed']))
     if not trials:
         raise UserError(f'{folder}: no trial has finished there yet')
-    text, scores = make_report(trials, config['paper'], against)
-    command = ' '.join(['python', os.path.basename(sys.argv[0]), *sys.argv[1:]])
+    text, command = make_report(trials, config['paper'], against), ' '.join(['python', *sys.argv])
     head = f"`{command}`, torch {torch.__version__}, {time.strftime('%Y-%m-%d')}"
-    prepare_data.write_bytes(os.path.join(folder, 'results.json'), json.dumps(
+    write_bytes(os.path.join(folder, 'results.json'), json.dumps(
         {'command': command, 'config': config, 'trials': trials}, indent=1).encode())
-    prepare_data.write_bytes(os.path.join(folder, 'results.md'), f'{head}\n\n{text}\n'.encode())
+    write_bytes(os.path.join(folder, 'results.md'), f'{head}\n\n{text}\n'.encode())
     if show_it:
         print(f'\n{text}', flush=True)
-        plot_curves(scores, os.path.join(folder, 'curve.png'))
+
+
+def stop_at_once(number, frame):
+    """Nothing of a trial under way is kept, so a signal ends the process where it is."""
+    say('stopped by a signal; the same command starts this trial again and keeps the finished ones')
+    sys.exit(128 + number)
 
 
 def main():
-    if {'--help', '-h'} & set(sys.argv):
-        with contextlib.suppress(SystemExit):
-            configure(globals())
+    try:
+        config, origins = configure(globals())
+    except SystemExit:                                  # --help
         print(task_table())
-        return
-    config, origins = configure(globals())
-    names, levels = find_tasks(tasks), noise_levels(noise)
-    others = [name for name in names if TASKS[name].positive] if cross else []
-    if predict not in ('', 'test') and len(names) > 1:
-        raise UserError(f'predict={predict!r}: a file is of one task: choose it with --tasks, or write test')
+        raise
     if paper:
         choose('paper', paper, read_papers())
     if report:
         return write_report(config, True)
+    names, levels = find_tasks(tasks), noise_levels(noise)
+    others = [name for name in names if TASKS[name].positive] if cross else []
+    if predict not in ('', 'test') and len(names) > 1:
+        raise UserError(f'predict={predict!r}: a file is of one task: choose it with --tasks, or write test')
     if not out_dir:
         raise UserError("out_dir='': name a folder, as in --out_dir=out/finetune")
     runtime = train.join(device, dtype, group=False)
-    recipes = {name: recipe(config, name) for name in names}
-    knobs = {name: SimpleNamespace(**{**config, **recipes[name]}, unanswerable=TASKS[name].unanswerable)
-             for name in names}
-    for name in ('SIGTERM', 'SIGINT'):                  # nothing of a trial under way is kept: end at once
-        signal.signal(getattr(signal, name), lambda number, frame: sys.exit(128 + number))
+    for name in ('SIGTERM', 'SIGINT'):
+        signal.signal(getattr(signal, name), stop_at_once)
 
     # the plan: every trial, of which this process has a share
-    sources = find_sources(init_from, compare)
-    data = {name: survey(name, config) for name in names}
-    plan = [Trial(source, name, number, knobs[name],
-                  {'recipe': recipes[name], 'weights': weights, 'data': data[name][0]})
-            for source, weights in zip(sources, map(weights_of, sources), strict=True)
-            for name in names for number in range(seed, seed + trials)]
+    recipes, sources = {name: recipe(config, name) for name in names}, find_sources(init_from, compare)
+    data, plan = {name: survey(name, config) for name in names}, []
+    for source, name in itertools.product(sources, names):
+        knobs = SimpleNamespace(**{**config, **recipes[name]}, unanswerable=TASKS[name].unanswerable)
+        identity = {'recipe': recipes[name], 'weights': weights_of(source), 'data': data[name][0]}
+        plan += [Trial(source, name, number, knobs, identity) for number in range(seed, seed + trials)]
     mine = plan[runtime.rank::runtime.world]
-    alone = replace(runtime, rank=0, world=1)           # a trial's result does not depend on who runs it
     if runtime.main:
         train.hold(out_dir)
         train.write_manifest(out_dir, config, {'init_from': sources}, runtime)
@@ -1840,14 +1650,10 @@ def main():
         print(f'{len(plan)} trials, {done} of them finished before; {runtime.device}, '
               f'{str(runtime.dtype)[6:]}, {runtime.world} process(es)', flush=True)
 
-    worked = runtime.main
-    try:
-        for number, trial in enumerate(mine, 1):
-            print(f'trial {number} of {len(mine)}: {trial.folder}', flush=True)
-            worked = run_trial(trial, levels, others, predict, alone) or worked
-    except SystemExit:
-        say('stopped by a signal; the same command starts this trial again and keeps the finished ones')
-        raise
+    alone, worked = replace(runtime, rank=0, world=1), runtime.main     # whoever runs it, a trial is the same
+    for number, trial in enumerate(mine, 1):
+        print(f'trial {number} of {len(mine)}: {trial.folder}', flush=True)
+        worked = run_trial(trial, levels, others, alone) or worked
     if worked:                                          # the process that finds all trials done shows them
         write_report(config, all(read_result(trial.folder) for trial in plan))
     train.leave(runtime)

@@ -67,7 +67,7 @@ def write_tsv(name, task, path, split, count, pick):
     lines = [] if name == 'cola' and not test else ['\t'.join(columns)]
     for i in range(count):
         label = i % (len(task.labels) or 6)                     # sts-b: 0 to 5
-        second, written = english(pick, MARKERS[label]), (task.written or task.labels or [''] * 6)[label]
+        second, written = english(pick, MARKERS[label]), (task.labels or [''] * 6)[label]
         fills = dict.fromkeys(('sentence1', '#1 String', 'question1', 'question'), english(pick))
         fills |= dict.fromkeys(('sentence2', '#2 String', 'question2', 'sentence'), second)
         fills |= dict.fromkeys(('label', 'Quality', 'is_duplicate', 'gold_label'), written)
@@ -193,7 +193,7 @@ def write_jsonl(name, task, path, split, count, pick):
     records = []
     for i in range(count + disputed):
         k = i % min(len(task.labels), 6)                        # few enough that each has examples
-        label = (task.written or task.labels)[k] if i < count else '-'
+        label = task.labels[k] if i < count else '-'
         records.append(RECORDS[name](pick, i, MARKERS[k] if name == 'boolq' else hanzi_marker(k), label))
         if split == 'test':
             del records[-1]['label']
@@ -214,6 +214,7 @@ def publish(name, data_dir, n_train=24, n_dev=12):
         names = files.split('|')[0].split('+')
         for i, item in enumerate(names):
             share, path = (count + i) // len(names), os.path.join(str(data_dir), task.folder, item)
-            skipped |= WRITERS[task.read.__name__](name, task, path, split, share, pick)
+            write = WRITERS[getattr(task.read, 'func', task.read).__name__]     # CoLA's is a partial
+            skipped |= write(name, task, path, split, share, pick)
         made[split] = count, skipped
     return made

@@ -7,6 +7,7 @@ import glob
 import itertools
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -25,7 +26,7 @@ from published import HANZI, publish
 import finetune
 import train
 from configurator import UserError, configure
-from finetune import HEADS, TASKS, Batches, Example, Feature, collate, join_texts
+from finetune import HEADS, TASKS, Example, Feature, collate, join_texts, training_batch
 from model import (
     ALLOWED_POSITIONS,
     ATTENTION,
@@ -216,12 +217,10 @@ def test_windows_are_joined_by_their_scores_and_the_least_score_of_no_answer():
     features = [Feature(0, [], (0, 0), 2, offsets[:2]), Feature(0, [], (0, 0), 2, offsets[1:]),
                 Feature(1, [], (0, 0), 2, np.array([[0, 1]]))]
     outputs = [(9.0, 4.0, 2, 3), (3.0, 6.0, 2, 2), (5.0, 1.0, 2, 2)]
-    texts, records = HEADS['span'].predictions(examples, features, outputs, settings(unanswerable=True))
-    assert texts == ['two', ''] and [r['null_difference'] for r in records] == [-3.0, 4.0]
-    texts, _ = HEADS['span'].predictions(examples, features, outputs,
-                                         settings(unanswerable=True, null_threshold=4.0))
-    assert texts == ['two', 'x']
-    assert HEADS['span'].predictions(examples, features, outputs, settings())[0] == ['two', 'x']
+    for knobs, texts in ((settings(), ['two', 'x']), (settings(unanswerable=True), ['two', '']),
+                         (settings(unanswerable=True, null_threshold=3.9), ['two', '']),
+                         (settings(unanswerable=True, null_threshold=4.0), ['two', 'x'])):
+        assert HEADS['span'].predictions(examples, features, outputs, knobs) == texts
 
 
 # ---- batches ----
@@ -229,16 +228,19 @@ def test_windows_are_joined_by_their_scores_and_the_least_score_of_no_answer():
 @pytest.mark.parametrize('n, total', [(10, 4), (3, 8), (8, 4)])
 def test_an_epoch_has_every_example_once(n, total):
     features = [Feature(i, [(np.array([2, 5 + i, 3]), 3)], i) for i in range(n)]
-    batches, orders = Batches(features, 7, total, (SPECIAL,)), []
+    per_epoch, orders = -(-n // total), []
+
+    def make(step, seed=7):
+        return training_batch(step, features, seed, total, (SPECIAL,))
+
     for epoch in range(3):
-        parts = [batches.batch(epoch * batches.per_epoch + i) for i in range(batches.per_epoch)]
+        parts = [make(epoch * per_epoch + i) for i in range(per_epoch)]
         assert {len(part['targets']) for part in parts} == {total}
         orders.append([i for part in parts
                        for i, w in zip(part['targets'], part['weights'], strict=True) if w])
         assert sorted(orders[-1]) == list(range(n))
-    again = Batches(features, 7, total, (SPECIAL,)).batch(1)
-    assert all(np.array_equal(again[key], value) for key, value in batches.batch(1).items())
-    other = Batches(features, 8, total, (SPECIAL,)).batch(0)['targets'].tolist()
+    assert all(np.array_equal(make(1)[key], value) for key, value in make(1).items())
+    other = make(0, 8)['targets'].tolist()
     assert n < 8 or (other != orders[0][:total] and orders[0] != orders[1])
 
 
@@ -357,7 +359,11 @@ def test_losses_compile_in_one_graph(name):
 
 # ---- every row of TASKS ----
 
-@pytest.mark.parametrize('name', [name for name in TASKS if TASKS[name].hub])
+LIKE_ANOTHER = {'sst2', 'qqp', 'qnli', 'rte', 'wnli', 'squad1', 'boolq', 'csl', 'iflytek', 'tnews', 'ocnli'}
+
+
+@pytest.mark.parametrize('name', [pytest.param(name, marks=[pytest.mark.slow] * (name in LIKE_ANOTHER))
+                                  for name in TASKS if TASKS[name].hub])
 def test_every_task_from_its_files_to_its_submission(name, run, chinese_run, tmp_path, finetune_here):
     """Files as they are published -> training, scores, predictions, submission."""
     files = published(tmp_path, name, n_train=12, n_dev=8)
@@ -494,7 +500,7 @@ def test_trials_of_other_recipes_data_or_weights_are_others(run, tokenizers, tmp
     trials = finetune_here(f'--init_from={other}', *plain[1:], moved)
     assert len(trials) == 4 and len({trial['weights'] for trial in trials}) == 2
     assert len(set(map(finetune.row_names(trials).count, finetune.row_names(trials)))) == 1     # all differ
-    assert 'run learning_rate=0.005 data=' in capsys.readouterr().out
+    assert re.search(r'run learning_rate=0.005 [0-9a-f]{6} [0-9a-f]{6}\b', capsys.readouterr().out)
 
 
 def test_report_alone_shows_every_finished_trial(run, tmp_path, finetune_here, monkeypatch, capsys):
@@ -531,9 +537,9 @@ def test_a_trial_lets_go_of_its_weights(run, tmp_path, finetune_here, monkeypatc
     monkeypatch.setattr(finetune, 'make_classifier', lambda *arguments: made.append(
         weakref.ref(model := build(*arguments))) or model)
     finetune_here(f'--init_from={run}', '--tasks=cola', published(tmp_path, 'cola', n_train=8),
-                  f'--out_dir={tmp_path}/out', '--trials=3')
+                  f'--out_dir={tmp_path}/out', '--trials=2')
     gc.collect()
-    assert [reference() for reference in made] == [None] * 3
+    assert [reference() for reference in made] == [None] * 2
 
 
 def test_what_is_asked_for_later_is_added(run, tmp_path, finetune_here, monkeypatch):
@@ -543,7 +549,7 @@ def test_what_is_asked_for_later_is_added(run, tmp_path, finetune_here, monkeypa
     finetune_here(*arguments, '--noise=0:0.2:0.2')
     monkeypatch.setattr(train, 'update', None)
     trial, = finetune_here(*arguments, '--noise=0.1:0.1:0.1', '--predict=test')
-    assert list(trial['noise']['cola']) == ['0.0', '0.2', '0.1']
+    assert list(trial['noise']['cola']) == ['0', '0.2', '0.1']
 
 
 def test_all_files_are_read_before_the_first_trial(run, tmp_path, finetune_here, monkeypatch, capsys):
@@ -553,7 +559,7 @@ def test_all_files_are_read_before_the_first_trial(run, tmp_path, finetune_here,
     arguments = [f'--init_from={run}', files, f'--out_dir={tmp_path}/out']
     with pytest.raises(UserError, match='squad1: no test file'):
         finetune_here(*arguments, '--tasks=cola,squad1', '--predict=test')
-    with pytest.raises(UserError, match=r'gone.tsv: no such file'):
+    with pytest.raises(FileNotFoundError, match='gone.tsv'):
         finetune_here(*arguments, '--tasks=cola', '--predict=gone.tsv')
     path = tmp_path / 'labelled' / 'glue' / 'RTE' / 'test.tsv'
     lines = path.read_text().splitlines()
@@ -597,7 +603,8 @@ def test_a_missing_checkpoint_is_not_looked_for_on_the_hub(tmp_path, finetune_he
 
 def test_help_ends_with_the_tasks(monkeypatch, capsys):
     monkeypatch.setattr(sys, 'argv', ['finetune.py', '--help'])
-    finetune.main()
+    with pytest.raises(SystemExit):
+        finetune.main()
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith('usage') and len(lines[lines.index('knobs:'):]) > 40
     rows = [line.split() for line in lines[-len(TASKS):]]
@@ -616,8 +623,8 @@ def test_bad_rows_of_extra_questions_are_counted(run, tmp_path, finetune_here):
     more, = finetune_here(f'--init_from={run}', '--tasks=squad1', files, f'--out_dir={tmp_path}/b',
                           f'--extra_train={tmp_path}/extra.json')
     assert plain['n_train'] < more['n_train'] < 2 * plain['n_train']
-    key = 'train: question without a usable answer'
-    assert more['skipped'][key] - plain['skipped'].get(key, 0) == 1
+    key = 'question without a usable answer'
+    assert more['skipped']['train'][key] - plain['skipped']['train'].get(key, 0) == 1
 
 
 def test_seeds_change_the_head_and_the_order(run, tmp_path, finetune_here):
@@ -629,7 +636,7 @@ def test_seeds_change_the_head_and_the_order(run, tmp_path, finetune_here):
     assert not torch.equal(one['model']['pooler.dense.weight'], other['model']['pooler.dense.weight'])
 
 
-@pytest.mark.parametrize('name', ['stsb', 'c3', 'squad2'])
+@pytest.mark.parametrize('name', ['stsb', 'squad2', pytest.param('c3', marks=pytest.mark.slow)])
 def test_padding_to_the_block_changes_nothing(name, run, tmp_path, finetune_here):
     arguments = [f'--init_from={run}', f'--tasks={name}', published(tmp_path, name), *PLAIN]
     finetune_here(*arguments, f'--out_dir={tmp_path}/a')
@@ -675,8 +682,8 @@ def test_comparison_curve_noise_cross_and_time(run, tokenizers, tmp_path, finetu
     assert [t['step'] for t in trials] == [1] * 4 + [5] * 4 + [3] * 4 and len(trials) == 12
     for trial in trials:
         noise = trial['noise'][trial['task']]
-        assert list(noise) == ['0.0', '0.2', '0.4']
-        assert noise['0.0'] == trial['scores'][trial['task']][trial['metric']]
+        assert list(noise) == ['0', '0.2', '0.4']
+        assert noise['0'] == trial['scores'][trial['task']][trial['metric']]
         assert set(trial['cross']) == {'mrpc', 'mnli'}
         assert trial['cross'][trial['task']] == trial['scores'][trial['task']]['accuracy']
         assert trial['seconds_per_epoch'] > 0
@@ -685,7 +692,6 @@ def test_comparison_curve_noise_cross_and_time(run, tokenizers, tmp_path, finetu
     assert page.split('\n', 2)[2].strip() in out
     assert out.count(' of 12: ') == 12
     assert 'many - run, paired by seed' in page and 'reached at' in page and 'Trained on' in page
-    assert (tmp_path / 'out' / 'curve.png').exists() or 'matplotlib' in out
 
 
 def test_cross_task_labels_mean_yes_or_no(monkeypatch):
@@ -839,7 +845,7 @@ def test_a_model_that_was_not_kept_is_asked_for(run, tmp_path, finetune_here):
     arguments = [f'--init_from={run}', '--tasks=cola', published(tmp_path, 'cola'),
                  f'--out_dir={tmp_path}/out']
     finetune_here(*arguments, '--keep_models=false')
-    with pytest.raises(UserError, match='model.pt: not kept'):
+    with pytest.raises(UserError, match='model.pt: cannot be read'):
         finetune_here(*arguments, '--noise=0:0.1:0.1')
 
 

@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from finetune import METRICS, best_threshold, chinese_tokens
+from finetune import METRICS, chinese_tokens
 
 random_state = np.random.default_rng(1)
 CLASSES = [random_state.integers(0, 2, (2, n)) for n in (1, 2, 3, 10, 1000)] + [
@@ -175,38 +175,3 @@ def test_spans_against_the_oracle(names, oracle, vocabulary, joint, empty):
         for pair, score in zip(pairs, scores[:, column], strict=True):
             assert METRICS[name](*([item] for item in pair)) == pytest.approx(score), pair
         assert METRICS[name](*zip(*pairs, strict=True)) == pytest.approx(scores[:, column].mean())
-
-
-def threshold_oracle(scores, texts, answerable, differences):
-    """find_best_thresh of evaluate-v2.0.py: questions enter by rising difference, one at a time."""
-    current = best = sum(not item for item in answerable)
-    threshold = 0.0
-    for i in sorted(range(len(texts)), key=lambda i: differences[i]):
-        current += scores[i] if answerable[i] else -1 if texts[i] else 0
-        if current > best:
-            best, threshold = current, differences[i]
-    return best / len(texts), threshold
-
-
-@pytest.mark.parametrize('seed', range(20))
-@pytest.mark.parametrize('metric', ['exact', 'f1_words'])
-def test_best_threshold(metric, seed):
-    targets, texts = make_questions(ENGLISH, ' ', 60, (0, 0.5, 1)[seed % 3], seed)
-    numbers = np.random.default_rng(seed)
-    differences = numbers.normal(size=60)
-    if seed % 4 == 3:
-        differences = differences.round(1)                                      # ties
-    answerable = [bool(item) for item in targets]
-    scores = [squad_oracle(*pair)[metric == 'f1_words'] for pair in zip(targets, texts, strict=True)]
-    score, threshold = best_threshold(targets, texts, differences, metric)
-    assert (score, threshold) == pytest.approx(threshold_oracle(scores, texts, answerable, differences))
-    if seed % 4 != 3 and threshold:                     # more where a text like "the" is no answer, too
-        chosen = ['' if d > threshold else text for d, text in zip(differences, texts, strict=True)]
-        assert METRICS[metric](targets, chosen) >= score - 1e-12
-
-
-def test_best_threshold_by_hand():
-    targets, texts = [('cat',), (), ('dog',), ()], ['cat', 'cat', 'cow', 'cow']
-    assert best_threshold(targets, texts, np.array([-3., 2, -1, 5]), 'exact') == (0.75, -3)
-    assert best_threshold(targets, texts, np.array([9., 2, -1, 5]), 'exact') == (0.5, 0)
-    assert best_threshold([], [], np.array([]), 'exact') == (0, 0)

@@ -303,7 +303,8 @@ def test_finetune_on_xla_is_finetune_on_the_cpu(whole, tmp_path):
             results[device] = json.load(file)['trials']
         folder, = out.glob('*/cola_1_*')
         results[device + ' logits'] = [
-            json.loads(line)['logits'] for line in (folder / 'predictions.jsonl').read_text().splitlines()]
+            json.loads(line)['outputs'][0]
+            for line in (folder / 'predictions.jsonl').read_text().splitlines()]
     assert [trial['scores'] for trial in results['cpu']] == [trial['scores'] for trial in results['xla']]
     assert np.allclose(results['cpu logits'], results['xla logits'], atol=1e-3)
     lines = [line for line in source.read_metrics(folder) if line['kind'] == 'train']
