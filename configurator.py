@@ -1,9 +1,9 @@
-"""Knobs: the globals of a stage script <- config files <- --key=value, left to right, the last one wins.
+"""Knobs: defaults in a script, overridden by config files and --key=value; the rightmost argument wins.
 
     $ python train.py config/base_pairwise.py --batch_size=16 --attention=shared
 
-A knob is a lower-case global of a stage script that holds a value of one of KINDS when `configure(globals())`
-is called; its comment is its help text. A config file is Python, run by itself, that assigns knobs.
+A knob is a lower-case global of a stage script (such as train.py) whose type is in KINDS when the script
+calls `configure(globals())`; its comment is its help text. A config file is Python that assigns knobs.
 """
 import contextlib
 import difflib
@@ -20,11 +20,11 @@ ROOT = os.path.dirname(os.path.abspath(__file__))
 KINDS = {bool: 'true or false', int: 'a whole number', float: 'a finite number', str: 'a str',
          tuple: 'whole numbers with commas between them'}
 if os.path.dirname(os.path.abspath(getattr(sys.modules['__main__'], '__file__', '/'))) == ROOT:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)    # stages import this first: Ctrl-C in imports is quiet
+    signal.signal(signal.SIGINT, signal.SIG_DFL)    # no traceback on Ctrl-C during imports
 
 
 class UserError(ValueError):
-    """Whatever a user can get wrong: what was given and what would do, in one line, without a traceback."""
+    """A user's mistake; the one-line message says what was given and what is allowed.  No traceback."""
 
 
 def run(main):
@@ -35,14 +35,14 @@ def run(main):
     try:
         main()
         sys.stdout.flush()
-    except BrokenPipeError:                             # nobody reads on, as after `| head`
+    except BrokenPipeError:                             # the reader has closed the pipe, e.g. `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(128 + signal.SIGPIPE)
     except (UserError, OSError) as error:
         rank, file = os.environ.get('LOCAL_RANK', '0'), getattr(error, 'filename', None)
-        if rank != '0':                                 # the first rank says what all did wrong, and ends,
+        if rank != '0':                                 # rank 0 prints the error for all and exits;
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            time.sleep(3)                               # so that torchrun ends this one before it speaks
+            time.sleep(3)                               # torchrun then ends this rank before it prints
         source = 'error' if rank == '0' else f'error on local rank {rank}'
         write_line(f'{source}: {file}: {error.strerror}' if file else f'{source}: {error}')
         sys.exit(2)
@@ -51,14 +51,14 @@ def run(main):
 
 
 def say(message):
-    """A notice on stderr, from the first process of each machine alone."""
+    """Print a notice on stderr, only in the first process of each machine."""
     if os.environ.get('LOCAL_RANK', '0') == '0':
         write_line(message)
 
 
 def write_line(message):
-    """One line on stderr, in place of a progress bar; a closed stderr is no error."""
-    with contextlib.suppress(OSError, ValueError, AttributeError):      # the last one where it is None
+    """Print one line on stderr, over any progress bar; a closed stderr is no error."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):      # AttributeError: stderr is None
         bar = '\r\033[K' if sys.stderr.isatty() else ''
         print(bar + ' '.join(str(message).split()), file=sys.stderr, flush=True)
 
@@ -97,9 +97,9 @@ def settings(arguments, config):
 
 
 def parse(name, value, default, origin='command line'):
-    """`value` in the type of `default`: text of the command line is read, an int widens to float."""
+    """`value` in the type of `default`: text from the command line is parsed, int becomes float."""
     kind = type(default)
-    with contextlib.suppress(KeyError, ValueError):         # below it is said what is wanted
+    with contextlib.suppress(KeyError, ValueError):         # the error is raised below
         if origin == 'command line' and kind is tuple:
             value = [int(item) for item in value.split(',') if item.strip()]
         elif origin == 'command line':
@@ -107,34 +107,34 @@ def parse(name, value, default, origin='command line'):
     if kind is tuple and type(value) in (tuple, list) and all(type(item) is int for item in value):
         return tuple(value)
     if kind is float and type(value) in (int, float) and (math.isfinite(value) or value == default):
-        return float(value)                                 # infinite only where the default is
+        return float(value)                                 # infinite only if the default is
     if kind in (bool, int, str) and type(value) is kind:
         return value
     raise UserError(f'{origin}: {name}={value!r}: must be {KINDS[kind]}')
 
 
 def read_config_file(given):
-    """Run a config file, as given or in the repository; yields (name, value, origin) of what it sets."""
+    """Run a config file, from the given path or else from ROOT; yields (name, value, origin) of each knob."""
     path = given if os.path.isfile(given) else os.path.join(ROOT, given)
     if not os.path.isfile(path):
         raise UserError(f'{given}: no such config file')
     for module in [module for module in sys.modules if module.startswith('config.')]:
-        del sys.modules[module]                             # so that those there afterwards are this file's
+        del sys.modules[module]                             # so that the list below is what this file imports
     try:
         namespace = runpy.run_path(path)
     except (Exception, SystemExit) as error:                # a config file may raise anything
         last = traceback.extract_tb(error.__traceback__)[-1]
         line = '' if isinstance(error, SyntaxError) else f' ({os.path.relpath(last.filename)}:{last.lineno})'
         raise UserError(f'{given}: {type(error).__name__}: {error}{line}') from None
-    imported = [module for key, module in sys.modules.items() if key.startswith('config.')]   # inner first
+    imported = [module for key, module in sys.modules.items() if key.startswith('config.')]  # innermost first
     for name, value in namespace.items():
-        if not name.startswith('_') and not hasattr(value, '__name__'):     # which a module or function has
+        if not name.startswith('_') and not hasattr(value, '__name__'):     # skip modules, functions
             sources = [module.__file__ for module in imported if vars(module).get(name) is value]
             yield name, value, os.path.relpath(sources[0], ROOT) if sources else given
 
 
 def show(value):
-    """A value as it is written on the command line."""
+    """A value as written on the command line."""
     text = ','.join(map(str, value)) if isinstance(value, tuple) else str(value)
     return text.lower() if isinstance(value, bool) else text
 
@@ -150,6 +150,6 @@ def help_text(scope, config):
 
 
 def table(config, notes):
-    """The knobs, one a line, each with its note: the origin of those that were set, or its comment."""
+    """One line for each knob: name, value and its entry in `notes` (its comment, or where it was set)."""
     lines = (f'  --{name}={show(value)}  '.ljust(40) + notes.get(name, '') for name, value in config.items())
     return '\n'.join(line.rstrip() for line in lines)

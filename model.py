@@ -1,8 +1,8 @@
-"""BERT encoders with weight-sharing attention: each attention and each position encoding is one class.
+"""BERT encoders with weight-sharing attention; each kind of attention or position encoding is a class.
 
 Sizes: B batch, T tokens, D n_embd, H n_head, K = D / H, L n_layer, F n_inner, V vocab_size, r pair_rank,
-k predicted tokens of a row; Q queries: T, except in layerwise pooling (1) and XLNet's streams (T + k).
-Vectors are rows: a paper's x W is nn.Linear. All attention is bidirectional; padding keys get weight 0.
+k predicted tokens per sequence; Q queries: T, but 1 in layerwise pooling and T + k in XLNet's streams.
+Vectors are rows, so x W is an nn.Linear. All attention is bidirectional; padding keys get weight 0.
 
 References
     Devlin et al. 2018    BERT, arXiv 1810.04805: the encoder, the masked-LM head and the initial values
@@ -32,29 +32,29 @@ from configurator import UserError
 
 @dataclass
 class EncoderConfig:
-    """Sizes and variants of a model; the defaults are BERT-base.  Raises UserError where they do not fit."""
+    """Sizes and variants of a model, by default BERT-base.  Raises UserError on invalid combinations."""
     vocab_size: int = 30522         # V
-    block_size: int = 512           # longest row, in tokens
+    block_size: int = 512           # longest sequence, in tokens
     n_layer: int = 12               # L
     n_head: int = 12                # H
     n_embd: int = 768               # D
     n_inner: int = 3072             # F, width of the MLP
     n_segment: int = 2
-    attention: str = 'original'     # a row of ATTENTION
-    position: str = 'absolute'      # a row of POSITION
-    norm: str = 'layer'             # a row of NORM
-    lm_head: str = 'bert'           # a row of LM_HEAD
-    bias: bool = True               # of the encoder's Linears, its norms and the bert head
+    attention: str = 'original'     # a key of ATTENTION
+    position: str = 'absolute'      # a key of POSITION
+    norm: str = 'layer'             # a key of NORM
+    lm_head: str = 'bert'           # a key of LM_HEAD
+    bias: bool = True               # in the encoder's Linears and norms and in BertHead
     pair_rank: int = 0              # pairwise: rank of S = A B^T; 0 keeps S full
-    pair_init: str = 'identity'     # pairwise: a row of PAIR_INIT
-    normaliser: str = 'softmax_plus'    # gau: a row of NORMALISER
-    relu_scale: str = 'ns'          # squared_relu: a row of RELU_SCALE
-    key_size: int = 128             # gau: s, width of its queries and keys
-    clip_distance: int = 128        # rpe: c, relative distances are clipped at +-(c - 1)
-    recompute: bool = False         # Shatter: less memory; the backward pass computes A N once more
+    pair_init: str = 'identity'     # pairwise: a key of PAIR_INIT
+    normaliser: str = 'softmax_plus'    # gau: a key of NORMALISER
+    relu_scale: str = 'ns'          # squared_relu: a key of RELU_SCALE
+    key_size: int = 128             # gau: s, width of queries and keys
+    clip_distance: int = 128        # rpe: c, distances are clipped at +-(c - 1)
+    recompute: bool = False         # Shatter: recompute A * N in the backward pass to save memory
     dropout: float = 0.1            # after the embeddings and after each sublayer
     attention_dropout: float = 0.1  # of attention weights
-    pooling: str = 'cls'            # SequenceClassifier, MultipleChoice: a row of POOLING
+    pooling: str = 'cls'            # SequenceClassifier, MultipleChoice: a key of POOLING
     n_label: int = 2                # classes of a SequenceClassifier
 
     def __post_init__(self):
@@ -96,19 +96,19 @@ class EncoderConfig:
 
 
 def choose(key, name, table):
-    """The row `name` of a table.  Raises UserError that lists the rows."""
+    """table[name]; raises a UserError that lists the keys if there is no such key."""
     if name not in table:
         raise UserError(f'{key}={name!r}: choose one of {", ".join(table)}')
     return table[name]
 
 
-# ---- shared by the kinds of attention ----
+# ---- functions used by several kinds of attention ----
 
 class Context(NamedTuple):
-    """What a layer reads besides hidden states."""
-    position: nn.Module | None              # None in layerwise pooling, whose query has no position
-    mask: torch.Tensor | None = None        # (B, 1, 1|Q, T) bool, True where a query looks; None: everywhere
-    offsets: torch.Tensor | None = None     # (B, 1, Q, T) of `relative_offsets`; None: query i is at i
+    """Inputs of a layer other than hidden states."""
+    position: nn.Module | None              # None in layerwise pooling: its query has no position
+    mask: torch.Tensor | None = None        # (B, 1, 1|Q, T) bool, True: may attend; None: all True
+    offsets: torch.Tensor | None = None     # (B, 1, Q, T), see relative_offsets; None: query i is at i
 
 
 def split_heads(x, n_head):
@@ -127,12 +127,12 @@ def projections(n, width, bias):
 
 
 def unfold(x, size):
-    """Windows of rows: x (H, P) -> (H, P - size + 1, size), [h, i, j] = x[h, i + j]; on XLA a copy."""
+    """Sliding windows: x (H, P) -> y (H, P - size + 1, size), y[h, i, j] = x[h, i + j]; a copy on XLA."""
     return unfold_copy(x, size) if x.device.type == 'xla' else x.unfold(1, size, 1)
 
 
 def unfold_copy(x, size):
-    """The same without a view: copies of a row, cut every P + 1 entries, begin one entry later each time."""
+    """The same as a copy: repeat each row, split it every P + 1 entries: each piece starts one later."""
     (H, P), n = x.shape, x.size(1) - size + 1
     return x.repeat(1, n + 1)[:, :n * (P + 1)].reshape(H, n, P + 1)[:, :, :size]
 
@@ -146,12 +146,12 @@ def attend(attention, q, k, v, context):
 
 
 def fused_attention(q, k, v, mask, dropout, bias=None):
-    """softmax(q k^T / sqrt(K) + bias) v; 0 for a query without any key, where some kernels give NaN."""
+    """softmax(q k^T / sqrt(K) + bias) v; 0, never NaN, for queries whose keys are all masked."""
     has_key = None if mask is None else mask.any(-1, keepdim=True)
     mask = None if mask is None else mask | ~has_key
     if bias is None:
         y = F.scaled_dot_product_attention(q, k, v, mask, dropout)
-    else:                               # a learned bias (1|B, H, Q, T): only two kernels give its gradient
+    else:                               # (1|B, H, Q, T); only these two kernels compute its gradient
         bias = bias.to(q.dtype)
         bias = bias if mask is None else bias.masked_fill(~mask, -math.inf)
         with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
@@ -160,14 +160,14 @@ def fused_attention(q, k, v, mask, dropout, bias=None):
 
 
 def masked_softmax(scores, mask):
-    """Softmax over the keys where the mask is True; all 0 for a query without any key."""
+    """Softmax over the keys where the mask is True; 0 for queries whose keys are all masked."""
     if mask is None:
         return scores.softmax(-1)
     return scores.masked_fill(~mask, torch.finfo(scores.dtype).min).softmax(-1).masked_fill(~mask, 0)
 
 
 def relative_offsets(positions, length):
-    """Row of j - i in a table of the offsets 1 - T to T - 1; i = positions (..., Q), j < T -> (..., Q, T)"""
+    """Index j - i + T - 1 into a table of all offsets; i in positions (..., Q), j < T -> (..., Q, T)"""
     return torch.arange(length - 1, 2 * length - 1, device=positions.device) - positions.unsqueeze(-1)
 
 
@@ -177,7 +177,7 @@ def angles(positions, size):
 
 
 # ---- kinds of attention: queries from x (B, Q, D), keys and values from source (B, T, D) -> (B, Q, D) ----
-# `relative`, for position='rpe': the products of its table of vectors with Wk and with Wv, without biases.
+# relative(table), for position='rpe': table Wk and table Wv, without biases.
 
 class OriginalAttention(nn.Module):
     """Separate queries, keys and values.  Vaswani et al. 2017; Courtois et al. 2024, eq. 1 and 2
@@ -204,7 +204,7 @@ class OriginalAttention(nn.Module):
 
 
 class SymmetricAttention(nn.Module):
-    """Keys are the queries, so that scores are symmetric.  Courtois et al. 2024, eq. 3
+    """Keys equal queries, so scores are symmetric.  Courtois et al. 2024, eq. 3
 
         q = k = x Wq,  v = x Wv
         y = softmax(q q^T / sqrt(K)) v
@@ -233,7 +233,7 @@ class PairwiseAttention(nn.Module):
         q = x Wq,  v = x Wv,  S (H, K, K), or A B^T with A and B (H, K, r) when pair_rank = r > 0
         y = softmax(q S q^T / sqrt(K)) v
 
-    S multiplies queries before `rope` rotates them: scores depend on i - j alone. It starts as in PAIR_INIT.
+    S is applied before `rope`, so that its scores depend on position only through i - j. Init: PAIR_INIT.
     Parameters: 2 (D^2 + D) + H K^2, or 2 (D^2 + D) + 2 H K r; and D^2 + D for the output.
     """
 
@@ -276,7 +276,7 @@ class SharedAttention(nn.Module):
 
     def forward(self, x, source, context):
         s = self.shared(x)
-        q = split_heads(s * self.query_diag.to(s.dtype), self.n_head)   # autocast does not cast for *
+        q = split_heads(s * self.query_diag.to(s.dtype), self.n_head)   # autocast skips *
         s = s if source is x else self.shared(source)
         k = split_heads(s * self.key_diag.to(s.dtype), self.n_head)
         v = split_heads(s * self.value_diag.to(s.dtype), self.n_head)
@@ -287,18 +287,18 @@ class SharedAttention(nn.Module):
         return s * self.key_diag.to(s.dtype), s * self.value_diag.to(s.dtype)
 
 
-# ---- Shatter, step by step: softmax or sigmoid weights, cut into parts by relative position ----
+# ---- Shatter and its ablation steps: attention weights split into parts by relative position ----
 
 class Partition(nn.Module):
     """Bernstein partition of unity over relative positions.  Tian et al. 2021, section A.1
 
         B_v(u) = C(d, v) u^v (1 - u)^(d - v),  v = 0..d,  d = H/2 - 1
         u(x) = ln(e^(beta x) (1 - e^alpha) + e^alpha) / alpha,  x >= 0
-        alpha = -(k + 1)/L d,  beta = -1/d (d/12)^((k + 1)/L)           of layer k = 0..L-1
+        alpha = -(k + 1)/L d,  beta = -1/d (d/12)^((k + 1)/L)           for layer k = 0..L-1
         f_v(x) = B_v(u(x)) for x > 0,  f_(H/2 + v)(x) = B_v(u(-x)) for x < 0
 
-    At x = 0, which the paper leaves open, each half gets B_v(0) / 2, so that the H functions sum to 1.
-    N[h, i, j] = f_h(j - i) is kept as `table` (H, 2 block_size - 1), column j - i + block_size - 1.
+    At x = 0, undefined in the paper, each half gets B_v(0) / 2, so that the H functions sum to 1.
+    N[h, i, j] = f_h(j - i) is stored as table[h, j - i + block_size - 1], (H, 2 block_size - 1).
     """
 
     def __init__(self, config, layer):
@@ -322,8 +322,8 @@ class Partition(nn.Module):
     def forward(self, context, v):
         """N (H, T, T) with a reversed query axis, [h, i, j] = f_h(j - (T - 1 - i)); None without positions.
 
-        It is a strided Toeplitz view of the table, which takes no memory. Without the reversal a stride would
-        be negative, which PyTorch does not have: so callers flip q, and then y.  v (B, H, T, K)
+        A strided view of the table, which takes no memory. Without the reversal a stride would be negative,
+        which PyTorch does not support, so callers flip q and y. v (B, H, T, K) gives T and the dtype.
         """
         if context.position is None:
             return None
@@ -332,9 +332,9 @@ class Partition(nn.Module):
 
 
 def attend_parts(attention, a, v, partition):
-    """concat_h((a N_h) v_h): a (B, 1|H, Q, T), v (B, H, T, K) -> (B, Q, D); N = 1 if the partition is None.
+    """concat_h((a * N_h) v_h): a (B, 1|H, Q, T), v (B, H, T, K) -> (B, Q, D); N = 1 if partition is None.
 
-    With `recompute` the backward pass computes a N (B, H, Q, T) once more, so that autograd stores a alone.
+    With `recompute` autograd stores only a; the backward pass recomputes a * N (B, H, Q, T).
     """
     def weighted(a, v):
         return (a if partition is None else a * partition) @ v
@@ -346,11 +346,11 @@ def attend_parts(attention, a, v, partition):
 
 
 class PartMaskAttention(nn.Module):
-    """Each head sees one part of the row.  Tian et al. 2021, section 3.1, eq. 5
+    """Each head attends to one part of the sequence.  Tian et al. 2021, section 3.1, eq. 5
 
         A_h = softmax(q_h k_h^T / sqrt(K)) * N_h,  y_h = A_h v_h          N of Partition
 
-    Dropout acts on the softmax, before N multiplies it; likewise in the steps that follow.
+    Dropout is applied to the softmax, before N, as in OneHeadAttention to a.
     Parameters: 3 (D^2 + D), and D^2 + D for the output.
     """
 
@@ -371,17 +371,17 @@ class PartMaskAttention(nn.Module):
 
 
 class OneHeadAttention(nn.Module):
-    """One score matrix for all parts: four rows of SHATTER.  Tian et al. 2021, sections 3.2 and 3.3
+    """One score matrix for all parts: four variants, see SHATTER.  Tian et al. 2021, sections 3.2, 3.3
 
         one_head_softmax  A = softmax(q x^T / sqrt(D)),  q = x Wq         the keys are the layer's input
         one_head_sigmoid  a = sigmoid(q x^T / sqrt(D)),  A_ij = a_ij / |a_i|          eq. 6, L2 norm of a row
         part_bias         a = sigmoid(q x^T / sqrt(D) + b),  b_ij = sum_h (q_i R_h) N[h, i, j]
-        shatter           a and b of part_bias, and y has A_part (R Wv) added to it
+        shatter           as part_bias, with A_part (R Wv) added to y
 
         y = concat_h((A * N_h) v_h),  v = x Wv;  A_part[i, h] = sum_j A_ij N[h, i, j],  N of Partition
 
-    R (H, D) is part_embedding; R Wv (H, D) does not have the bias of v.
-    Parameters: 2 (D^2 + D), and H D more where there is R; and D^2 + D for the output.
+    R (H, D) is part_embedding; R Wv (H, D) leaves out the bias of v.
+    Parameters: 2 (D^2 + D), plus H D for R if used, and D^2 + D for the output.
     """
 
     def __init__(self, config, layer, weights, part_bias=False, part_values=False):
@@ -418,26 +418,26 @@ def softmax_weights(scores, mask):
 def sigmoid_weights(scores, mask):
     """(a, r) with A = a r: the sigmoid of the scores (B, Q, T), divided by the L2 norm of the row.
 
-    a is the sigmoid divided by the largest of its row, so that squares do not underflow; 0 at padding.
-    r (B, Q, 1) is 1 / |a|, by which the caller multiplies y, since y has fewer entries than a.
+    a is the sigmoid divided by its row's maximum, so that squares do not underflow; 0 at masked keys.
+    r (B, Q, 1) is 1 / |a|. The caller multiplies y by r, which is cheaper than a * r: y has fewer entries.
     """
     a = F.logsigmoid(scores)
     if mask is not None:
         a = a.masked_fill(~mask.squeeze(1), -math.inf)
     a = (a - a.detach().amax(-1, keepdim=True).clamp_min(torch.finfo(a.dtype).min)).exp()
-    return a, 1 / torch.linalg.vector_norm(a, dim=-1, keepdim=True).clamp_min(0.5)      # |a| >= 1, or no key
+    return a, 1 / torch.linalg.vector_norm(a, dim=-1, keepdim=True).clamp_min(0.5)      # |a| >= 1, or 0
 
 
-# ---- GAU: one layer in place of attention and MLP ----
+# ---- GAU: replaces both attention and MLP ----
 
 class GatedAttention(nn.Module):
     """Gated attention unit.  Hua et al. 2022; Liu 2022, section 4.1
 
         u = silu(x Wu), v = silu(x Wv) (B, T, 2D),  z = silu(x Wz) (B, T, s)
         q = z g_q + b_q,  k = z g_k + b_k,  both rotated by `rope`
-        y = (u * A v) Wo,  A = normaliser(q k^T) (B, T, T)          a row of NORMALISER
+        y = (u * A v) Wo,  A = normaliser(q k^T) (B, T, T)          see NORMALISER
 
-    One head of key_size s; n_head and n_inner are not used. b_q and b_k, the only biases, need bias=True.
+    One head with s = key_size; n_head and n_inner are unused. b_q and b_k are the only biases (bias=True).
     Parameters: 6 D^2 + D s + 2 s, and 2 s for the biases.
     """
 
@@ -469,7 +469,7 @@ class GatedAttention(nn.Module):
         return self.out(u * (F.dropout(a, self.dropout, self.training) @ v))
 
 
-# normalisers of GAU: q k^T (B, Q, T), mask None or (B, 1, T), n real tokens of a row, s, scale -> A (B, Q, T)
+# normalisers: q k^T (B, Q, T), mask None or (B, 1, T), n unmasked keys, s, scale -> A (B, Q, T)
 
 def softmax(scores, mask, n, size, scale):
     """softmax(q k^T / sqrt(s))"""
@@ -482,25 +482,25 @@ def softmax_plus(scores, mask, n, size, scale):
 
 
 def squared_relu(scores, mask, n, size, scale):
-    """relu(q k^T)^2 / scale, as in Liu's table 1; table 2 prints q k^T / sqrt(d_h) inside."""
-    a = (scores.relu() * scale(n, size).rsqrt().to(scores.dtype)).square()      # float16 stays in range
+    """relu(q k^T)^2 / scale, as in Liu's table 1; table 2 has q k^T / sqrt(d_h) inside relu."""
+    a = (scores.relu() * scale(n, size).rsqrt().to(scores.dtype)).square()      # no overflow in float16
     return a if mask is None else a.masked_fill(~mask, 0)
 
 
 def scaled_squared_relu(scores, mask, n, size, scale):
     """relu(q k^T)^2 / sum_j relu(q k^T)^2: rows sum to 1, a row of zeros stays 0.  Liu 2022, section 3.3
 
-    The paper prints a further 1 / (n s), with which rows would not sum to 1. Scores are first divided by the
-    largest of their row, which cancels out: the squares of small scores would underflow.
+    The paper has an extra factor 1 / (n s), with which rows would not sum to 1. Scores are divided by the
+    maximum of their row, which cancels out, so that squares of small scores do not underflow.
     """
     a = scores.relu() if mask is None else scores.relu().masked_fill(~mask, 0)
     a = (a / a.detach().amax(-1, keepdim=True).clamp_min(torch.finfo(a.dtype).tiny)).square()
-    return a / a.sum(-1, keepdim=True).clamp_min(0.5)                                   # sum >= 1, or no key
+    return a / a.sum(-1, keepdim=True).clamp_min(0.5)                                   # sum >= 1, or 0
 
 
 NORMALISER = {'softmax': softmax, 'softmax_plus': softmax_plus, 'squared_relu': squared_relu,
               'scaled_squared_relu': scaled_squared_relu}
-RELU_SCALE = {                      # Liu 2022, table 1; n2 is Hua et al.
+RELU_SCALE = {                      # Liu 2022, table 1; n2 as in Hua et al.
     'n2': lambda n, s: n * n, 'n': lambda n, s: n,
     'ns': lambda n, s: n * s, 's2': lambda n, s: torch.full_like(n, s * s),
 }
@@ -513,7 +513,7 @@ class XLNetAttention(nn.Module):
 
         score_ij = ((q_i + u) k_j + (q_i + v) r_(i-j)) / sqrt(K),  r_d = sinusoid(d) Wr
         sinusoid(d) = (sin(d w_m) for all m, then cos(d w_m)),  w_m = 10000^(-2m / D),  m = 0, 1, ...
-        y_i = sum_j softmax(score)_ij (x_j Wv),  u and v (D,): K entries a head;  projections have no biases
+        y_i = sum_j softmax(score)_ij (x_j Wv),  u and v (D,), K entries per head;  no biases
 
     Yang et al.'s code also applies dropout to the sinusoids; here only attention weights are dropped out.
     Parameters: 4 D^2 + 2 D, and D^2 for the output.
@@ -528,7 +528,7 @@ class XLNetAttention(nn.Module):
         self.resize(config.block_size)
 
     def resize(self, block_size):
-        """The sinusoids of all offsets i - j, (2 block_size - 1, D): row j - i + block_size - 1."""
+        """sinusoid(i - j) of all offsets, (2 block_size - 1, D), in row j - i + block_size - 1."""
         angle = angles(torch.arange(block_size - 1, -block_size, -1, dtype=torch.float64), self.n_embd)
         table = torch.cat((angle.sin(), angle.cos()), 1)[:, :self.n_embd]
         self.register_buffer('sinusoid', table.float(), persistent=False)
@@ -562,10 +562,10 @@ ATTENTION = {
     'original': OriginalAttention, 'symmetric': SymmetricAttention, 'pairwise': PairwiseAttention,
     'shared': SharedAttention, **SHATTER, 'gau': GatedAttention, 'xlnet': XLNetAttention,
 }
-ALLOWED_POSITIONS = {               # attention -> its position encodings; one without an entry takes all
+ALLOWED_POSITIONS = {               # attention -> position encodings; all, if not listed
     **dict.fromkeys((*SHATTER, 'xlnet'), ('none',)), 'gau': ('rope', 'absolute', 'none'),
 }
-APPLIES_TO = {                      # knob -> (axis, the rows of it that read the knob)
+APPLIES_TO = {                      # option -> (field, values of it that use the option)
     'pair_rank': ('attention', ('pairwise',)), 'pair_init': ('attention', ('pairwise',)),
     'normaliser': ('attention', ('gau',)), 'key_size': ('attention', ('gau',)),
     'relu_scale': ('normaliser', ('squared_relu',)), 'recompute': ('attention', tuple(SHATTER)),
@@ -573,24 +573,24 @@ APPLIES_TO = {                      # knob -> (axis, the rows of it that read th
 }
 
 
-# ---- initial values of S (H, K, K); for rank r > 0, of A or B (H, K, r), such that A B^T resembles S ----
+# ---- initial values of S (H, K, K), or if r > 0 of A and of B (H, K, r), with A B^T similar to S ----
 
 def normal(n_head, size, rank, std):
-    """S of N(0, std^2), or A or B such that entries of A B^T, sums of r products, have the deviation std."""
+    """S from N(0, std^2), or A or B such that the entries of A B^T have standard deviation std."""
     return torch.randn(n_head, size, rank or size) * ((std / rank ** 0.5) ** 0.5 if rank else std)
 
 
-PAIR_INIT = {                       # the default is identity: see results/tiny.md
+PAIR_INIT = {                       # why identity is the default: results/tiny.md
     'identity': lambda H, K, r: torch.eye(K, r or K) + 0.02 * torch.randn(H, K, r or K),    # near `symmetric`
-    'fan_in': lambda H, K, r: normal(H, K, r, K ** -0.5),           # q S is about as long as q
-    'normal': lambda H, K, r: normal(H, K, r, 0.02),                # as BERT's matrices: weights nearly equal
+    'fan_in': lambda H, K, r: normal(H, K, r, K ** -0.5),           # |q S| is about |q|
+    'normal': lambda H, K, r: normal(H, K, r, 0.02),                # as in BERT; attention is nearly uniform
 }
 
 
-# ---- position encodings.  embed: of x (B, T, D) before the first norm; attend: see the function attend ----
+# ---- position encodings.  embed: x (B, T, D) before the first norm -> x; attend: see function attend ----
 
 class NoPosition(nn.Module):
-    """None: the encoder sees a set of tokens.  Tian et al. 2021, "No_Position".  Parameters: 0."""
+    """No positions: tokens are an unordered set.  Tian et al. 2021, "No_Position".  Parameters: 0."""
 
     def __init__(self, config):
         super().__init__()
@@ -625,7 +625,7 @@ class AbsolutePosition(NoPosition):
 class RotaryPosition(NoPosition):
     """Queries and keys rotated by angles that grow with position.  Su et al. 2021, eq. 34.  Parameters: 0.
 
-        (q_2i, q_2i+1) at position m is rotated by m 10000^(-2i/K), so that q_m k_n depends on m - n alone
+        (q_2i, q_2i+1) at position m is rotated by m 10000^(-2i/K), so positions enter q_m k_n only as m - n
     """
 
     def __init__(self, config):
@@ -648,11 +648,11 @@ class RotaryPosition(NoPosition):
 class RelativePosition(NoPosition):
     """Learned vectors of relative distances.  Shaw et al. 2018, as in Tian et al. 2021, section 2
 
-        d = j - i, clipped at +-(c - 1);  R (2c - 1, D) of each layer
-        K_rel = R Wk,  V_rel = R Wv,  with the matrices of the layer's attention, without their biases
+        d = j - i, clipped at +-(c - 1);  R (2c - 1, D), one per layer
+        K_rel = R Wk,  V_rel = R Wv,  Wk and Wv of the layer's attention, without biases
         score_ij = q_i (k_j + K_rel[d]) / sqrt(K),  y_i = sum_j A_ij (v_j + V_rel[d])
 
-    A_ij is needed for V_rel, and no fused kernel returns it. Parameters: L (2c - 1) D.
+    V_rel needs A_ij, which no fused kernel returns. Parameters: L (2c - 1) D.
     """
 
     def __init__(self, config):
@@ -663,7 +663,7 @@ class RelativePosition(NoPosition):
 
     @torch.no_grad()
     def resize(self, block_size):
-        """Distances that never occurred in training get the vector of the longest that did."""
+        """Distances beyond the old block_size get the vector of the largest distance within it."""
         far = min(self.block_size, self.clip) - 1
         if block_size > self.block_size:
             self.table[:, :self.clip - 1 - far] = self.table[:, self.clip - 1 - far, None]
@@ -677,7 +677,7 @@ class RelativePosition(NoPosition):
         k_rel, v_rel = (split_heads(x[None], attention.n_head) for x in attention.relative(table))
         distance = (relative_offsets(torch.arange(T, device=q.device), T) - T + 1).clamp(-far, far)
         row = (distance + far).expand(*q.shape[:2], T, T)                   # of the table
-        wide = torch.promote_types(q.dtype, torch.float32)                  # gather's gradient is a long sum
+        wide = torch.promote_types(q.dtype, torch.float32)                  # its gradient sums many terms
         by_distance = (q @ k_rel.mT).to(wide).gather(-1, row)
         scores = (q @ k.mT + by_distance) * q.size(-1) ** -0.5
         weight = F.dropout(masked_softmax(scores, mask), dropout)
@@ -690,8 +690,8 @@ class BiasPosition(AbsolutePosition):
 
         score_ij = q_i k_j / sqrt(K) + W[bucket(j - i)],  W (32, H);  `absolute` is kept as well
 
-    Each sign of j - i has 16 buckets: one for each distance from 0 to 7, then 8 of logarithmic width up to
-    128; the last takes all longer distances too.
+    16 buckets for j <= i and 16 for j > i: one for each distance up to 7, then 8 of logarithmic width up to
+    128; the last also takes all longer distances.
     Parameters: 32 H + block_size D.
     """
 
@@ -706,7 +706,7 @@ class BiasPosition(AbsolutePosition):
 
     @staticmethod
     def buckets(block_size):
-        """Bucket of each offset j - i, from 1 - block_size to block_size - 1"""
+        """Bucket of each offset j - i = 1 - block_size, ..., block_size - 1"""
         distance = torch.arange(1 - block_size, block_size)
         size = distance.abs()
         large = 8 + ((size.clamp(min=8).float() / 8).log() / math.log(128 / 8) * 8).long().clamp(max=7)
@@ -744,7 +744,7 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x, source, context):
-        """x (B, Q, D) gives the queries, source (B, T, D) keys and values; in the encoder source is x."""
+        """Queries from x (B, Q, D), keys and values from source (B, T, D); in the encoder source is x."""
         x = self.attention_norm(x + self.dropout(self.attention(x, source, context)))
         return self.mlp_norm(x + self.dropout(self.contract(F.gelu(self.expand(x)))))
 
@@ -762,7 +762,7 @@ class GatedBlock(nn.Module):
         return self.norm(x + self.dropout(self.attention(x, source, context)))
 
 
-BLOCK = {'gau': GatedBlock}         # attention -> its block; any other has Block
+BLOCK = {'gau': GatedBlock}         # attention -> its block; default: Block
 
 
 class Encoder(nn.Module):
@@ -770,7 +770,7 @@ class Encoder(nn.Module):
 
     def __init__(self, config):
         super().__init__()
-        self.config = replace(config)                   # a copy, for extend changes it
+        self.config = replace(config)                   # a copy, since extend changes it
         self.token = nn.Embedding(config.vocab_size, config.n_embd)
         self.segment = nn.Embedding(config.n_segment, config.n_embd)
         self.position = POSITION[config.position](config)
@@ -790,7 +790,7 @@ class Encoder(nn.Module):
         return self.states(ids, segments, attention_mask)[-1]
 
     def states(self, ids, segments=None, attention_mask=None, n_block=None):
-        """List of hidden states (B, T, D): of the embeddings, then of each block, or of the first n_block."""
+        """List of (B, T, D): the embeddings, then the output of each block, or of the first n_block."""
         context, states = Context(self.position, key_mask(attention_mask)), [self.embed(ids, segments)]
         for block in self.blocks[:n_block]:
             states.append(block(states[-1], states[-1], context))
@@ -804,20 +804,20 @@ class Encoder(nn.Module):
         return self.dropout(self.norm(self.position.embed(x)))
 
     def extend(self, block_size):
-        """Set block_size, the longest row that can be read, higher or lower.  Tian et al. 2021, "ext."
+        """Raise or lower block_size, the longest sequence allowed.  Tian et al. 2021, "ext."
 
-        `absolute` and `rab` draw rows for new positions, `rpe` repeats its outermost rows, the others have no
-        weights to change. Some parameters are replaced, so create the optimizer afterwards.
+        `absolute` and `rab` get random vectors for new positions, `rpe` repeats its outermost vectors, others
+        need no new weights. Some parameters are replaced, so create the optimizer afterwards.
         """
         self.config.block_size = replace(self.config, block_size=block_size).block_size     # checked
         for module in self.modules():
             if hasattr(module, 'resize'):
                 module.resize(block_size)
-                module.to(self.token.weight)            # device and dtype
+                module.to(self.token.weight)            # its device and dtype
 
 
 def key_mask(attention_mask):
-    """(B, T) of Encoder.forward -> None or (B, 1, 1, T) bool"""
+    """attention_mask of Encoder.forward -> mask of Context: None or (B, 1, 1, T) bool"""
     return None if attention_mask is None else attention_mask.bool()[:, None, None, :]
 
 
@@ -829,7 +829,7 @@ def init_weights(module):
         nn.init.zeros_(module.bias)
 
 
-# ---- language-model heads: states x (B, k, D) and the token embeddings (V, D), tied -> logits (B, k, V) ----
+# ---- LM heads: states x (B, k, D), tied token embeddings `table` (V, D) -> logits (B, k, V) ----
 
 class BertHead(nn.Module):
     """Linear(D, D), GELU, norm, tied decoder, bias (V,).  Devlin et al. 2018"""
@@ -846,7 +846,7 @@ class BertHead(nn.Module):
 
 
 class DecoderHead(nn.Module):
-    """The tied decoder alone.  Liu 2022 (GAU and RoFormerV2)"""
+    """Only the tied decoder, without bias.  Liu 2022 (GAU and RoFormerV2)"""
 
     def __init__(self, config):
         super().__init__()
@@ -859,7 +859,7 @@ LM_HEAD = {'bert': BertHead, 'decoder': DecoderHead}
 
 
 class MaskedLM(nn.Module):
-    """Encoder and a row of LM_HEAD.  Devlin et al. 2018"""
+    """Encoder and one of LM_HEAD.  Devlin et al. 2018"""
 
     def __init__(self, config):
         super().__init__()
@@ -868,9 +868,9 @@ class MaskedLM(nn.Module):
         self.head = LM_HEAD[config.lm_head](config)
 
     def forward(self, ids, positions=None, targets=None, segments=None, attention_mask=None):
-        """Logits (B, T, V), or with `positions` (B, k) of those, (B, k, V), at k / T of the cost.
+        """Logits (B, T, V), or only those at `positions` (B, k): (B, k, V), k / T of the head's cost.
 
-        With `targets` (B, k) the losses (B, k), float32, in nats. Other arguments as Encoder.forward
+        With `targets` (B, k) the losses (B, k), float32, in nats. Other arguments: see Encoder.forward.
         """
         x = self.encoder(ids, segments, attention_mask)
         if positions is not None:
@@ -887,7 +887,7 @@ class MaskedLM(nn.Module):
         return model.eval()
 
     def save_pretrained(self, folder):
-        """Write a folder that transformers.BertForMaskedLM loads.  Raises UserError where BERT differs."""
+        """Write a folder that transformers.BertForMaskedLM loads.  Raises UserError if this is not a BERT."""
         ours = {name: getattr(self.config, name) for name in BERT_AXES}
         if ours != BERT_AXES:
             given, wanted = (', '.join(f'{name}={value!r}' for name, value in axes.items())
@@ -904,7 +904,7 @@ class MaskedLM(nn.Module):
 
 
 def token_losses(logits, targets):
-    """Cross-entropy of each target in float32.  logits (B, k, V), targets (B, k) int64 -> (B, k)"""
+    """Cross-entropy of each target, in float32.  logits (B, k, V), targets (B, k) int64 -> (B, k)"""
     losses = F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction='none')
     return losses.view_as(targets)
 
@@ -912,12 +912,12 @@ def token_losses(logits, targets):
 class PermutationLM(nn.Module):
     """XLNet's objective: predict tokens from those before them in a random order.  Yang et al. 2019, 2.3
 
-        content stream h_i sees token j where order_j <= order_i;  query stream g_i where order_j < order_i
-        g_i starts from one learned vector: it knows its position, by the relative scores, but not its token
+        content stream h_i attends to j if order_j <= order_i;  query stream g_i if order_j < order_i
+        g_i starts from a learned vector, the same for all i; only relative positions tell it where it is
 
-    In Yang et al.'s code all tokens that are not predicted see each other; here the content stream obeys the
-    order. Both streams pass through each block together: T + k queries, and the keys and values of h.
-    Fine-tuning uses `encoder`, which is the content stream. Parameters: those of MaskedLM and D.
+    In Yang et al.'s code all tokens that are not predicted attend to each other; here they follow the order.
+    Each block processes both streams at once: T + k queries, keys and values from h.
+    Fine-tuning uses `encoder`, which is the content stream. Parameters: those of MaskedLM plus D.
     """
 
     def __init__(self, config):
@@ -933,14 +933,14 @@ class PermutationLM(nn.Module):
         """Logits (B, k, V) at `positions` (B, k); with `targets` (B, k) the losses (B, k), float32, in nats.
 
         order  (B, T) int64, rank of each token in the factorisation order; ranks may be equal.
-               None: 1 at `positions`, 0 elsewhere, so that each is predicted from the tokens that are not
+               None: 1 at `positions`, 0 elsewhere: predict from all tokens outside `positions`
         """
         if order is None:
             order = torch.zeros_like(ids).scatter(1, positions, 1)
         content, length = self.encoder.embed(ids, segments), ids.size(1)
         query = self.encoder.dropout(self.query_embedding.to(content.dtype).expand(*positions.shape, -1))
         both = torch.cat((content, query), 1)                                           # (B, T + k, D)
-        last = torch.cat((order, order.gather(1, positions) - 1), 1)                    # rank that is seen
+        last = torch.cat((order, order.gather(1, positions) - 1), 1)                    # largest visible rank
         mask = (order[:, None] <= last[:, :, None])[:, None]                            # (B, 1, T + k, T)
         mask = mask if attention_mask is None else mask & key_mask(attention_mask)
         at = torch.cat((torch.arange(length, device=ids.device).expand_as(ids), positions), 1)
@@ -951,10 +951,10 @@ class PermutationLM(nn.Module):
         return logits if targets is None else token_losses(logits, targets)
 
 
-# ---- heads of fine-tuning ----
+# ---- fine-tuning heads ----
 
 class ClsPooling(nn.Module):
-    """BERT's pooler: tanh(Linear(D, D)) of the last state of [CLS].  Devlin et al. 2018"""
+    """BERT's pooler: tanh(Linear(D, D)) of the final state of [CLS].  Devlin et al. 2018"""
 
     def __init__(self, config):
         super().__init__()
@@ -966,11 +966,11 @@ class ClsPooling(nn.Module):
 
 
 class LayerwisePooling(nn.Module):
-    """A learned vector passes through all blocks and reads the input of each.  Tian et al. 2021, section 3.4
+    """A learned query passes through all blocks and attends to the input of each.  Tian et al. 2021, 3.4
 
-        y_(k+1) = block_k(y_k),  queries from y_k, keys and values from the recorded states X^k
+        y_(k+1) = block_k(y_k),  queries from y_k, keys and values from X^k, the input of block k
 
-    No positional term enters, so positional parameters of the last block get no gradient. Parameters: D.
+    It uses no positions, so positional parameters of the last block get no gradient. Parameters: D.
     """
 
     def __init__(self, config):
@@ -990,7 +990,7 @@ POOLING = {'cls': ClsPooling, 'layerwise': LayerwisePooling}    # -> (B, D)
 
 
 class SequenceClassifier(nn.Module):
-    """A row of POOLING, dropout, Linear(D, n_label).  Devlin et al. 2018, section 4.1"""
+    """One of POOLING, dropout, Linear(D, n_label).  Devlin et al. 2018, section 4.1"""
 
     def __init__(self, config):
         super().__init__()
@@ -1022,33 +1022,33 @@ class SpanClassifier(nn.Module):
 
 
 class MultipleChoice(SequenceClassifier):
-    """One of C texts: a SequenceClassifier with one label on each.  Devlin et al. 2018, section 4.4"""
+    """Choose one of C texts by the single logit of each.  Devlin et al. 2018, section 4.4"""
 
     def __init__(self, config):
         super().__init__(replace(config, n_label=1))
 
     def forward(self, ids, segments=None, attention_mask=None):
-        """Logits (B, C); ids, segments, attention_mask (B, C, T), else as Encoder.forward."""
+        """Logits (B, C); arguments as Encoder.forward, but of shape (B, C, T)."""
         rows = [None if x is None else x.flatten(0, 1) for x in (ids, segments, attention_mask)]
         return super().forward(*rows).view(ids.shape[:2])
 
 
 # ---- Hugging Face ----
 
-BERT_CONFIG = {                     # what a config.json must hold where it holds the key
+BERT_CONFIG = {                     # required values of the keys that a config.json has
     'model_type': 'bert', 'hidden_act': 'gelu', 'layer_norm_eps': 1e-12, 'tie_word_embeddings': True,
     'is_decoder': False, 'position_embedding_type': 'absolute',
 }
-BERT_AXES = {                       # what an EncoderConfig must be to be written as a BERT
+BERT_AXES = {                       # required to write a model as a Hugging Face BERT
     'attention': 'original', 'position': 'absolute', 'norm': 'layer', 'lm_head': 'bert', 'bias': True,
 }
-BERT_SIZES = {                      # field of EncoderConfig -> of transformers' BertConfig
+BERT_SIZES = {                      # EncoderConfig field -> BertConfig field
     'vocab_size': 'vocab_size', 'block_size': 'max_position_embeddings', 'n_layer': 'num_hidden_layers',
     'n_head': 'num_attention_heads', 'n_embd': 'hidden_size', 'n_inner': 'intermediate_size',
     'n_segment': 'type_vocab_size', 'dropout': 'hidden_dropout_prob',
     'attention_dropout': 'attention_probs_dropout_prob',
 }
-BERT_NAMES = {                      # tensor, or module with weight and bias -> name in BertForPreTraining
+BERT_NAMES = {                      # tensor, or module (weight and bias) -> name in BertForPreTraining
     'encoder.token.weight': 'bert.embeddings.word_embeddings.weight',
     'encoder.segment.weight': 'bert.embeddings.token_type_embeddings.weight',
     'encoder.position.table.weight': 'bert.embeddings.position_embeddings.weight',
@@ -1056,7 +1056,7 @@ BERT_NAMES = {                      # tensor, or module with weight and bias -> 
     'head.transform': 'cls.predictions.transform.dense', 'head.norm': 'cls.predictions.transform.LayerNorm',
     'head.bias': 'cls.predictions.bias',
 }
-BERT_BLOCK = {                      # the same in encoder.blocks.0 -> in bert.encoder.layer.0
+BERT_BLOCK = {                      # module in encoder.blocks.N -> in bert.encoder.layer.N
     'attention.query': 'attention.self.query', 'attention.key': 'attention.self.key',
     'attention.value': 'attention.self.value', 'attention.out': 'attention.output.dense',
     'attention_norm': 'attention.output.LayerNorm', 'expand': 'intermediate.dense',
@@ -1065,7 +1065,7 @@ BERT_BLOCK = {                      # the same in encoder.blocks.0 -> in bert.en
 
 
 def hugging_face_names(config):
-    """{tensor in our state_dict: tensor in transformers'}, of encoder, pooler and masked-LM head."""
+    """{name in our state_dict: name in transformers} of encoder, pooler and masked-LM head."""
     rows = BERT_NAMES | {f'encoder.blocks.{i}.{ours}': f'bert.encoder.layer.{i}.{theirs}'
                          for i in range(config.n_layer) for ours, theirs in BERT_BLOCK.items()}
     return {ours + kind: theirs + kind for ours, theirs in rows.items()
@@ -1073,9 +1073,9 @@ def hugging_face_names(config):
 
 
 def pretrained_encoder(name, parts=('encoder.',), kind='BERT'):
-    """(EncoderConfig, {our name: tensor}) of a Hugging Face BERT: hub name or folder, with whatever head.
+    """(EncoderConfig, {our name: tensor}) of a Hugging Face BERT with any head; name: hub name or folder.
 
-    parts  prefixes of our names: UserError "not a `kind`" where the files lack such a tensor
+    parts  prefixes of required tensors (our names): if one is missing, UserError "not a `kind`"
     """
     c = transformers().AutoConfig.from_pretrained(name)
     for key, wanted in BERT_CONFIG.items():
@@ -1094,7 +1094,7 @@ def pretrained_encoder(name, parts=('encoder.',), kind='BERT'):
 
 
 def transformers():
-    """The package without its progress bars and tables; only Hugging Face's weights need it."""
+    """The package, with its output silenced; needed only for Hugging Face weights."""
     try:
         import transformers as module
     except ImportError:
@@ -1112,9 +1112,9 @@ def count_parameters(model):
 
 
 def training_flops(config, length, n_predicted, kind=MaskedLM, rows=1):
-    """Floating-point operations of a training step: matrix products of both passes, without recomputation.
+    """FLOPs of a training step: matrix products of forward and backward pass, without recomputation.
 
-    A batch has `rows` rows of `length` tokens; n_predicted tokens of each reach the head.
+    A batch has `rows` sequences of `length` tokens; the head predicts n_predicted tokens of each.
     """
     with torch.device('meta'):
         model = kind(replace(config, block_size=length, recompute=False))
@@ -1125,6 +1125,6 @@ def training_flops(config, length, n_predicted, kind=MaskedLM, rows=1):
 
 
 def model_config(settings, vocab_size):
-    """EncoderConfig of the knobs in a dict, whose other keys are ignored, and the size of the vocabulary."""
+    """EncoderConfig from vocab_size and a dict of knobs; keys that are not fields are ignored."""
     names = {field.name for field in fields(EncoderConfig)} - {'vocab_size'}
     return EncoderConfig(vocab_size, **{key: value for key, value in settings.items() if key in names})

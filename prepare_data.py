@@ -2,25 +2,25 @@
 
     $ python prepare_data.py config/data_wikitext.py
     $ python prepare_data.py --corpus='texts/*.jsonl.zst' --tokenizer=wordpiece:vocab.txt --name=mine
-    $ python prepare_data.py config/data_c4.py --part=i/n       # torchrun and srun number the parts
-    $ python prepare_data.py --check=data/mine                  # reads every byte of a prepared corpus
+    $ python prepare_data.py config/data_c4.py --part=i/n       # automatic under torchrun or srun
+    $ python prepare_data.py --check=data/mine                  # verify checksums of a prepared corpus
 
-A corpus is a list of units: about 50 MB of local files, a range of a large file, some files of a hub dataset.
-A unit becomes one shard of each split, whatever other processes do, and unit_00017.json marks it as done. So
-a repeated command goes on where the last one stopped, n machines that share data_dir take each n-th unit, and
-whoever finds all units done writes meta.json. Any number of processes and machines makes the same bytes.
-Documents keep the order of the source: train.py shuffles rows.
+A corpus is a list of units: some local files (about 50 MB), a range of a large file, or files of a hub
+dataset. Each unit is processed independently into one shard per split; unit_00017.json marks it as done. So
+a repeated command resumes where the last one stopped, each of n machines that share data_dir takes every
+n-th unit, and the process that finds all units done writes meta.json. The output does not depend on the
+number of processes or machines. Documents keep the order of the source: train.py shuffles sequences.
 
 data/<name>/ holds, for split in train and val and each unit:
-    <split>_00017.bin       each document's ids, then [SEP]: <u2, or <u4 if vocab_size > 65536
-    <split>_00017.idx       int64, the first token of each document in that shard, and the shard's length
-    <split>_00017.words     with a segmenter: uint8, 1 where a token starts a word; [SEP] does
+    <split>_00017.bin       token ids, [SEP] after each document: <u2, or <u4 if vocab_size > 65536
+    <split>_00017.idx       int64, index of the first token of each document, then the number of tokens
+    <split>_00017.words     with a segmenter: uint8 per token, 1 where a word starts and at [SEP]
     unit_00017.json         counts, checksums and skipped rows of the unit
-    units.json              the list of units, made once: files with their sizes, revision, versions
+    units.json              list of units, made once: files, sizes, hub revision, package versions
     tokenizer/              the tokenizer's file, segmenter.model, settings.json, and word_start.bin:
                             (vocab_size,) uint8, 1 where an id can start a word, for whole-word masking
-    docstrings.jsonl        of corpus='docstrings': the texts, with package and place
-    meta.json               what all of it is; see write_meta
+    docstrings.jsonl        corpus='docstrings' only: texts with package, file and line
+    meta.json               description of the corpus, see write_meta
 """
 import ast
 import base64
@@ -54,49 +54,49 @@ import numpy as np
 
 from configurator import UserError, configure, run, say
 
-corpus = 'docstrings'           # rows of CORPORA, as in books+wikipedia; a path, a glob, a hub id owner/name
-path = ''                       # in place of the row's source: files for oscar, packages for docstrings
-name = ''                       # folder under data_dir; empty: from the corpus
-data_dir = 'data'               # where prepared corpora live
-subset = ''                     # configuration of a hub dataset; empty: the row's own
+corpus = 'docstrings'           # keys of CORPORA, e.g. books+wikipedia; a path, a glob, a hub id owner/name
+path = ''                       # overrides the source in CORPORA: files for oscar, packages for docstrings
+name = ''                       # folder under data_dir; empty: derived from the corpus
+data_dir = 'data'               # folder of all prepared corpora
+subset = ''                     # configuration of a hub dataset; empty: that in CORPORA
 split = 'train'                 # split of a hub dataset
-revision = ''                   # git revision of a hub dataset; empty: the newest, which is recorded
+revision = ''                   # git revision of a hub dataset; empty: the newest (recorded in units.json)
 text_field = 'text'             # field or column that holds the text
-tokenizer = 'sentencepiece'     # sentencepiece, wordpiece or character, each [:file], or tiktoken:NAME
-vocab_size = 4096               # of a vocabulary made here; 4096 for small models, 32000 base, 12000 Chinese
-lower_case = True               # vocabularies made here and wordpiece; True for uncased vocabularies
-segmenter = ''                  # words of Chinese, for whole-word masking: jieba, sentencepiece[:file.model]
-segmenter_vocab = 16_000        # pieces of a sentencepiece segmenter trained here; more make longer words
-tokenizer_sample = 10_000_000   # characters to make these of; sentencepiece takes 25 bytes of memory for each
-val_fraction = 0.01             # share of the documents held out, by hash of the text
-max_documents = 0               # the first ones of each unit, an equal share of this number; 0: all
-max_bytes = 10_000_000          # longer rows are skipped, longer .txt files cut between lines
-unit_bytes = 50_000_000         # of files a unit, or a thousandth of the corpus if that is more
+tokenizer = 'sentencepiece'     # sentencepiece, wordpiece or character, optionally :file, or tiktoken:NAME
+vocab_size = 4096               # if trained here: 4096 for small models, 32000 for base, 12000 for Chinese
+lower_case = True               # for uncased vocabularies; no effect on tiktoken or a given .model file
+segmenter = ''                  # Chinese whole-word masking: jieba or sentencepiece[:file.model]; empty: none
+segmenter_vocab = 16_000        # pieces of a sentencepiece segmenter trained here; more pieces: longer words
+tokenizer_sample = 10_000_000   # characters to train them on; sentencepiece needs 25 bytes of memory for each
+val_fraction = 0.01             # share of documents held out, chosen by a hash of the text
+max_documents = 0               # limit, split equally among units, which keep their first documents; 0: all
+max_bytes = 10_000_000          # longer records are skipped, longer .txt files cut between lines
+unit_bytes = 50_000_000         # file bytes per unit; at least a thousandth of the corpus
 num_proc = 0                    # worker processes; 0: one per core; the result does not depend on it
-part = ''                       # prepare part i/n, as in 0/4; empty: torchrun's or srun's numbers, else all
-check = ''                      # a prepared folder to read whole, instead of preparing one
+part = ''                       # prepare part i/n, as in 0/4; empty: rank/size of torchrun or srun, else all
+check = ''                      # verify this prepared folder instead of preparing one
 
 SPLITS = 'train', 'val'
-FORMAT = 2                      # of the folder; train.py refuses any other
-HASH_SEED = 1                   # of the choice of documents to hold out and to sample
+FORMAT = 2                      # version of the folder layout; train.py refuses others
+HASH_SEED = 1                   # for choosing documents to hold out and to sample
 MOST_UNITS = 1000
 BATCH = 500_000                 # characters tokenized at once
-LINE_SECONDS = 60               # between two lines of progress where there is no terminal
+LINE_SECONDS = 60               # between progress lines if stderr is no terminal
 WHERE_ONLY = ('num_proc', 'data_dir', 'name', 'part', 'check')          # knobs that do not change the result
-CJK = np.array([                # first, last + 1 of what BERT calls Chinese and `tokenizers` sets apart
+CJK = np.array([                # [first, end) code points that `tokenizers` splits off as Chinese
     (0x3400, 0x4DC0), (0x4E00, 0xA000), (0xF900, 0xFB00), (0x20000, 0x2A6E0), (0x2A700, 0x2B740),
-    (0x2B740, 0x2B820), (0x2B920, 0x2CEB0), (0x2F800, 0x2FA20)]).ravel()        # BERT has 2B820, not 2B920
-LIMITS = {                      # knob: lowest, highest
+    (0x2B740, 0x2B820), (0x2B920, 0x2CEB0), (0x2F800, 0x2FA20)]).ravel()        # in BERT 2B820, not 2B920
+LIMITS = {                      # knob: (min, max)
     'vocab_size': (16, 10**6), 'segmenter_vocab': (16, 10**6), 'tokenizer_sample': (1000, 10**9),
     'val_fraction': (1e-12, 1), 'max_documents': (0, 10**12), 'max_bytes': (1000, 10**8),
     'unit_bytes': (1000, 10**12), 'num_proc': (0, 1024)}
 
 
-# ---- rows (where, text, bad): bad is '' for a document, else its kind, with a detail for a text ----
+# ---- rows (where, text, bad): bad is '' for a document, else the fault, with details in `text` ----
 
 def check_text(value, most):
-    """Any value -> (text, bad): (the text, '') or ('', why it cannot be a document)."""
-    if isinstance(value, bytes):                                # from parquet, whose own decoding stops there
+    """Any value -> (text, ''), or ('', fault) if it cannot be a document."""
+    if isinstance(value, bytes):                                # from parquet; pyarrow would stop at an error
         try:
             value = value.decode()
         except UnicodeDecodeError:
@@ -115,7 +115,7 @@ def check_text(value, most):
 
 
 def pick_field(row, field, most):
-    """The text of one record, a dict; a missing field is reported with the fields that are there."""
+    """(text, bad) of one record, a dict; if the field is missing, text lists the fields it has."""
     if not isinstance(row, dict):
         return '', 'not an object'
     if field not in row:
@@ -128,10 +128,10 @@ OSCAR_BLOCKED = {'agressif', 'adult', 'cryptojacking', 'dangerous_material', 'ph
 
 
 def pick_oscar(row, field, most):
-    """The text of an OSCAR record that passes the filter of Courtois et al. 2024, appendix A.
+    """(text, bad) of an OSCAR record after the filter of Courtois et al. 2024, appendix A.
 
     22.01 has metadata.annotation and neither perplexity nor categories; 23.01 has metadata.quality_warnings,
-    harmful_pp and categories. An absent field drops nothing, except the language. The first reason counts.
+    harmful_pp and categories. A missing field passes, except the language. bad is the first test failed.
     """
     text, bad = pick_field(row, field, most)
     meta = row.get('metadata') if isinstance(row, dict) else None
@@ -156,8 +156,8 @@ PICKS = {'field': pick_field, 'oscar': pick_oscar}
 def join_rows(rows, joined, most):
     """Rows of one line each -> documents of at most `most` bytes.
 
-    joined  how many rows make a document, or the regular expression of the row that starts one
-    Blank rows belong to the layout and are not counted as empty.
+    joined  rows per document, or a regular expression that matches the first row of each document
+    Blank rows are dropped and not counted as skipped.
     """
     first, lines, size = None, [], 0
     for where, text, bad in rows:
@@ -166,7 +166,7 @@ def join_rows(rows, joined, most):
                 yield where, text, bad
             continue
         full = re.search(joined, text) if isinstance(joined, str) else len(lines) >= joined
-        size += 4 * len(text)                                   # UTF-8 has at most 4 bytes a character
+        size += 4 * len(text)                                   # UTF-8: at most 4 bytes per character
         if lines and (full or size > most):
             yield first, '\n'.join(lines), ''
             lines, size = [], 4 * len(text)
@@ -176,16 +176,16 @@ def join_rows(rows, joined, most):
         yield first, '\n'.join(lines), ''
 
 
-# ---- readers of local files: (file, begin, end, unit, most) -> rows; where = (bytes before, number) ----
+# ---- readers of local files: (file, begin, end, unit, most) -> rows; where = (begin, row number) ----
 
 def hub_error(source, error, fault='the Hugging Face hub did not give it'):
-    """What to say about an error of the libraries that read files and the hub, dozens of classes."""
+    """Message for an error of any class from the libraries that read files and the hub."""
     return f"{source}: {fault}: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
 @contextlib.contextmanager
 def named(source, *fault):
-    """Turns an error of those libraries into a UserError."""
+    """Turns any error of those libraries into a UserError."""
     try:
         yield
     except UserError:
@@ -195,7 +195,7 @@ def named(source, *fault):
 
 
 def open_bytes(file_name):
-    """A buffered binary stream over a plain, .gz or .zst file; pyarrow's finds a .zst that was cut off."""
+    """A buffered binary stream over a plain, .gz or .zst file; pyarrow detects truncated .zst files."""
     if file_name.endswith('.gz'):
         return gzip.open(file_name)
     if file_name.endswith('.zst'):
@@ -207,12 +207,13 @@ def open_bytes(file_name):
 def read_lines(file_name, begin, end, most):
     """Yields (where, line, bad) of the lines that begin at the bytes [begin, end).
 
-    where  (begin, number of the line from there on); no line longer than `most` bytes is ever in memory
+    where  (begin, line number counted from begin)
+    Longer lines than `most` bytes are never held in memory.
     """
     with open_bytes(file_name) as file:
         if begin:
             file.seek(begin - 1)
-        for number in itertools.count(0 if begin else 1):       # 0: the last byte of a line before the first
+        for number in itertools.count(0 if begin else 1):       # 0: end of the line before, not yielded
             line = rest = file.readline(most + 1) if end is None or file.tell() < end else b''
             if not line:
                 return
@@ -229,7 +230,7 @@ def read_lines(file_name, begin, end, most):
 
 
 def read_txt(file_name, begin, end, unit, most):
-    """One document a file; a file longer than `most` bytes is cut between lines."""
+    """One document per file; a file longer than `most` bytes is cut between lines."""
     first, lines, size = 1, [], 0
     for (_, number), line, bad in read_lines(file_name, begin, end, most):
         if bad or '\0' in line:
@@ -244,7 +245,7 @@ def read_txt(file_name, begin, end, unit, most):
 
 
 def read_jsonl(file_name, begin, end, unit, most):
-    """One record a line; blank lines are no records."""
+    """One record per line; blank lines are ignored."""
     for where, line, bad in read_lines(file_name, begin, end, most):
         if bad:
             yield where, '', bad
@@ -258,7 +259,7 @@ def read_jsonl(file_name, begin, end, unit, most):
 
 
 def read_parquet(file_name, begin, end, unit, most):
-    """One record a row of the row groups [begin, end)."""
+    """One record per row, from the row groups [begin, end)."""
     with need('pyarrow.parquet', 'reading .parquet files').ParquetFile(file_name) as file:
         names, end = file.schema_arrow.names, file.num_row_groups if end is None else end
         number = sum(file.metadata.row_group(i).num_rows for i in range(begin))
@@ -278,17 +279,17 @@ FORMATS = {'': read_txt, '.txt': read_txt, '.json': read_jsonl, '.jsonl': read_j
 
 
 def file_format(file_name):
-    """The reader of a file by its ending, or None."""
+    """The reader for the file's extension, or None."""
     return FORMATS.get(os.path.splitext(re.sub(r'\.(gz|zst)$', '', file_name))[1])
 
 
 def read_unit(unit, config):
-    """Rows with where = (file or dataset, bytes before, number)."""
+    """Rows of a unit, with where = (file or dataset, begin, row number)."""
     if unit['hub']:
         rows = read_hub(unit['hub'], unit['field'], config['max_bytes'])
         yield from join_rows(rows, unit['joined'], config['max_bytes']) if unit['joined'] else rows
     for file_name, begin, end, size in unit['pieces']:
-        file_name = os.path.join(config['folder'], file_name)   # but for docstrings.jsonl, they are absolute
+        file_name = os.path.join(config['folder'], file_name)   # relative only for docstrings.jsonl
         with named(file_name, 'cannot be read'):
             if end is not None and os.path.getsize(file_name) != size:
                 raise UserError(f'{file_name}: had {size} bytes when its units were listed: bring that file '
@@ -297,13 +298,13 @@ def read_unit(unit, config):
                 yield (file_name, *where), text, bad
 
 
-# ---- sources: (source, subset, joined, config) -> (units, what to record about the source) ----
+# ---- listers: (source, subset, joined, config) -> (units, facts about the source for meta.json) ----
 
 def new_unit(pick, field, pieces=(), hub=(), joined=None, size=0):
-    """What must be known to read a unit; size is for the choice of a sample.
+    """A unit: all that is needed to read it, and its size, by which take_sample weights it.
 
-    pieces  local files: [file, begin, end or None, size of the file]; row groups in parquet, else bytes
-    hub     or a share of a dataset: [id, subset, split, revision, whole files?, shards, n, i]
+    pieces  of local files: [file, begin, end or None, file size]; in row groups if parquet, else in bytes
+    hub     or part i of n of a hub dataset: [id, subset, split, revision, keep files whole?, shards, n, i]
     """
     return {'pick': pick, 'field': field, 'pieces': list(pieces), 'hub': list(hub), 'joined': joined,
             'bytes': size}
@@ -325,7 +326,7 @@ def find_files(source):
 
 
 def list_files(source, subset, joined, config, pick='field', field=''):
-    """Local files in units of about unit_bytes: small ones together, large ones cut where they can be."""
+    """Local files in units of about unit_bytes: small ones grouped, large ones cut if possible."""
     sizes = {file: os.path.getsize(file) for file in find_files(source)}
     most, units, whole = max(config['unit_bytes'], sum(sizes.values()) // MOST_UNITS), [], []
     for file, size in sizes.items():
@@ -342,7 +343,7 @@ def list_files(source, subset, joined, config, pick='field', field=''):
 
 
 def cut_file(file_name, n):
-    """The edges of at most n pieces of a file: bytes or row groups, [0, None] where it cannot be cut."""
+    """Boundaries of at most n pieces of a file, in bytes or row groups; [0, None] if it cannot be cut."""
     kind, total = file_format(file_name), 0
     if n > 1 and kind is read_parquet:
         with named(file_name, 'cannot be read'):
@@ -355,15 +356,15 @@ def cut_file(file_name, n):
 
 @functools.lru_cache(4)
 def open_hub(source, subset, split, revision, whole_files):
-    """A streamed dataset; its shards are files, or if these are few and may be cut, their row groups."""
+    """A streamed dataset, sharded by file, or by row group if there are few files that may be cut."""
     data = need('datasets', 'reading from the Hugging Face hub').load_dataset(
         source, subset or None, split=split, streaming=True, revision=revision)
-    cut = not whole_files and data.num_shards < 256 and hasattr(data, 'reshard')       # of newer datasets
+    cut = not whole_files and data.num_shards < 256 and hasattr(data, 'reshard')       # newer versions
     return data.reshard() if cut else data
 
 
 def list_hub(source, subset, joined, config):
-    """A Hugging Face dataset, streamed at a pinned revision; rows that are joined keep a unit a file."""
+    """A Hugging Face dataset, streamed at a pinned revision; files are not cut if rows are joined."""
     hub = need('huggingface_hub', 'reading from the Hugging Face hub')
     with named(source):
         pinned = hub.HfApi().dataset_info(source, revision=config['revision'] or None).sha
@@ -389,7 +390,7 @@ def read_hub(hub, field, most):
 
 
 def list_docstrings(source, subset, joined, config):
-    """The docstrings of installed packages, each text once, none below 40 characters, put into one file."""
+    """Docstrings of at least 40 characters of installed packages, without duplicates, in one file."""
     found = {package: find_package(package) for package in source.split()}
     files = [(package, root, item) for package, (root, _) in found.items() for item in python_files(root)]
     tasks = [(files[i:i + 50],) for i in range(0, len(files), 50)]
@@ -412,7 +413,7 @@ def list_docstrings(source, subset, joined, config):
 
 
 def parse_files(files):
-    """[(package, root, Python file)] -> [(package, where, text, bad)], a row of each docstring."""
+    """[(package, root, Python file)] -> [(package, where, text, bad)], one per docstring."""
     return [(package, *row) for package, root, item in files for row in parse_docstrings(root, item)]
 
 
@@ -430,7 +431,7 @@ def find_package(package):
 
 
 def python_files(root):
-    """Python files under `root` in sorted order; site-packages lies inside the standard library's folder."""
+    """Python files under `root`, sorted; skips site-packages, which is inside the stdlib folder."""
     for folder, folders, items in os.walk(root):
         folders[:] = sorted(set(folders) - {'site-packages', 'dist-packages', '__pycache__'})
         for item in sorted(items):
@@ -451,7 +452,7 @@ def parse_docstrings(root, file_name):
     while nodes:
         node = nodes.popleft()
         for part in ('body', 'orelse', 'handlers', 'finalbody'):
-            children = getattr(node, part, None)                # a lambda's body is no list
+            children = getattr(node, part, None)                # not a list in a lambda
             nodes.extend(children if isinstance(children, list) else ())
         for text, line in docstrings_of(node):
             text, bad = check_text(inspect.cleandoc(text), 10**7)
@@ -461,7 +462,7 @@ def parse_docstrings(root, file_name):
 
 
 def docstrings_of(node):
-    """Yields (text, line) of the docstrings that a statement carries itself."""
+    """Yields (text, line) of a node's own docstring, or of the texts in an add_docstr call."""
     if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)) and node.body:
         first = node.body[0]
         if isinstance(first, ast.Expr) and isinstance(getattr(first.value, 'value', None), str):
@@ -469,7 +470,7 @@ def docstrings_of(node):
     elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
         function = node.value.func
         if re.search('add_(newdoc|docstr)', getattr(function, 'attr', getattr(function, 'id', ''))):
-            for item in ast.walk(node):                     # numpy and torch document compiled functions so
+            for item in ast.walk(node):                     # as numpy, torch document C functions
                 if isinstance(item, ast.Constant) and isinstance(item.value, str) and len(item.value) >= 80:
                     yield item.value, item.lineno
 
@@ -488,7 +489,7 @@ CORPORA = {
 
 
 def find_corpus(config):
-    """The corpus knob -> (default name, parts); a part is (lister, source, subset, rows joined)."""
+    """The knob `corpus` -> (default folder name, [(lister, source, subset, rows joined)])."""
     wanted = config['corpus']
     names = wanted.split('+')
     if 'oscar' in names and not config['path']:
@@ -505,10 +506,10 @@ def find_corpus(config):
                     'a hub id owner/name')
 
 
-# ---- tokenizers: save(folder, argument, config, sample()) writes the file; returns facts for __init__ ----
+# ---- tokenizers: save(folder, argument, config, sample) writes a file, returns `facts` for __init__ ----
 
 def save_sentencepiece(kind, folder, argument, config, sample):
-    """A given model, or one of config[kind.knob] pieces.  num_threads is fixed: the bytes depend on it."""
+    """Copy a given model or train config[kind.knob] pieces.  num_threads, fixed, affects the result."""
     model, target, size = io.BytesIO(), os.path.join(folder, kind.file_name), config[kind.knob]
     if argument:
         write_bytes(target, read_bytes(argument))
@@ -531,7 +532,7 @@ def save_sentencepiece(kind, folder, argument, config, sample):
 def load_sentencepiece(folder, file_name):
     library, proto = need('sentencepiece', file_name), read_bytes(os.path.join(folder, file_name))
     with contextlib.suppress(RuntimeError):
-        if proto:                                               # it takes an empty one for none given
+        if proto:                                               # b'' would count as no model given
             return library.SentencePieceProcessor(model_proto=proto)
     raise UserError(f'{file_name}: not a sentencepiece model')
 
@@ -539,9 +540,9 @@ def load_sentencepiece(folder, file_name):
 class SentencePieceTokenizer:
     """Unigram sentencepiece, Kudo 2018, arXiv 1804.10959: trained on a sample, or a given .model.
 
-    Unigram, because bpe encodes 3.5 times slower and has 1 % more tokens on docstrings. Trained here:
-    [PAD] 0, [UNK] 1, [CLS] 2, [SEP] 3, [MASK] 4 as control symbols, which no text can produce. What a
-    given model lacks of them comes after its pieces.
+    Unigram, because BPE encodes 3.5 times slower and gives 1 % more tokens on docstrings. If trained here:
+    [PAD] 0, [UNK] 1, [CLS] 2, [SEP] 3, [MASK] 4; all but [UNK] are control symbols, which no text can
+    produce. Those that a given model lacks are added after its pieces.
     """
     file_name, package, knob = 'sentencepiece.model', 'sentencepiece', 'vocab_size'
     save = classmethod(save_sentencepiece)
@@ -561,7 +562,7 @@ class SentencePieceTokenizer:
     def encode(self, texts):
         return self.model.encode(texts, num_threads=1)
 
-    def encode_arrays(self, texts):                             # a tenth of the time less
+    def encode_arrays(self, texts):                             # 10 % less time than encode
         return self.model.encode(texts, num_threads=1, return_type='numpy')
 
     def encode_offsets(self, texts):
@@ -610,7 +611,7 @@ class WordPieceTokenizer:
     def encode(self, texts):
         return [item.ids for item in self.model.encode_batch_fast(texts)]
 
-    encode_arrays = encode                                      # lists will do where there are no arrays
+    encode_arrays = encode                                      # lists work as well as arrays
 
     def encode_offsets(self, texts):
         """Of each text: (ids, their (N, 2) first and last + 1 character in it)."""
@@ -625,9 +626,9 @@ class WordPieceTokenizer:
 
 
 class CharacterTokenizer(WordPieceTokenizer):
-    """BERT's tokens of Chinese: a token for each CJK character, WordPiece for the rest.
+    """As Chinese BERT: one token per CJK character, WordPiece for the rest.
 
-    Made here: [PAD] 0, [UNK] 1, [CLS] 2, [SEP] 3, [MASK] 4, then the characters by falling frequency.
+    If made here: [PAD] 0, [UNK] 1, [CLS] 2, [SEP] 3, [MASK] 4, then characters by descending frequency.
     """
 
     @staticmethod
@@ -640,10 +641,10 @@ class CharacterTokenizer(WordPieceTokenizer):
 
 
 def character_vocabulary(library, config, sample):
-    """vocab_size pieces at most; characters of equal frequency go by code point.
+    """At most vocab_size pieces: characters by frequency, ties by code point.
 
-    A character that grows together with its like into one word has a '##' piece after its own, so that every
-    word of known characters can be spelled; CJK characters and punctuation always stand alone.
+    Each character is followed by its '##' piece, so that every word of known characters can be spelled,
+    except CJK characters and punctuation, which are always words of their own.
     """
     normalizer = library.normalizers.BertNormalizer(lowercase=config['lower_case'])
     split, counts = library.pre_tokenizers.BertPreTokenizer().pre_tokenize_str, collections.Counter()
@@ -661,15 +662,15 @@ def character_vocabulary(library, config, sample):
 
 
 def is_cjk(points):
-    """Code point(s) -> bool(s)."""
+    """Whether code points lie in CJK; an int or an array."""
     return np.searchsorted(CJK, points, side='right') % 2 == 1
 
 
 class TiktokenTokenizer:
     """Byte-level BPE of tiktoken by name, or a local file of "base64 rank" lines with GPT-2's pattern.
 
-    [PAD] [CLS] [SEP] [MASK] come after its ids; there is no [UNK]. A word can start with any token that
-    does not begin with a letter, a digit or the middle of a character.
+    [PAD] [CLS] [SEP] [MASK] come after its ids; there is no [UNK]. A token starts a word unless it begins
+    with a letter, a digit or bytes that are not valid UTF-8.
     """
     file_name, package = 'vocab.tiktoken', 'tiktoken'
     gpt2 = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"""
@@ -731,7 +732,7 @@ TOKENIZERS = {'sentencepiece': SentencePieceTokenizer, 'wordpiece': WordPieceTok
 # ---- segmenters: where Chinese words start, for whole-word masking, Cui et al. 2021, arXiv 1906.08101 ----
 
 class JiebaSegmenter:
-    """jieba with the dictionary and the hidden Markov model of its defaults, on the text as it is."""
+    """jieba with its default dictionary and hidden Markov model, on the unnormalised text."""
     file_name, package = '', 'jieba'
 
     def __init__(self, folder, facts):
@@ -739,16 +740,16 @@ class JiebaSegmenter:
             warnings.simplefilter('ignore')                     # invalid escapes in its patterns
             self.model = need('jieba', 'this segmenter').Tokenizer()
         self.model.FREQ, self.model.total = self.model.gen_pfdict(self.model.get_dict_file())
-        self.model.initialized = True                           # else it trusts a cache file in /tmp
+        self.model.initialized = True                           # else it loads a cache file from /tmp
 
     def starts(self, text):
         return list(itertools.accumulate(map(len, self.model.cut(text)), initial=0))
 
 
 class SentencePieceSegmenter:
-    """The pieces of a unigram sentencepiece, Kudo 2018, arXiv 1804.10959, as words: no dictionary is needed.
+    """Pieces of a unigram sentencepiece model (Kudo 2018, arXiv 1804.10959) as words, without a dictionary.
 
-    On four classical novels 16,000 pieces come closest to jieba's words; 8,000 cut more, 32,000 less.
+    On four classical novels 16,000 pieces agree best with jieba; 8,000 split more, 32,000 less.
     """
     file_name, package, knob = 'segmenter.model', 'sentencepiece', 'segmenter_vocab'
     save = classmethod(save_sentencepiece)
@@ -764,7 +765,7 @@ SEGMENTERS = {'jieba': JiebaSegmenter, 'sentencepiece': SentencePieceSegmenter}
 
 
 def find_tools(config):
-    """The knobs tokenizer and segmenter -> {knob: (class, name in its table, argument)}."""
+    """Knobs tokenizer and segmenter -> {knob: (class, its key in TOKENIZERS or SEGMENTERS, argument)}."""
     kind, _, argument = config['tokenizer'].partition(':')
     if kind not in TOKENIZERS or (kind == 'tiktoken' and not argument):
         raise UserError(f"tokenizer='{config['tokenizer']}': choose one of sentencepiece, "
@@ -786,10 +787,10 @@ def find_tools(config):
 def mark_words(text, ids, offsets, starts, word_start):
     """Which of N tokens start a word: (N,) bool.
 
-    offsets     (N, 2), first and last + 1 character of each in the text
-    starts      where the segmenter starts words; it decides on CJK characters
-    word_start  (vocab_size,) bool, decides on all other tokens
-    A start in text that became no token, as in white space, is one of the token that follows.
+    offsets     (N, 2), character span [begin, end) of each token
+    starts      characters where the segmenter starts a word; used for CJK characters
+    word_start  (vocab_size,) bool, used for all other tokens
+    A start in text without a token, such as white space, counts for the next token.
     """
     begin, end = offsets.T
     first = np.zeros(len(text) + 1, np.int64)
@@ -800,10 +801,10 @@ def mark_words(text, ids, offsets, starts, word_start):
     return np.where(is_cjk(points[begin]), cut, word_start[ids])
 
 
-# ---- files of ours: whole, or not there ----
+# ---- files that are written atomically ----
 
 def need(module, purpose):
-    """An optional package or a module of it, or an error that names what to install."""
+    """Import an optional package or a module of it; the UserError says what to install."""
     package = module.partition('.')[0]
     try:
         return importlib.import_module(module)
@@ -821,18 +822,18 @@ def temporary_name(target):
 
 
 def remove_leftovers(folder):
-    """Remove what this process, and processes of this host that were killed, began for a folder and in it."""
+    """Remove temporary files of a folder left by this process or by dead processes of this host."""
     folder, end = glob.escape(folder), f'~{platform.node()}~*.tmp'
     for item in glob.glob(folder + end) + glob.glob(f'{folder}/*{end}'):
         pid = int(item.split('~')[-2])
-        with contextlib.suppress(ProcessLookupError):           # getpgid: no such process
+        with contextlib.suppress(ProcessLookupError):           # from getpgid: it is dead
             if pid != os.getpid() and os.getpgid(pid):
                 continue
         shutil.rmtree(item) if os.path.isdir(item) else os.remove(item)
 
 
 class Output:
-    """A file under a temporary name, which gets its own once all of it is on the disk."""
+    """A file under a temporary name; renamed once it is complete and synced to disk."""
 
     def __init__(self, file_name):
         self.file_name, self.digest = file_name, hashlib.sha256()
@@ -858,12 +859,12 @@ def write_bytes(file_name, data):
 
 
 def write_json(file_name, value):
-    """A dict with a digest of itself, by which read_json knows what was damaged or edited."""
+    """Write a dict with its digest, by which read_json detects damage and edits."""
     write_bytes(file_name, json.dumps({**value, 'digest': digest_of(value)}, indent=1).encode() + b'\n')
 
 
 def read_json(folder, name):
-    """A dict of write_json from a prepared folder."""
+    """A dict written by write_json, verified."""
     try:
         value = json.loads(read_bytes(os.path.join(folder, name)))
         if value.pop('digest') == digest_of(value) and value.get('format', FORMAT) == FORMAT:
@@ -874,7 +875,7 @@ def read_json(folder, name):
 
 
 def damaged(folder, name, fault):
-    """A UserError with the remedy: without its unit_00017.json a unit is written again."""
+    """A UserError with the remedy: a unit whose unit_00017.json was removed is written again."""
     number = re.search('_([0-9]{5})', name)
     record = os.path.join(folder, f'unit_{number[1]}.json') if number else folder
     return UserError(f'{folder}/{name}: {fault}: remove {record} and repeat the command that prepared it')
@@ -893,16 +894,16 @@ def text_hash(text, seed=0):
 # ---- worker processes ----
 
 def die_with_parent():
-    """Run in a worker: a killed main process must not leave workers behind."""
+    """Runs at the start of a worker, so that it ends if the main process is killed."""
     def wait():
         multiprocessing.parent_process().join()
         os._exit(1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)                # Ctrl-C reaches all; the main one ends them
+    signal.signal(signal.SIGINT, signal.SIG_IGN)                # on Ctrl-C the main process ends them
     threading.Thread(target=wait, daemon=True).start()
 
 
 def in_parallel(function, tasks, num_proc):
-    """Yields (i, function(*tasks[i])) in the order in which they end; an error or Ctrl-C ends all workers."""
+    """Yields (i, function(*tasks[i])) in order of completion; an error or Ctrl-C ends all workers."""
     if num_proc == 1 or not tasks:
         yield from ((i, function(*task)) for i, task in enumerate(tasks))
         return
@@ -921,10 +922,10 @@ def in_parallel(function, tasks, num_proc):
         pool.shutdown(cancel_futures=True)
 
 
-# ---- what all units need: docstrings.jsonl, tokenizer/ and units.json ----
+# ---- files shared by all units: docstrings.jsonl, tokenizer/ and units.json ----
 
 def make_folder(folder, sources, config, settings):
-    """Makes the folder under a temporary name; of processes that do so at once, that of the first counts."""
+    """Makes the folder under a temporary name, then renames it; of concurrent processes the first wins."""
     fresh, source, units, origins = temporary_name(folder), ' + '.join(row[1] for row in sources), [], []
     config = {**config, 'folder': fresh}
     os.makedirs(fresh)
@@ -950,7 +951,7 @@ def count_kinds(counts):
 
 
 def name_row(where, detail, bad):
-    """'file:line: kind' of a bad row; in a later piece of a file the lines before it are counted now."""
+    """'file:line: fault' of a bad row; if its piece begins inside a file, counts the lines before it."""
     file_name, begin, number = where
     if begin:
         with open(file_name, 'rb') as file:
@@ -959,7 +960,7 @@ def name_row(where, detail, bad):
 
 
 def check_corpus(units, source, config):
-    """Raises UserError unless there is a document; 10,000 rows without the field at the start are enough."""
+    """Raises UserError if there is no document; gives up after 10,000 rows without the text field."""
     skipped, first, fields = collections.Counter(), '', ''
     for where, text, bad in itertools.chain.from_iterable(read_unit(unit, config) for unit in units):
         if not bad:
@@ -976,7 +977,7 @@ def check_corpus(units, source, config):
 
 
 def documents(unit, config, skipped, examples):
-    """The texts of a unit, as many as are wanted; counts bad rows by kind and keeps the first five."""
+    """Texts of a unit, up to its limit; counts bad rows by fault, keeps five examples not filtered."""
     def good():
         for where, text, bad in read_unit(unit, config):
             if not bad:
@@ -989,11 +990,11 @@ def documents(unit, config, skipped, examples):
 
 
 def save_tools(folder, units, config):
-    """Makes tokenizer/.  Returns {package: version} of those on which the bytes of the corpus depend."""
+    """Makes tokenizer/.  Returns {package: version} of the packages that determine the tokens."""
     home, tools, chosen, versions = os.path.join(folder, 'tokenizer'), {}, find_tools(config), {}
     os.mkdir(home)
     sample = functools.cache(lambda: take_sample(units, config))
-    for kind, *_ in chosen.values():                            # before the sample, which can take minutes
+    for kind, *_ in chosen.values():                            # fail before the slow sampling
         need(kind.package, 'this preparation')
         versions[kind.package] = importlib.metadata.version(kind.package)
     for knob, (kind, name, argument) in chosen.items():
@@ -1004,7 +1005,7 @@ def save_tools(folder, units, config):
     write_json(os.path.join(home, 'settings.json'), tools)
     made = load_tokenizer(folder)
     if 'sha256' in tools.get('segmenter', {}):
-        load_tool(folder, 'segmenter', SEGMENTERS)              # it says what is wrong with a given file
+        load_tool(folder, 'segmenter', SEGMENTERS)              # raises if a given file is no model
     specials = set(made.special.values())
     starts = bytes(start or i in specials for i, start in enumerate(made.word_starts()))
     write_bytes(os.path.join(home, 'word_start.bin'), starts)
@@ -1012,9 +1013,10 @@ def save_tools(folder, units, config):
 
 
 def take_sample(units, config):
-    """Texts of about tokenizer_sample characters, from units that are spread over the corpus.
+    """Texts of about tokenizer_sample characters in all, from at most 16 evenly spaced units.
 
-    Each gives a share by its size: of ten times as many characters at its head, the texts of smallest hash.
+    Each unit gives a share proportional to its size: the texts of smallest hash among those at its
+    beginning that have ten times as many characters.
     """
     n = min(len(units), 16)
     chosen = [units[len(units) * i // n] for i in range(n)]
@@ -1027,7 +1029,7 @@ def take_sample(units, config):
 
 
 def take_characters(texts, most):
-    """The first texts, up to the one with which they have `most` characters."""
+    """The first texts, until they have at least `most` characters."""
     size = 0
     for text in texts:
         yield text
@@ -1049,27 +1051,27 @@ def load_tool(folder, knob, table):
 
 
 def load_tokenizer(folder):
-    """The tokenizer of a prepared folder: see SentencePieceTokenizer; pieces[id] is the text of an id."""
+    """The tokenizer of a prepared folder, one of TOKENIZERS; pieces[id] is the text of an id."""
     return load_tool(folder, 'tokenizer', TOKENIZERS)
 
 
 # ---- a unit: train_00017.*, val_00017.*, then unit_00017.json ----
 
 def id_type(vocab_size):
-    """Little-endian dtype of the ids on the disk."""
+    """Little-endian dtype of the ids in .bin files."""
     return np.dtype('<u2' if vocab_size <= 65536 else '<u4')
 
 
 @functools.lru_cache(1)
 def unit_tools(folder):
     """(tokenizer, segmenter or None, (vocab_size,) bool where a word can start)."""
-    os.environ.setdefault('TOKENIZERS_PARALLELISM', 'false')    # the worker processes are the parallelism
+    os.environ.setdefault('TOKENIZERS_PARALLELISM', 'false')    # parallel by processes instead
     tokenizer = load_tokenizer(folder)
     return tokenizer, load_tool(folder, 'segmenter', SEGMENTERS), np.array(tokenizer.word_starts())
 
 
 class Shard:
-    """One split of a unit, written batch by batch; columns: {ending: dtype}."""
+    """One split of a unit, written batch by batch; columns: {file extension: dtype}."""
 
     def __init__(self, stem, tokenizer, columns):
         self.stem, self.columns, self.last = stem, columns, ([tokenizer.special['sep']], [1])
@@ -1078,7 +1080,7 @@ class Shard:
         self.documents, self.tokens, self.counts = 0, 0, np.zeros(tokenizer.vocab_size, np.int64)
 
     def add(self, rows):
-        """Write documents: (ids (N,),) of each; with a segmenter (ids, marks of words (N,))."""
+        """Write documents, each (ids (N,),) or, with a segmenter, (ids, word starts (N,))."""
         ends = self.tokens + np.cumsum([len(row[0]) + 1 for row in rows], dtype='<i8')
         self.files['idx'].write(ends.data)
         for i, (ending, dtype) in enumerate(self.columns.items()):
@@ -1090,13 +1092,13 @@ class Shard:
         self.documents, self.tokens = self.documents + len(rows), self.tokens + len(data)
 
     def finish(self):
-        """What unit_00017.json says of it."""
+        """Its entry in unit_00017.json."""
         return {'stem': os.path.basename(self.stem), 'documents': self.documents, 'tokens': self.tokens,
                 'sha256': {ending: output.finish() for ending, output in self.files.items()}}
 
 
 def write_unit(number, unit, config):
-    """Write the shards of a unit, then unit_00017.json, which marks them as whole.  Returns its tokens."""
+    """Write the shards of a unit, then unit_00017.json: it is done.  Returns the number of tokens."""
     folder, skipped, examples = config['folder'], collections.Counter(), []
     tokenizer, segmenter, word_start = unit_tools(folder)
     columns = {'bin': id_type(tokenizer.vocab_size)} | ({'words': np.dtype('u1')} if segmenter else {})
@@ -1121,7 +1123,7 @@ def write_unit(number, unit, config):
 
 
 def encode(texts, tokenizer, segmenter, word_start):
-    """Yields (ids (N,),) of each text; with a segmenter (ids, marks of words (N,))."""
+    """Yields (ids (N,),) for each text; with a segmenter (ids, word starts (N,))."""
     if segmenter is None:
         yield from zip(tokenizer.encode_arrays(texts))
         return
@@ -1132,7 +1134,7 @@ def encode(texts, tokenizer, segmenter, word_start):
 # ---- meta.json ----
 
 def write_meta(folder, plan, config):
-    """Joins what the units say; nothing in it depends on the time, the processes or the machine."""
+    """Write meta.json from the records of all units; it does not depend on time, processes or machine."""
     records = [read_json(folder, f'unit_{number:05}.json') for number in range(len(plan['units']))]
     splits = {split: [record[split] for record in records if record[split]['documents']] for split in SPLITS}
     check_splits(folder, splits, min(record['lowest_hash'] for record in records), plan['corpus'])
@@ -1155,7 +1157,7 @@ def write_meta(folder, plan, config):
         'special': tokenizer.special, 'unigram_entropy': -float((share * np.log(share)).sum()),
         'splits': {split: [{key: shard[key] for key in ('stem', 'documents', 'tokens')} for shard in shards]
                    for split, shards in splits.items()},
-        'identity': {'tokenizer': digest_of(makes), **{         # what a checkpoint remembers of its data
+        'identity': {'tokenizer': digest_of(makes), **{         # stored in checkpoints
             split: digest_of([shard['sha256'] for shard in shards]) for split, shards in splits.items()}},
         'skipped': dict(sorted(skipped.items())),
         **{key: plan[key] for key in ('settings', 'source', 'versions')}}
@@ -1164,7 +1166,7 @@ def write_meta(folder, plan, config):
 
 
 def check_splits(folder, splits, lowest, source):
-    """Raises UserError where a split is empty; such a folder is of no use and is removed."""
+    """Removes the folder and raises UserError if a split is empty."""
     if splits['train'] and splits['val']:
         return
     shutil.rmtree(folder)
@@ -1177,7 +1179,7 @@ def check_splits(folder, splits, lowest, source):
 
 
 def load_meta(folder):
-    """meta.json of a prepared folder as a dict; check_sizes and check_folder look at the files."""
+    """meta.json of a prepared folder as a dict; check_sizes and check_folder verify the files."""
     if not os.path.isfile(os.path.join(folder, 'meta.json')):
         name = os.path.basename(os.path.abspath(folder))
         raise UserError(f'{folder}: not prepared (no meta.json): run python prepare_data.py --name={name} '
@@ -1186,7 +1188,7 @@ def load_meta(folder):
 
 
 def shard_files(meta):
-    """Yields (shard, ending, size) of each file of tokens."""
+    """Yields (shard, extension, bytes) of each shard file."""
     width = np.dtype(meta['dtype']).itemsize
     for shard in itertools.chain(*meta['splits'].values()):
         yield shard, 'bin', width * shard['tokens']
@@ -1196,7 +1198,7 @@ def shard_files(meta):
 
 
 def check_sizes(folder, meta):
-    """Raises UserError where a file of a prepared folder is missing or of another size."""
+    """Raises UserError if a file of a prepared folder is missing or has the wrong size."""
     files = [(f"{shard['stem']}.{ending}", size) for shard, ending, size in shard_files(meta)]
     for name, size in [('tokenizer/word_start.bin', meta['vocab_size']), *files]:
         file_name = os.path.join(folder, name)
@@ -1206,7 +1208,7 @@ def check_sizes(folder, meta):
 
 
 def check_folder(folder):
-    """Reads every byte of a prepared folder: it must be what meta.json and the units describe."""
+    """Verifies sizes, checksums and largest id of the shard files, and the tokenizer's checksum."""
     meta = load_meta(folder)
     check_sizes(folder, meta)
     load_tokenizer(folder)
@@ -1223,7 +1225,7 @@ def check_folder(folder):
 # ---- one run ----
 
 def check_config(config):
-    """Ranges and forms; returns the config with the number of processes filled in."""
+    """Validates the knobs; returns the config with num_proc filled in."""
     for knob, (low, high) in LIMITS.items():
         if not low <= config[knob] <= high:
             raise UserError(f'{knob}={config[knob]}: must lie between {low} and {high}')
@@ -1235,9 +1237,9 @@ def check_config(config):
 
 
 def find_part(config):
-    """(i, n): units i, i + n, ... are prepared here; (0, 1) is all."""
+    """(i, n): this command prepares units i, i + n, ...; (0, 1): all."""
     source, text = 'part', config['part']
-    for rank, world, mark in (('RANK', 'WORLD_SIZE', 'RANK'),   # sbatch's own script has no SLURM_STEP_ID
+    for rank, world, mark in (('RANK', 'WORLD_SIZE', 'RANK'),   # no SLURM_STEP_ID in sbatch's own script
                               ('SLURM_PROCID', 'SLURM_NTASKS', 'SLURM_STEP_ID')):
         if not text and {rank, world, mark} <= set(os.environ):
             source, text = f'{rank}/{world}', f'{os.environ[rank]}/{os.environ[world]}'
@@ -1248,7 +1250,7 @@ def find_part(config):
 
 
 def load_plan(folder, settings):
-    """units.json as a dict, if it was made with the same settings."""
+    """units.json as a dict; UserError if it was made with other settings."""
     plan = read_json(folder, 'units.json')
     for knob, value in settings.items():
         before = plan['settings'].get(knob)
@@ -1259,7 +1261,7 @@ def load_plan(folder, settings):
 
 
 def prepare(config):
-    """Prepare one corpus as the knobs in `config` say, or a part of it.  Returns the folder."""
+    """Prepare a corpus, or a part of it, from the knobs in `config`.  Returns the folder."""
     started, config, (i, n) = time.monotonic(), check_config(config), find_part(config)
     default_name, sources = find_corpus(config)
     settings = {knob: value for knob, value in config.items() if knob not in WHERE_ONLY}
@@ -1287,7 +1289,7 @@ def prepare(config):
 
 
 def write_units(folder, units, versions, config):
-    """Write {number: unit} with a bar on a terminal, else a line a minute.  Returns their tokens."""
+    """Write {number: unit}, with a progress bar, or a line a minute.  Returns the number of tokens."""
     for package, there in versions.items() if units else ():
         need(package, 'this preparation')
         here = importlib.metadata.version(package)
