@@ -499,7 +499,7 @@ def checkpoints_of(config, runtime):
     """Yield (label, model, folder, meta): of --checkpoint, or convergence's first seed, and their corpus."""
     folder, meta = train.prepared(config['dataset'], config['data_dir'], config['prepare'], runtime)
     for source in folders_of(config['checkpoint'] or os.path.join(config['out_dir'], 'runs', '*-1')):
-        path = train.find_checkpoint(source, source)
+        path = source if source.endswith('.pt') else train.newest_checkpoint(source)
         if path is None:
             raise UserError(f'checkpoint={source!r}: no checkpoint there; --what=convergence makes some')
         content, ours = train.read_checkpoint(path), {'tokenizer': meta['identity']['tokenizer']}
