@@ -1,12 +1,12 @@
-"""Which system to use?  Parameters, speed, memory, convergence, rank: beside the papers and transformers.
+"""Compare systems, papers and transformers: parameters, speed, memory, convergence, rank.
 
     $ python bench.py
     $ python bench.py --what=speed --variants=original,shared --modes=train --compile=true
     $ python bench.py --what=convergence --runs=out/quickstart,out/shatter
     $ python bench.py --what=rank --checkpoint=out/quickstart
 
-A section, a row of WHAT, is a generator of flat dicts. out_dir gets rows.jsonl with all of them, tables.md
-with a table for each section (lists stay in rows.jsonl), and plots; a section that is not run again stays.
+Each section (an entry of WHAT) is a generator of flat dicts, here called rows. out_dir gets rows.jsonl with
+all rows, tables.md with a table per section (without lists), and plots; sections not rerun are kept.
 """
 import contextlib
 import glob
@@ -49,52 +49,52 @@ from model import (
 from prepare_data import load_meta, load_tokenizer, write_bytes
 
 # the run
-what = 'params,speed,memory,convergence,rank,partition'         # rows of WHAT
-variants = 'original,pairwise,shared,shatter,gau'       # rows of VARIANTS, or all
-out_dir = 'out/bench'           # rows.jsonl, tables.md, plots, and the runs of convergence
+what = 'params,speed,memory,convergence,rank,partition'         # keys of WHAT
+variants = 'original,pairwise,shared,shatter,gau'       # keys of VARIANTS, or all
+out_dir = 'out/bench'           # for rows.jsonl, tables.md, plots and the runs of convergence
 device = 'auto'                 # auto, cpu, cuda, cuda:1 or xla
 dtype = 'auto'                  # auto (bfloat16 on GPUs that compute in it), float32, bfloat16 or float16
-threads = 1                     # of the CPU, for speed and memory; 0: all
-# the shape of speed and memory; a gau has twice the layers
+threads = 1                     # CPU threads, for speed and memory; 0: one per core
+# model size for speed and memory; gau has twice the layers
 n_layer = 4                     # blocks
 n_head = 4                      # heads; must divide n_embd
 n_embd = 256                    # width
 n_inner = 1024                  # width of the MLP
 vocab_size = 30522              # BERT's
-position = 'absolute'           # of the variants that leave it open; rope ...
+position = 'absolute'           # for variants that do not set it; rope ...
 # speed
-modes = 'forward,train,finetune'        # rows of MODES
-lengths = (128,)                # tokens a row
-batches = (8,)                  # rows a step, of memory too
-rounds = 5                      # timed steps of each case
-warmup = 2                      # steps of each case before them
-compile = False                 # the models with torch.compile
-peers = 'all'                   # rows of PEERS, which need transformers; all or none
+modes = 'forward,train,finetune'        # keys of MODES
+lengths = (128,)                # tokens per sequence
+batches = (8,)                  # sequences per step, for memory too
+rounds = 5                      # timed steps per system
+warmup = 2                      # untimed steps before them
+compile = False                 # use torch.compile
+peers = 'all'                   # keys of PEERS (these need transformers), all or none
 # memory
-memory_lengths = (128, 256)     # tokens a row
+memory_lengths = (128, 256)     # tokens per sequence
 # convergence
 runs = ''                       # finished runs of train.py, folders or globs; empty: train the variants
-recipe = 'config/compare.py'    # config file of train.py that the runs share
-steps = 300                     # of a run, a tenth of them warmup
-seeds = 2                       # runs of a variant, with seeds from 1
-eval_interval = 20              # steps between validations: the resolution of what is read off the curves
-plateau = 0.1                   # nats below the unigram entropy that end the plateau
+recipe = 'config/compare.py'    # config file of train.py for all runs
+steps = 300                     # per run, a tenth of them warmup
+seeds = 2                       # runs per variant, with seeds from 1
+eval_interval = 20              # steps between validations: the resolution of the curves
+plateau = 0.1                   # the plateau ends this many nats below the unigram entropy
 # rank, and pictures of attention
-checkpoint = ''                 # files or folders of train.py, or globs; empty: the runs of convergence
-rank_rows = 4                   # validation rows whose matrices are decomposed
-sentence = 'Return the sum of the elements along the given axis of an array.'   # of the pictures
+checkpoint = ''                 # checkpoints, run folders or globs; empty: the runs of convergence
+rank_rows = 4                   # validation sequences whose attention is analysed
+sentence = 'Return the sum of the elements along the given axis of an array.'   # to plot
 # data
 dataset = 'docstrings'          # folder below data_dir
 data_dir = 'data'               # parent folder of prepared corpora
 prepare = 'config/data_docstrings.py'   # config file for prepare_data.py, if dataset is missing
 
 LISTS = 'lengths', 'batches', 'memory_lengths'
-LIMITS = {                      # knob: lowest, highest
+LIMITS = {                      # knob: minimum, maximum
     **dict.fromkeys((*LISTS, 'rounds', 'warmup', 'steps', 'seeds', 'eval_interval', 'rank_rows'), (1, None)),
     **dict.fromkeys(('threads', 'plateau'), (0, None)),
 }
 SIZES = ('n_layer', 'n_head', 'n_embd', 'n_inner')
-SHAPES = {name: dict(zip(SIZES, sizes, strict=True)) for name, sizes in {       # the papers'
+SHAPES = {name: dict(zip(SIZES, sizes, strict=True)) for name, sizes in {       # of the papers
     'small': (4, 8, 512, 2048), 'base': (12, 12, 768, 3072), 'large': (24, 16, 1024, 4096)}.items()}
 GAU = {'attention': 'gau', 'position': 'rope', 'norm': 'rms', 'bias': False, 'lm_head': 'decoder'}
 GAUS = {'gau': GAU, **{f'gau_{name}': {**GAU, 'normaliser': name}                # Liu 2022, table 2
@@ -111,8 +111,8 @@ VARIANTS = {                    # the systems of the README -> knobs of train.py
     **{f'gau_{scale}': {**GAUS['gau_squared_relu'], 'relu_scale': scale} for scale in ('n2', 'n', 's2')},
     'xlnet': XLNET, 'xlnet_plm': {**XLNET, 'objective': 'plm'},
 }
-DEFAULTS = {key: vars(train)[key] for row in VARIANTS.values() for key in row}      # where a row says nothing
-GROUPS = {                      # of parameters -> their names; the first that fits
+DEFAULTS = {key: vars(train)[key] for row in VARIANTS.values() for key in row}      # for absent knobs
+GROUPS = {                      # of parameters -> regex of names; first match wins
     'head': r'(head|pooler|classifier)\.|query_embedding$', 'norms': r'.*norm\.',
     'embedding': r'encoder\.(token|segment)\.',
     'position': r'encoder\.position\.|.*\.attention\.(part_embedding|distance|distance_bias)\b',
@@ -120,16 +120,16 @@ GROUPS = {                      # of parameters -> their names; the first that f
 }
 
 
-# ---- systems and one step of them ----
+# ---- systems and their training steps ----
 
 def knobs_of(name, config):
-    """Knobs of train.py that make a row of VARIANTS at the sizes of `config`."""
+    """Knobs of train.py for a variant at the sizes of `config`."""
     knobs = {**DEFAULTS, **{key: config[key] for key in ('position', *SIZES)}, **VARIANTS[name]}
     return {**knobs, 'n_layer': knobs['n_layer'] * (2 if knobs['attention'] == 'gau' else 1)}
 
 
 class Peer(nn.Module):
-    """A masked LM of transformers, with logits of all positions; `masked`: of the predicted ones, as ours."""
+    """A masked LM of transformers; `masked`: logits of predicted positions only, as in ours, else of all."""
 
     def __init__(self, kind, attention, masked, config, length):
         super().__init__()
@@ -163,14 +163,14 @@ def classify_loss(model, ids, positions, targets):
     return F.cross_entropy(model(ids).float(), torch.arange(len(ids), device=ids.device) % 2)
 
 
-MODES = {                       # name -> (loss, model or None: the objective's, backward pass?)
+MODES = {                       # name -> (loss, model; None: the objective's, backward pass?)
     'forward': (masked_loss, None, False), 'train': (masked_loss, None, True),
     'finetune': (classify_loss, SequenceClassifier, True),              # Kowsher et al. 2024, figure 3
 }
 
 
 def build(name, config, length, mode='train'):
-    """A row of VARIANTS or PEERS at the sizes of `config`, without dropout."""
+    """Model of a variant or peer at the sizes of `config`, without dropout."""
     if name in PEERS:
         return Peer(*PEERS[name], config, length)
     knobs = {**knobs_of(name, config), 'block_size': length, 'dropout': 0.0, 'attention_dropout': 0.0}
@@ -187,7 +187,7 @@ def make_rows(n, length, config, device):
 
 
 def make_step(name, mode, n, length, config, runtime):
-    """A function that takes one step of a system, a row of MODES, on n random rows, and waits for its end."""
+    """A function that runs one step of a system in a mode on n random rows, and waits for the device."""
     loss, _, backward = MODES[mode]
     model = train.to_device(build(name, config, length, mode), runtime)
     rows = make_rows(n, length, config, runtime.device)
@@ -213,13 +213,13 @@ def is_out_of_memory(error):
 
 
 def paper_rows(kind):
-    """[(paper, words, value, source)] of results/papers.json."""
+    """[(paper, words, value, source)] from results/papers.json; words: system and qualifiers."""
     return [(paper, *(part.strip() for part in row.split(';'))) for paper, book in read_papers().items()
             for row in book.get('bench', {}).get(kind, ())]
 
 
 def printed(kind, *words):
-    """What the papers print of a row of ours, as one cell: of their rows that begin with words[0]."""
+    """Table cell of the papers' values for system words[0], from their rows that have all `words`."""
     cells = [f"{value} ({' '.join([paper, *theirs.split()[1:]])}: {source})" for paper, theirs, value, source
              in paper_rows(kind) if theirs.split()[0] == words[0] and set(words) <= set(theirs.split())]
     return '; '.join(cells) or None
@@ -230,8 +230,8 @@ def printed(kind, *words):
 def params(config, runtime):
     """Parameters by group, of models with 512 positions, and what the papers print
 
-    Those of a paper are counted at its shape and vocabulary; the total holds what it counts besides. counted:
-    all of a masked LM, a classifier, or the matrices of its blocks alone (Tian et al. 2021, table 1).
+    A paper's models have its shape and vocabulary; total includes what else it counts. counted: all of a
+    masked LM, a classifier, or only the matrices of its blocks (Tian et al. 2021, table 1).
     """
     shapes = {**SHAPES, 'this run': {}}
     cases = [(name, shape, 'all', config['vocab_size'], 0, None, None)
@@ -255,9 +255,9 @@ def params(config, runtime):
 # ---- speed ----
 
 def time_systems(config, runtime, mode, n, length):
-    """{system: seconds of each round, or why there are none}, for n rows of a length."""
+    """{system: list of seconds per round, or an error message}, for n sequences of a length."""
     torch.compiler.reset()
-    torch._dynamo.config.recompile_limit = 100          # systems share the code of a forward pass
+    torch._dynamo.config.recompile_limit = 100          # systems share forward()
     steps, seconds = {}, {}
     for name in config['variants'] + (config['peers'] if MODES[mode][0] is masked_loss else []):
         try:
@@ -265,25 +265,25 @@ def time_systems(config, runtime, mode, n, length):
             for _ in range(config['warmup']):
                 step()
             steps[name] = step
-        except Exception as error:                      # compilers and transformers raise of many kinds
+        except Exception as error:                      # compilers raise many classes
             if not (config['compile'] or name in PEERS or is_out_of_memory(error)):
                 raise
             seconds[name] = str(error).strip()[:100]
     order = list(steps)
-    for _ in range(config['rounds']):                   # all in turn, so that load hits them alike
+    for _ in range(config['rounds']):                   # in turn, so that other load affects all alike
         for name in order:
             start = time.perf_counter()
             steps[name]()
             seconds[name].append(time.perf_counter() - start)
-        order = order[1:] + order[:1]                   # another one begins each round
+        order = order[1:] + order[:1]                   # rotate who goes first
     return seconds
 
 
 def speed(config, runtime):
     """Time of a step, all systems in turn
 
-    ms: median, least and most of the rounds. time / X: median over the rounds of the time over that of X in
-    the same round.
+    ms, least, most: median, minimum and maximum over rounds. time / X: median over rounds of the ratio to the
+    time of X in the same round.
     """
     for length, n, mode in itertools.product(config['lengths'], config['batches'], config['modes']):
         timings = time_systems(config, runtime, mode, n, length)
@@ -303,7 +303,7 @@ def speed(config, runtime):
 # ---- memory ----
 
 def peak_bytes(device, forget=False):
-    """Most bytes so far of the CUDA allocator, else resident in this process.  forget: count from here on"""
+    """Peak bytes of the CUDA allocator, else resident in this process.  forget: reset the peak first"""
     if device.type == 'cuda':
         if forget:
             torch.cuda.reset_peak_memory_stats(device)
@@ -313,26 +313,26 @@ def peak_bytes(device, forget=False):
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     if forget:
         with contextlib.suppress(OSError), open('/proc/self/clear_refs', 'w') as file:
-            file.write('5')                             # man 5 proc: the peak is what is resident now
-    with open('/proc/self/status') as file:             # ru_maxrss would start at the parent's
+            file.write('5')                             # resets the peak, see man 5 proc
+    with open('/proc/self/status') as file:             # ru_maxrss includes the parent's
         return 1024 * int(re.search(r'VmHWM:\s+(\d+) kB', file.read())[1])
 
 
 def step_memory(name, n, length, config):
-    """MiB of two training steps, above what the process has before the model is there."""
+    """Peak MiB of two training steps, minus the memory before the model was built."""
     runtime, config = train.join(config['device'], config['dtype']), {**config, 'compile': False}
     torch.set_num_threads(config['threads'] or os.cpu_count())
     tiny = {**config, 'n_layer': 1, 'n_head': 4, 'n_embd': 64, 'vocab_size': 64}
     make_step(name, 'train', 1, 8, tiny, runtime)()     # loads libraries
     before = peak_bytes(runtime.device, forget=True)
     step = make_step(name, 'train', n, length, config, runtime)
-    for _ in range(2):                                  # the optimizer's tensors come with the first
+    for _ in range(2):                                  # the first allocates the optimizer state
         step()
     return (peak_bytes(runtime.device) - before) / 2 ** 20
 
 
 def in_fresh_process(*arguments):
-    """step_memory(*arguments), of a process that has done nothing else; None if it is out of memory."""
+    """step_memory(*arguments) in a new process; None if it runs out of memory."""
     with ProcessPoolExecutor(1, get_context('spawn')) as pool:
         try:
             return pool.submit(step_memory, *arguments).result()
@@ -344,10 +344,10 @@ def in_fresh_process(*arguments):
 def memory(config, runtime):
     """Memory of a training step at its peak
 
-    MiB of the CUDA allocator, else resident, in a fresh process, less what was there before the model;
-    / gau: over that of gau; half: that at half the length over this.
+    MiB: CUDA allocator, else resident memory, in a new process, minus the value before the model was built;
+    / gau: ratio to gau; half: memory at half the length / memory at this length.
     """
-    os.environ['MALLOC_MMAP_THRESHOLD_'] = '65536'      # glibc gives tensors back at once: peaks repeat
+    os.environ['MALLOC_MMAP_THRESHOLD_'] = '65536'      # glibc frees tensors at once: reproducible peaks
     cases = list(itertools.product(config['variants'], config['batches'], config['memory_lengths']))
     with ThreadPoolExecutor(1 if runtime.device.type == 'cuda' else os.cpu_count()) as pool:
         cells = dict(zip(cases, pool.map(lambda case: in_fresh_process(*case, config), cases), strict=True))
@@ -362,7 +362,7 @@ def memory(config, runtime):
 # ---- convergence ----
 
 def train_run(config, name, seed):
-    """Folder of a run of train.py, which goes on if it was interrupted."""
+    """Run train.py, or resume an interrupted run; returns its folder."""
     folder = os.path.join(config['out_dir'], 'runs', f'{name}-{seed}')
     base = configure(dict(vars(train)), [config['recipe']])[0]
     knobs = {**knobs_of(name, {**base, 'position': config['position']}), 'seed': seed, 'out_dir': folder,
@@ -376,7 +376,7 @@ def train_run(config, name, seed):
     done = subprocess.run([sys.executable, train.__file__, *words], text=True,
                           capture_output=True, env={'OMP_NUM_THREADS': '1', **os.environ})
     end = (done.stderr.strip().splitlines() or [''])[-1] if done.returncode else 'finished'
-    if done.returncode and 'not finite' not in end:                     # a divergence is a result
+    if done.returncode and 'not finite' not in end:                     # diverged runs are reported
         raise UserError(f'{folder}: train.py ended with status {done.returncode}: {end}')
     say(f'{name}, seed {seed}: {end}')
     return folder
@@ -389,13 +389,13 @@ def run_config(folder):
 
 
 def plateau_end(curve, level):
-    """First step from which on all losses of [[step, loss, accuracy], ...] are below a level, or None."""
+    """First step from which all losses in [[step, loss, accuracy], ...] stay below `level`, or None."""
     last = max((step for step, loss, _ in curve if loss is None or loss >= level), default=-1)
     return next((step for step, *_ in curve if step > last), None)
 
 
 def read_run(folder, plateau):
-    """Row of a run, with its curve.  Its system is the folder's name without the seed."""
+    """Results of a run as a flat dict, with its curve.  system: name of the folder without the seed"""
     config, lines = run_config(folder), train.read_metrics(folder)
     curve = [list(map(line.get, ('step', 'loss', 'accuracy'))) for line in lines if line['kind'] == 'val']
     rates = [line['tokens_per_second'] for line in lines if line['kind'] == 'train']
@@ -419,9 +419,9 @@ def read_run(folder, plateau):
 def convergence(config, runtime):
     """Validation losses of runs of train.py, over seeds
 
-    Mean (standard deviation) of the finished ones. plateau: step of the first validation from which on the
-    loss is below the unigram entropy less --plateau; seconds: of training until then. Runs of one recipe have
-    the same data, order and masks, but for _diff (a document a row) and plm (nothing is masked).
+    Mean (standard deviation) of finished runs. plateau: first validation step from which the loss stays below
+    the unigram entropy minus --plateau; seconds: training time until then. Runs of one recipe and seed share
+    data, order and masks, except _diff (one document per sequence) and plm (no masking).
     """
     folders = folders_of(config['runs'])
     if not folders:
@@ -448,7 +448,7 @@ def draw_curves(axis, rows):
 
 # ---- attention of checkpoints ----
 
-MATRICES = {                    # of scores (..., T, T).  Liu 2022, table 3; the last: Tian et al. 2021, eq. 6
+MATRICES = {                    # from scores (..., T, T).  Liu 2022, table 3; last: Tian et al. 2021, eq. 6
     'QK^T': lambda scores: scores, 'softmax': lambda scores: masked_softmax(scores, None),
     'relu^2': lambda scores: scores.relu().square(),
     'l2 sigmoid': lambda scores: math.prod(sigmoid_weights(scores, None)),
@@ -457,7 +457,7 @@ NORMALISERS = {torch.Tensor.softmax: 'softmax', torch.Tensor.relu: 'relu^2', F.l
 
 
 class Scores(TorchFunctionMode):
-    """Keeps what the normaliser of each layer gets, with terms of positions: (row of MATRICES, scores)"""
+    """Records the input of each layer's normaliser, position terms included: (key of MATRICES, scores)."""
 
     def __init__(self):
         super().__init__()
@@ -476,16 +476,16 @@ class Scores(TorchFunctionMode):
 
 @torch.no_grad()
 def scores_of(model, ids):
-    """[(row of MATRICES, scores (B, H, T, T))] of each layer, float64."""
+    """[(key of MATRICES, scores (B, H, T, T) float64)] of the layers."""
     with Scores() as seen:
         model.eval().double().encoder(ids)
-    size = model.config.query_size                      # squared_relu scales after its relu
+    size = model.config.query_size                      # squared_relu scales after relu
     return [(name, scores * size ** -0.5 if name == 'relu^2' else scores) for name, scores in seen.found]
 
 
 @torch.no_grad()
 def attention_maps(model, ids):
-    """Weights (H, T, T) of each layer for ids (1, T); of Shatter's steps those of each part."""
+    """Attention weights (H, T, T) of each layer for ids (1, T); H counts parts in Shatter's variants."""
     maps = []
     for block, (name, scores) in zip(model.encoder.blocks, scores_of(model, ids), strict=True):
         a = MATRICES[name](scores)[0]
@@ -496,7 +496,7 @@ def attention_maps(model, ids):
 
 
 def checkpoints_of(config, runtime):
-    """Yield (label, model, folder, meta): of --checkpoint, or convergence's first seed, and their corpus."""
+    """Yield (label, model, corpus folder, meta) of --checkpoint, or of convergence's first seed."""
     folder, meta = train.prepared(config['dataset'], config['data_dir'], config['prepare'], runtime)
     for source in folders_of(config['checkpoint'] or os.path.join(config['out_dir'], 'runs', '*-1')):
         path = source if source.endswith('.pt') else train.newest_checkpoint(source)
@@ -511,7 +511,7 @@ def checkpoints_of(config, runtime):
 
 
 def rank_and_zeros(matrix):
-    """(mean of numerical rank / T, share of zeros) of matrices (..., T, T)."""
+    """(mean of numerical rank / T, fraction of zeros) of matrices (..., T, T)."""
     length, size = matrix.size(-1), matrix.abs()
     ranks = torch.linalg.matrix_rank(matrix, rtol=length * torch.finfo(torch.float32).eps)
     zeros = size <= 1e-6 * size.amax((-2, -1), keepdim=True)
@@ -521,10 +521,10 @@ def rank_and_zeros(matrix):
 def rank(config, runtime):
     """Rank / T and sparsity of attention matrices of checkpoints, on validation rows of T tokens
 
-    Mean over layers, heads and --rank_rows rows; least and most: of the layers' means of the rank. Matrices
-    are made of the scores as the model computes them, with terms of positions. Rank: singular values above T
-    eps of float32 times the largest. Zeros: at most a millionth of the largest entry; the paper gives no
-    limit. The pictures show the attention of a sentence, for each layer and head or part.
+    Mean over layers, heads and --rank_rows sequences; least and most: over the layers' mean ranks. Matrices
+    are computed from the model's scores, position terms included. Rank: number of singular values above T
+    eps(float32) times the largest. Zeros: entries up to a millionth of the largest; the paper gives no
+    threshold. The plots show the attention of a sentence, for each layer and head or part.
     """
     for label, model, folder, meta in checkpoints_of(config, runtime):
         texts = train.PACKING['stream'](folder, meta, 'val', model.config.block_size)
@@ -539,7 +539,7 @@ def rank(config, runtime):
 
 
 def draw_sentence(config, label, model, tokenizer, special):
-    """Picture of the attention of --sentence, for each layer and head, or part of Shatter's."""
+    """Plot the attention of --sentence, for each layer and head, or part in Shatter."""
     ids = tokenizer.encode([config['sentence']])[0][:model.config.block_size - 2]
     ids = [special['cls'], *ids, special['sep']]
     words = [tokenizer.pieces[i] for i in ids]
@@ -558,7 +558,7 @@ def draw_sentence(config, label, model, tokenizer, special):
 def partition(config, runtime):
     """Shatter's partition of unity in BERT-base, layer by layer.  Tian et al. 2021, figure 2
 
-    error: the largest of the sum over the parts; peaks: where each part weighs most, to 1 %, and nearest.
+    error: largest |sum over parts - 1|; peaks: nearest distance at which each part is within 1 % of its peak.
     """
     base = EncoderConfig(**SHAPES['base'], attention='shatter', position='none')
     tables = [Partition(base, layer).table for layer in range(base.n_layer)]            # (H, 1023) each
@@ -573,7 +573,7 @@ def partition(config, runtime):
 # ---- plots and tables ----
 
 def plot(config, name, panels, draw, columns, inches):
-    """Save `name`.png: draw(axis, panel) for each of {title: panel}, with `columns` panels a line."""
+    """Save `name`.png: draw(axis, panel) for each of {title: panel}, `columns` panels per line."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -588,14 +588,14 @@ def plot(config, name, panels, draw, columns, inches):
 
 
 def cell(value):
-    """A value of a row as its table shows it."""
+    """A value as a table cell."""
     if isinstance(value, float) and abs(value) < 1000:
         return f'{value:.4g}'
     return '-' if pd.isna(value) else f'{value:,.0f}' if type(value) in (int, float) else show(value)
 
 
 def mean_cell(values):
-    """Of several runs: mean (standard deviation) of numbers, the different ones of texts."""
+    """Cell for several runs: mean (standard deviation) of numbers, the distinct strings of texts."""
     known = values.dropna()
     if known.empty or isinstance(known.iloc[0], str):
         return ', '.join(dict.fromkeys(known)) or None
@@ -603,12 +603,12 @@ def mean_cell(values):
 
 
 def markdown(head, *rows):
-    """A section: what made it, its title, its table, and its note."""
+    """Markdown of a section: command, title, table and note."""
     title, _, note = WHAT[head['section']].__doc__.partition('\n')
     flat = [{key: value for key, value in row.items() if key != 'section' and not isinstance(value, list)}
             for row in rows]
     frame = pd.DataFrame(flat, dtype=object).dropna(axis=1, how='all')
-    if 'seed' in frame:                                 # one row for runs that differ by their seed alone
+    if 'seed' in frame:                                 # one line for runs that differ only in seed
         groups = frame.astype({'seed': str}).groupby(['system', 'parameters', 'steps', 'unigram'], sort=False)
         frame = groups.agg(mean_cell).reset_index()
     lines = [list(frame), *([cell(value) for value in line] for line in frame.itertuples(index=False))]
@@ -632,19 +632,19 @@ def made_by(runtime):
 
 # ---- main ----
 
-WHAT = {                        # in the order in which they run: rank reads what convergence trains
+WHAT = {                        # in running order: rank reads the runs of convergence
     'params': params, 'speed': speed, 'memory': memory, 'convergence': convergence, 'rank': rank,
     'partition': partition,
 }
 
 
 def folders_of(text):
-    """Folders of names and globs, and as they are those that fit nothing."""
+    """Folders of comma-separated names and globs; a glob without a match is kept as it is."""
     return [folder for part in text.split(',') if part for folder in sorted(glob.glob(part)) or [part]]
 
 
 def names_of(key, text, rows):
-    """The rows of a table that a knob names, all of them for 'all'."""
+    """The keys of a table that a knob lists; every key for 'all'."""
     names = list(rows) if text == 'all' else list(dict.fromkeys(text.replace(' ', '').split(',')))
     for name in names:
         choose(key, name, rows)
@@ -652,7 +652,7 @@ def names_of(key, text, rows):
 
 
 def checked(config):
-    """The knobs, with lists in place of names.  Raises UserError for one that nothing else checks."""
+    """The knobs, with names split into lists.  Raises UserError for those that nothing else checks."""
     train.check_limits({**config, **{key: min(config[key], default=0) for key in LISTS}}, LIMITS)
     for key in ('out_dir', 'dataset'):
         if not config[key]:

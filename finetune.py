@@ -4,9 +4,9 @@
     $ python finetune.py config/glue_courtois.py --init_from=out/base_pairwise --compare=out/base_original
     $ torchrun --standalone --nproc_per_node=8 finetune.py config/glue_courtois.py
 
-A trial is one task fine-tuned with one seed from one set of weights, by one process; those of torchrun share
-the trials. It leaves a folder in out_dir with its log, result, predictions and weights. A repeated
-command skips finished trials and starts one that was cut off again. A step is a pure function of (weights,
+A trial fine-tunes one set of weights on one task with one seed, in one process; torchrun's processes divide
+the trials among themselves. Its folder in out_dir holds its log, result, predictions and weights. The same
+command again skips finished trials and restarts interrupted ones. A training step depends only on (weights,
 data, seed, step).
 """
 import contextlib
@@ -60,26 +60,26 @@ from prepare_data import text_hash, write_bytes
 # the run
 out_dir = 'out/finetune'        # results.json, results.md and a folder for each trial go here
 init_from = 'out/quickstart'    # a run of train.py, a checkpoint, a glob of them or a Hugging Face BERT
-compare = ''                    # another of these: fine-tuned too, and the difference reported seed by seed
-tasks = 'glue'                  # rows of TASKS and GROUPS with commas: glue, sst2,rte, squad, superglue, clue
-trials = 5                      # seeds of each task
-seed = 1                        # the first of them: of the new head, the order of examples and dropout
-paper = ''                      # of results/papers.json: its columns order the table, its rows stand in it
-predict = ''                    # test: predict each task's unlabelled test file; or such a file of one task
+compare = ''                    # baseline, as init_from: fine-tuned too; differences are paired by seed
+tasks = 'glue'                  # keys of TASKS and GROUPS: glue, sst2,rte, squad, superglue, clue
+trials = 5                      # number of seeds per task
+seed = 1                        # first seed; for the new head, the order of examples and dropout
+paper = ''                      # key of results/papers.json: use its column order and show its results
+predict = ''                    # test: predict each task's unlabelled test file; or a file of one task
 noise = ''                      # first:last:step, as in 0:0.4:0.05: evaluate with noise on the embeddings too
-cross = False                   # evaluate each trial on the other tasks that have a `positive` label too
-report = False                  # train nothing: write the report of the finished trials in out_dir again
+cross = False                   # also evaluate each trial on the other tasks with a `positive` label
+report = False                  # no training: rewrite the report of the finished trials in out_dir
 keep_models = True              # keep each trial's weights: predict, noise and cross need them later
 # data
-data_dir = ''                   # folder of files as published, glue/CoLA/train.tsv ...; empty: from the hub
+data_dir = ''                   # folder of the published files, glue/CoLA/train.tsv ...; empty: from the hub
 extra_train = ''                # file in SQuAD's format with more training questions, such as TriviaQA
-tokenizer = ''                  # prepared folder with the tokenizer; empty: where the checkpoint had it
-lower_case = True               # of a Hugging Face BERT without a prepared folder: is its vocabulary uncased?
-block_size = 0                  # tokens a row at most, may exceed the pretrained length; 0: that length
-stride = 128                    # span: tokens from one window of a long text to the next
-pad_to_block = False            # pad rows to block_size, for TPUs; else to the longest row of each batch
-train_samples = 0               # training examples at most, the same for every seed; 0: all
-eval_samples = 0                # of each evaluation set; 0: all
+tokenizer = ''                  # prepared folder with the tokenizer; empty: that of the checkpoint
+lower_case = True               # for a Hugging Face BERT without `tokenizer`: is its vocabulary uncased?
+block_size = 0                  # maximum sequence length, may exceed the pretrained one; 0: that one
+stride = 128                    # span: tokens between the starts of windows of a long text
+pad_to_block = False            # pad to block_size, for TPUs; else to the longest sequence of the batch
+train_samples = 0               # maximum of training examples, the same for every seed; 0: all
+eval_samples = 0                # maximum of each evaluation set; 0: all
 # model
 pooling = 'cls'                 # cls or layerwise
 dropout = 0.1                   # after embeddings and sublayers and before the classifier
@@ -89,21 +89,21 @@ epochs = 3                      # passes over the training examples
 total_batch = 16                # examples per optimizer step
 batch_size = 16                 # examples per micro-step at most; halve it if out of memory
 learning_rate = 2e-5            # peak
-min_lr = 0.0                    # where linear and cosine end
-warmup_fraction = 0.1           # of all steps
+min_lr = 0.0                    # final value of linear and cosine
+warmup_fraction = 0.1           # fraction of all steps
 schedule = 'linear'             # linear, cosine, constant or thirds, after the warmup
 beta1 = 0.9                     # of Adam
 beta2 = 0.999                   # of Adam
 adam_eps = 1e-8                 # of Adam
 weight_decay = 0.01             # on matrices; never on biases, norms and diagonals
 grad_clip = 1.0                 # largest gradient norm; 0: no clipping
-overrides = ''                  # TASK.KNOB=VALUE with spaces between: cola.learning_rate=5e-6 rte.epochs=10
+overrides = ''                  # TASK.KNOB=VALUE, space-separated: cola.learning_rate=5e-6 rte.epochs=10
 # evaluation and log
-metric = ''                     # of METRICS: it enters averages and picks the best; empty: the task's first
+metric = ''                     # in METRICS; used in averages and by keep_best; empty: the task's first
 keep_best = False               # report the weights that scored best on dev, not the last ones
 eval_interval = 0               # steps between evaluations; 0: after every epoch
-max_answer = 30                 # span: tokens of an answer at most
-null_threshold = 0.0            # span: no answer where its score leads by more, if questions may have none
+max_answer = 30                 # span: maximum length of an answer in tokens
+null_threshold = 0.0            # unanswerable: predict none if its score exceeds the best span's by more
 log_interval = 100              # steps between log lines
 wandb_project = ''              # log to Weights & Biases too
 # system
@@ -111,36 +111,36 @@ device = 'auto'                 # auto, cpu, cuda, cuda:1 (without torchrun), mp
 dtype = 'auto'                  # auto (bfloat16 on GPUs that compute in it), float32, bfloat16 or float16
 compile = 'auto'                # auto (on for CUDA), true or false
 
-LIMITS = {                      # knob: lowest, highest (None: none)
+LIMITS = {                      # knob: minimum, maximum (None: unlimited)
     **train.LIMITS, 'trials': (1, None), 'seed': (0, 2 ** 62), 'stride': (1, None), 'epochs': (1, None),
     'train_samples': (0, None), 'warmup_fraction': (0, 0.999), 'max_answer': (1, None),
 }
-FREE = {                        # knobs that do not decide a trial's result
+FREE = {                        # knobs that do not affect a trial's result
     'out_dir', 'init_from', 'compare', 'tasks', 'trials', 'seed', 'paper', 'predict', 'noise', 'cross',
     'report', 'keep_models', 'data_dir', 'batch_size', 'overrides', 'log_interval', 'wandb_project', 'device',
     'compile',
 }
-EVAL_ROWS = 64                  # rows of a model that are evaluated together: noise depends on it
-QUESTION = 64                   # tokens of a question at most.  Devlin et al. 2018's code
+EVAL_ROWS = 64                  # sequences per evaluation batch; the noise depends on it
+QUESTION = 64                   # maximum tokens of a question.  Devlin et al. 2018's code
 
 
-# ---- labelled files: a row of TASKS, and how its records become Examples ----
+# ---- labelled files: entries of TASKS, and how records become Examples ----
 
-LABELLED = ('train', 'dev', 'dev_mm')   # splits whose rows have labels
-BLANK = re.compile(r'#idiom\d+#')       # of CHID
-BLANK_AROUND = 56                       # characters kept on each side of it; CLUE's baseline keeps 28
-DISPUTED = "no gold label ('-')"        # expected in the NLI sets: the annotators did not agree
-MOVED, ABSENT = 'answer offset repaired', 'answer not in the text'     # of answers; their questions stay
+LABELLED = ('train', 'dev', 'dev_mm')   # splits with labels
+BLANK = re.compile(r'#idiom\d+#')       # blank in CHID
+BLANK_AROUND = 56                       # characters kept on each side of a blank; CLUE's baseline keeps 28
+DISPUTED = "no gold label ('-')"        # normal in NLI data: annotators disagreed
+MOVED, ABSENT = 'answer offset repaired', 'answer not in the text'     # answers; the questions are kept
 
 
 class Example(NamedTuple):
     """A text with its label.
 
-    id      what a submission calls it: int, str or, of MultiRC, (paragraph, question, answer)
-    texts   (a,) or (a, b), strings; extraction: (question, context); choice tasks: such pairs, one a choice
+    id      its name in a submission: int, str or, in MultiRC, (paragraph, question, answer)
+    texts   (a,) or (a, b), strings; span: (question, context); choose: one such tuple per choice
     label   class index | float | index of the right choice | None: unlabelled
-            extraction: tuple of (answer text, first character), empty if unanswerable.  An answer that the
-            context does not have is at -1 and comes last; a training example has one that is there
+            span: tuple of (answer text, start character), empty if unanswerable.  Answers missing from the
+            context have start -1 and come last; a training example has at least one in the context
     """
     id: object
     texts: tuple
@@ -148,33 +148,33 @@ class Example(NamedTuple):
 
 
 class Bad(Exception):
-    """Why a record cannot become an example: (kind, under which it is counted, details)."""
+    """A record that cannot become an example; args: (reason, by which it is counted, details)."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """A row of TASKS.  Column names are those of the files, then |, then the hub's where they differ."""
+    """An entry of TASKS.  Column names are written FILE|HUB where those of the files and the hub differ."""
     head: str                   # classify, regress, span or choose
-    metrics: tuple              # rows of METRICS; the first enters an average if the recipe names none
-    labels: tuple = ()          # of the classes in files and submissions, in the order of their indices
-    folder: str = ''            # below data_dir; any case, also with _public behind it
-    files: dict | None = None   # {split: name}; a|b: the first that is there, a+b: both
+    metrics: tuple              # names in METRICS; the first is the default of the knob `metric`
+    labels: tuple = ()          # class names in files and submissions, by class index
+    folder: str = ''            # below data_dir; in any case, optionally with the suffix _public
+    files: dict | None = None   # {split: name}; a|b: the first that exists, a+b: both
     hub: str = ''               # id:configuration
     texts: tuple = ()           # columns of text a and b; a+b: joined
-    label: str = 'label'        # its column
-    read: Callable | None = None    # path -> (where, record) pairs, records as on the hub
+    label: str = 'label'        # column of the label
+    read: Callable | None = None    # path -> (location, record) pairs, records as on the hub
     make: Callable | None = None    # (task, record, number, counts) -> Examples
-    unanswerable: bool = False  # extraction: questions without an answer occur
-    write: str = 'id'           # row of SUBMISSIONS
-    submission: str = ''        # file name; of MNLI matched|mismatched
-    positive: str = ''          # label that means yes in the cross-task matrix; empty: not in it
+    unanswerable: bool = False  # span: some questions have no answer
+    write: str = 'id'           # key of SUBMISSIONS
+    submission: str = ''        # file name; for MNLI matched|mismatched
+    positive: str = ''          # label counted as yes by `cross`; empty: not in `cross`
     source: Callable | None = None  # (name, split, data_dir) -> Examples, in place of reading files
 
 
-# ---- readers: file -> (where, record) pairs; a record is a dict, or a Bad ----
+# ---- readers: file -> (where: its location, record: a dict or a Bad) pairs ----
 
 def read_lines(path):
-    """(file:line, text) of each line that is not blank; pick_text refuses what is not UTF-8."""
+    """(file:line, text) of each non-empty line; pick_text rejects invalid UTF-8."""
     with open(path, encoding='utf-8-sig', errors='surrogateescape', newline='\n') as file:
         for number, line in enumerate(file, 1):
             if line := line.rstrip('\r\n'):
@@ -182,7 +182,7 @@ def read_lines(path):
 
 
 def read_table(path, header=()):
-    """Tab-separated without quoting, as GLUE is; .csv with it.  header: of files without that line."""
+    """Tab-separated without quoting, as in GLUE; .csv with quoting.  header: for files without one"""
     columns = None
     for where, line in read_lines(path):
         cells = next(csv.reader([line])) if path.endswith('.csv') else line.split('\t')
@@ -235,7 +235,7 @@ def read_c3(path):
 
 
 def read_chid(path):
-    """train.json has its answers, {blank: candidate}, in train_answer.json; without it it is unlabelled."""
+    """Answers to train.json are in train_answer.json, {blank: candidate}; without it: unlabelled."""
     answer_file = '_answer'.join(os.path.splitext(path))
     answers = load_json(answer_file) if os.path.isfile(answer_file) else {}
     for where, record in read_records(path):
@@ -254,13 +254,13 @@ def read_path(task, path):
 
 
 def read_hub(task, split):
-    """(where, record) pairs of a dataset of the Hugging Face hub, whose classes may have another order."""
+    """(where, record) pairs of a Hugging Face dataset; labels become names, as class order may differ."""
     datasets = prepare_data.need('datasets', 'reading from the Hugging Face hub')
     source, _, configuration = task.hub.partition(':')
     matched = '_matched' * ('dev_mm' in task.files and split in ('dev', 'test'))
     try:
         data = datasets.load_dataset(source, configuration or None, split=HUB_SPLITS[split] + matched)
-    except Exception as error:                                  # the hub's libraries raise dozens of classes
+    except Exception as error:                                  # datasets raises dozens of classes
         raise UserError(prepare_data.hub_error(source, error)) from None
     names = getattr(data.features.get('label'), 'names', None) or ()
     by_name = names and {name.lower() for name in names} == set(task.labels)
@@ -273,12 +273,12 @@ def read_hub(task, split):
 # ---- makers: a record -> Examples ----
 
 def pick(record, names):
-    """The first of the columns a|b that is there, or None."""
+    """Value of the first column of a|b that exists, or None."""
     return next((record[name] for name in names.split('|') if name in record), None)
 
 
 def pick_text(record, names):
-    """Text of a column; those of a+b, and the parts of a list, are joined."""
+    """Text of a column; the columns a+b, or the parts of a list, are joined by spaces."""
     parts = [pick(record, name) for name in names.split('+')]
     parts = parts[0] if isinstance(parts[0], list) else parts
     if not all(isinstance(part, str) for part in parts):
@@ -293,7 +293,7 @@ def pick_text(record, names):
 
 
 def pick_id(record, number):
-    """What a submission calls the record; `number` (from 0) where it has no name."""
+    """Id of the record in a submission; `number` (from 0) if it has none."""
     value = pick(record, 'index|id|idx')
     if isinstance(value, dict):
         return value['paragraph'], value['question'], value['answer']
@@ -301,7 +301,7 @@ def pick_id(record, number):
 
 
 def pick_label(task, record):
-    """Class index or, of a task without classes, a score; None if the record is unlabelled."""
+    """Class index, or a score for a task without classes; None if the record is unlabelled."""
     value = pick(record, task.label)
     if value is None:
         return None
@@ -309,7 +309,7 @@ def pick_label(task, record):
         raise Bad(DISPUTED)
     if str(value).lower() in task.labels:
         return task.labels.index(str(value).lower())
-    if value in range(len(task.labels)):                # from a hub column without names
+    if value in range(len(task.labels)):                # hub column without class names
         return value
     with contextlib.suppress(TypeError, ValueError):
         if not task.labels and math.isfinite(float(value)):
@@ -328,7 +328,7 @@ def make_wsc(task, record, number, counts):
     text, target = pick_text(record, 'text'), record['target']
     marks = [(target['span1_index'], target['span1_text'], '_', '_'),
              (target['span2_index'], target['span2_text'], '[', ']')]
-    for first, span, left, right in sorted(marks, reverse=True):        # from behind: the other index holds
+    for first, span, left, right in sorted(marks, reverse=True):        # last first, keeps indices valid
         if first < 0 or not text.startswith(span, first):
             raise Bad('span not in the text', f'{span!r} at {first}')
         text = text[:first] + left + span + right + text[first + len(span):]
@@ -336,10 +336,10 @@ def make_wsc(task, record, number, counts):
 
 
 def make_span(task, record, number, counts):
-    """A wrong offset moves to the nearest place that has the answer.  CMRC's fake answers are all at -1."""
+    """A wrong offset moves to the nearest occurrence of the answer.  CMRC's dummy answers start at -1."""
     context, label = pick_text(record, 'context'), None
     answers = [] if record.get('is_impossible') else record.get('answers')
-    if isinstance(answers, list):                               # as in files; the hub has a dict of lists
+    if isinstance(answers, list):                               # in files; on the hub: a dict of lists
         answers = {key: [answer[key] for answer in answers] for key in ('text', 'answer_start')}
     if answers is not None and set(answers['answer_start']) != {-1}:
         found = [(text, find_nearest(context, text, start, counts))
@@ -351,7 +351,7 @@ def make_span(task, record, number, counts):
 
 
 def find_nearest(context, text, start, counts):
-    """First character of `text` in `context`, the nearest to `start`, or -1; what was wrong is counted."""
+    """Start of the occurrence of `text` nearest to `start`, or -1; counts repaired and missing ones."""
     if start >= 0 and context.startswith(text, start):
         return start
     places = [match.start() for match in re.finditer(f'(?={re.escape(text)})', context)]
@@ -360,7 +360,7 @@ def find_nearest(context, text, start, counts):
 
 
 def make_c3(task, record, number, counts):
-    """Passage | question and choice: the segments of CLUE's baseline; what is cut off is passage."""
+    """Segments passage | question choice, as in CLUE's baseline; the passage is truncated."""
     passage, question = pick_text(record, 'context'), pick_text(record, 'question')
     answer, choices = record.get('answer'), record['choice']
     if answer and answer not in choices:
@@ -370,7 +370,7 @@ def make_c3(task, record, number, counts):
 
 
 def make_chid(task, record, number, counts):
-    """An example a blank: candidate | passage, as in CLUE's baseline; ____ is this blank, **** another."""
+    """An example per blank: candidate | passage, as in CLUE's baseline; ____: this blank, ****: others."""
     candidates, answers = record['candidates'], (record.get('answers') or {}).get('candidate_id')
     blanks = [(passage, blank) for passage in record['content'] for blank in BLANK.finditer(passage)]
     for (passage, blank), answer in itertools.zip_longest(blanks, answers or ()):
@@ -386,11 +386,11 @@ def make_chid(task, record, number, counts):
 def load_examples(name, split, data_dir, extra_train=''):
     """Examples of a task.  Returns (list of Example, {kind: count} of what was skipped or repaired).
 
-    split        of TASKS, or the path of one file in the task's format, with labels or without
-    data_dir     holds the row's folder, is its parent or is it; empty: the task comes from the hub
-    extra_train  a file with more training examples of an extraction task
-    UserError names the first bad row where more than 1 % are (one may always be), where no row is good, and
-    where any is bad and predictions are wanted.  Labels '-' and what find_nearest counts are no bad rows.
+    split        a split of the task, or the path of a file in its format, with or without labels
+    data_dir     contains the task's folder, at any depth, or is it; empty: read from the hub
+    extra_train  a file with more training examples, for span tasks
+    Raises a UserError naming the first bad record if more than 1 % (and more than one) are bad, if none is
+    good, or if any is bad in a file to predict.  Label '-' and find_nearest's repairs do not count as bad.
     """
     task = TASKS[name]
     if task.source and split in task.files:
@@ -406,7 +406,7 @@ def load_examples(name, split, data_dir, extra_train=''):
 
 
 def collect(task, records, split, source):
-    """(where, record) pairs -> what load_examples returns, by its rule; `source` is for the message."""
+    """(where, record) pairs -> load_examples's result, or its UserError, which names `source`."""
     examples, counts, rows, bad, disputed = [], Counter(), 0, [], []
     for rows, (where, record) in enumerate(records, 1):
         try:
@@ -435,7 +435,7 @@ def check_label(task, example, split):
 
 
 def find_split(task, split, data_dir):
-    """The files of a split, in the first folder of data_dir, or that itself, with the name of the row's."""
+    """Files of a split, in the first folder in data_dir (or itself) with the task's folder name and files."""
     for folder in sorted(folder for folder, *_ in os.walk(os.path.abspath(data_dir))):
         called = os.path.basename(folder).lower().removesuffix('_public')
         for names in task.files[split].split('|') if called == os.path.basename(task.folder).lower() else ():
@@ -451,7 +451,7 @@ def find_split(task, split, data_dir):
 # ---- submissions: predictions are class indices, scores, answer texts or choice indices ----
 
 def nested(pairs):
-    """MultiRC's: lines of passages, with their questions, with their answers."""
+    """MultiRC's format: a JSON line per passage, with nested questions and answers."""
     passages = defaultdict(lambda: defaultdict(list))
     for (passage, question, answer), label in pairs:
         passages[passage][question].append({'idx': answer, 'label': int(label)})
@@ -462,7 +462,7 @@ def nested(pairs):
     return text
 
 
-ANSWERS = {     # head: prediction -> what a submission says
+ANSWERS = {     # head: prediction -> value in a submission
     'classify': lambda task, prediction: task.labels[int(prediction)],
     'regress': lambda task, prediction: f'{min(max(float(prediction), 0), 5):.3f}',
     'span': lambda task, prediction: prediction,
@@ -478,7 +478,7 @@ SUBMISSIONS = {     # (id, answer) pairs -> text
 
 
 def write_submission(name, column, folder, examples, predictions, prefix=''):
-    """Write what the benchmark's site takes.  `column` is the task's name, or mnli_mm.  Returns the path."""
+    """Write the file for the benchmark's site; returns its path.  column: the task's name, or mnli_mm"""
     task = TASKS[name]
     pairs = [(example.id, ANSWERS[task.head](task, prediction))
              for example, prediction in zip(examples, predictions, strict=True)]
@@ -488,19 +488,19 @@ def write_submission(name, column, folder, examples, predictions, prefix=''):
     return path
 
 
-# ---- two labelled tasks made of the docstrings of installed packages, offline ----
+# ---- two offline tasks made from the docstrings of installed packages ----
 
 PACKAGES = prepare_data.CORPORA['docstrings'][1]
-DOCSTRING_SIZES = {'train': 6000, 'dev': 1000}      # examples at most
-DOCSTRING_DEV = 1 / 7                               # of the docstrings, by hash
+DOCSTRING_SIZES = {'train': 6000, 'dev': 1000}      # maximum of examples
+DOCSTRING_DEV = 1 / 7                               # fraction, by hash
 PROSE = re.compile(r'(?!\w+:)[A-Z](?!.*(---|===|>>>|::|Args:|Returns:)).{18,298}\.')       # up to a full stop
 
 
 def docstring_examples(name, split, data_dir, n, label):
-    """Examples of the first n paragraphs of docstrings, which prepare_data.py leaves in docstrings.jsonl.
+    """Examples from the first n paragraphs of docstrings, which prepare_data.py writes to docstrings.jsonl.
 
-    A docstring is of one split.  A text that two of them share, but for digits and punctuation, is left out:
-    none is in both splits, and none has two labels.
+    Each docstring is in one split.  Texts that occur twice, ignoring case, digits and punctuation, are
+    dropped, so none is in both splits or has two labels.
     """
     paths = [os.path.join(data_dir or 'data', folder, 'docstrings.jsonl') for folder in ('docstrings', '')]
     path = next(filter(os.path.isfile, paths), None)
@@ -524,29 +524,29 @@ def letters(text):
 
 
 def prose(text, n):
-    """The first n paragraphs of a docstring, () if they are not all prose."""
+    """The first n paragraphs of a docstring; () if it has fewer or one is not prose."""
     found = tuple(' '.join(part.split()) for part in re.split(r'\n\s*\n', text, maxsplit=n)[:n])
     return found if len(found) == n and all(map(PROSE.fullmatch, found)) else ()
 
 
 def label_package(pieces, packages, size):
-    """Which package is it from?  As many of each as there are, up to an equal share."""
+    """Label: its package.  All docstrings of each package, up to size / number of packages."""
     kept = [item for package in packages
             for item in [piece for piece in pieces if piece[0] == package][:size // len(packages)]]
     return [Example(where, texts, packages.index(package)) for package, where, texts in kept]
 
 
 def label_order(pieces, labels, size):
-    """Do the paragraphs stand in this order?  In every other example they are exchanged."""
+    """Label: are the paragraphs in their original order?  Every other example swaps them."""
     return [Example(where, texts[::1 - 2 * (i % 2)], 1 - i % 2)
             for i, (_, where, texts) in enumerate(pieces[:size // 2 * 2])]
 
 
-# ---- metrics: (targets, predictions) -> a fraction; 0 for nothing to score or no variance ----
+# ---- metrics: (targets, predictions) -> a fraction; 0 for empty input or zero variance ----
 
-CHINESE = '\u4e00-\u9fa5'               # as in cmrc2018_evaluate.py, and so is the punctuation
+CHINESE = '\u4e00-\u9fa5'               # this and the punctuation: from cmrc2018_evaluate.py
 CHINESE_PUNCTUATION = dict.fromkeys(map(ord, '-:_*^/\\~`+=，。：？！“”；’《》·、「」（）－～『』'))
-CHINESE_TOKEN = re.compile(             # a character, or a word as nltk's: 1,000.5 and v1.0 stay whole
+CHINESE_TOKEN = re.compile(             # a character, or a word as in nltk: 1,000.5 and v1.0 are one each
     rf"""[{CHINESE}]|'?(?:[^\s{CHINESE}!-.;<>?@\[\]{{}}–—]|\.(?!\s*[{CHINESE}]|\s*$)|,(?=\d))+|\S""")
 
 
@@ -555,7 +555,7 @@ def mean(values):
 
 
 def both(first, second):
-    """The metric that is the mean of two."""
+    """Metric: the mean of two metrics."""
     return lambda targets, predictions: (first(targets, predictions) + second(targets, predictions)) / 2
 
 
@@ -564,14 +564,14 @@ def accuracy(targets, predictions):
 
 
 def f1(targets, predictions):
-    """Of class 1, 0 if nothing is and nothing is called so; MultiRC's F1a is this over all answer options."""
+    """F1 of class 1; 0 if neither targets nor predictions have it.  MultiRC's F1a, over all its answers."""
     targets, predictions = np.equal(targets, 1), np.equal(predictions, 1)
     claims = targets.sum() + predictions.sum()
     return float(2 * (targets & predictions).sum() / claims) if claims else 0.0
 
 
 def pearson(targets, predictions):
-    """Of two classes 0 and 1 this is Matthews' correlation."""
+    """Pearson correlation; for classes 0 and 1 equal to Matthews' correlation."""
     if not len(targets) or np.ptp(targets) == 0 or np.ptp(predictions) == 0:
         return 0.0
     return float(pd.Series(targets, dtype=float).corr(pd.Series(predictions, dtype=float)))
@@ -588,26 +588,26 @@ def words(text):
 
 
 def chinese_text(text):
-    """Chinese answer as cmrc2018_evaluate.py of CMRC 2018 compares it: Cui et al. 2019, arXiv 1810.07366."""
+    """Chinese answer normalised as in CMRC's cmrc2018_evaluate.py: Cui et al. 2019, arXiv 1810.07366."""
     return text.lower().strip().translate(CHINESE_PUNCTUATION)
 
 
 def chinese_tokens(text):
-    """Characters, and words of other scripts.
+    """Chinese characters, and words of other scripts.
 
-    nltk, which the official file calls, makes another number of tokens of 2 of CMRC's 20,801 answers (a'can).
+    nltk, used by the official script, gives other token counts for 2 of CMRC's 20,801 answers (a'can).
     """
     return CHINESE_TOKEN.findall(chinese_text(text))
 
 
 def common_run(answer, prediction):
-    """Length of the longest run of tokens in both: the F1 of CMRC counts no token outside it."""
+    """Length of the longest common contiguous run of tokens, the only overlap that CMRC's F1 counts."""
     matcher = difflib.SequenceMatcher(None, answer, prediction, autojunk=False)
     return matcher.find_longest_match(0, len(answer), 0, len(prediction)).size
 
 
 def overlap(common, answer, prediction):
-    """F1 of two lists of tokens; if one is empty, whether both are."""
+    """F1 of two token lists; if one is empty, 1.0 if both are, else 0.0."""
     if not answer or not prediction:
         return float(answer == prediction)
     return 2 * common(answer, prediction) / (len(answer) + len(prediction))
@@ -616,8 +616,8 @@ def overlap(common, answer, prediction):
 def score_spans(score, tokens, targets, predictions):
     """Mean over questions of the best score(tokens(answer), tokens(prediction)).
 
-    targets      (N,) tuples of acceptable answers; one of which nothing is left does not count, as in SQuAD
-    predictions  (N,) texts; '' is the right one of a question without answers
+    targets      (N,) tuples of acceptable answers; those that `tokens` leaves empty are ignored, as in SQuAD
+    predictions  (N,) texts; '' is correct for a question without answers
     """
     best = []
     for answers, prediction in zip(targets, predictions, strict=True):
@@ -658,7 +658,7 @@ PAIR = 'sentence1, sentence2'
 
 
 def row(folder, metrics, labels='', texts='', **columns):
-    """A Task.  Metrics and labels have spaces between them, texts commas."""
+    """A Task.  Metrics and labels are separated by spaces, texts by commas."""
     columns = {'head': 'classify', 'make': make_texts, **columns}
     return Task(folder=folder, metrics=tuple(metrics.split()), labels=tuple(labels.split()),
                 texts=tuple(filter(None, texts.split(', '))), **columns)
@@ -723,7 +723,7 @@ TASKS = {
                                   source=partial(docstring_examples, n=2, label=label_order)),
 }
 GROUPS = {
-    'glue': ('cola', 'sst2', 'mrpc', 'stsb', 'qqp', 'mnli', 'qnli', 'rte'),     # the papers leave out wnli
+    'glue': ('cola', 'sst2', 'mrpc', 'stsb', 'qqp', 'mnli', 'qnli', 'rte'),     # the papers omit wnli
     'squad': ('squad1', 'squad2'),
     'docstrings': ('docstring_package', 'docstring_order'),
     'superglue': ('boolq', 'multirc'),
@@ -731,15 +731,15 @@ GROUPS = {
 }
 
 
-# ---- rows of a model from texts ----
+# ---- input sequences ("rows") from texts ----
 
 class Feature(NamedTuple):
-    """What a model reads of one example; of a long context, of one window.
+    """Model input of one example, or of one window of a long context.
 
     example  its index in the list of examples
-    rows     (ids (n,) int32, tokens of the first segment) for each choice; one if there is no choice
-    target   what the head's losses() reads: a number, or a tuple of them
-    first    span: index in the row of the first context token; offsets (m, 2) its characters and the others'
+    rows     a sequence (ids (n,) int32, length of the first segment) per choice; one for other tasks
+    target   target of the head's losses(): a number or a tuple of numbers
+    first    span: index of the first context token; offsets: (m, 2) start and end characters of each one
     """
     example: int
     rows: list
@@ -749,9 +749,9 @@ class Feature(NamedTuple):
 
 
 def join_texts(special, block_size, a, b=None):
-    """(ids of [CLS] a [SEP] b [SEP], tokens of it up to the first [SEP]).
+    """(ids of [CLS] a [SEP] b [SEP], length of its first segment, [CLS] a [SEP]).
 
-    The longer text loses its end until both fit, b at a tie.  Devlin et al. 2018's code
+    The end of the longer text is truncated until both fit, of b at a tie.  Devlin et al. 2018's code
     """
     room = block_size - 2 - (b is not None)
     n = min(len(a), max(room - len(b or ()), (room + 1) // 2) if b is not None else room)
@@ -762,7 +762,7 @@ def join_texts(special, block_size, a, b=None):
 
 
 def text_features(examples, tokenizer, block_size, stride, choices=False):
-    """A row for each example, or for each of its choices; then the target has their number, too."""
+    """A Feature per example, with one row or one per choice; then target is (label, number of choices)."""
     parts = [example.texts if choices else (example.texts,) for example in examples]
     distinct = list(dict.fromkeys(text for rows in parts for texts in rows for text in texts))
     ids, features = dict(zip(distinct, tokenizer.encode(distinct), strict=True)), []
@@ -774,7 +774,7 @@ def text_features(examples, tokenizer, block_size, stride, choices=False):
 
 
 def span_features(examples, tokenizer, block_size, stride):
-    """Windows [CLS] question [SEP] part of the context [SEP]; an answer outside a window is at [CLS]."""
+    """Windows [CLS] question [SEP] part of the context [SEP]; target [CLS] if the answer is outside."""
     questions, contexts = zip(*(example.texts for example in examples), strict=True)
     distinct = list(dict.fromkeys(contexts))
     found = dict(zip(distinct, tokenizer.encode_offsets(distinct), strict=True))
@@ -791,9 +791,9 @@ def span_features(examples, tokenizer, block_size, stride):
 
 
 def span_target(answers, offsets, first):
-    """(first, last token) of the first answer in a row; (0, 0) if it is not in this window.
+    """(first, last token) in the row of the first of `answers`; (0, 0) if it is not in this window.
 
-    answers  as Example.label; offsets (m, 2) characters of the window's tokens, which start at `first`
+    answers  as Example.label; offsets (m, 2) start and end characters of the context tokens, from `first`
     """
     if not answers or not len(offsets):
         return 0, 0
@@ -804,10 +804,10 @@ def span_target(answers, offsets, first):
     return (first + start, first + end) if inside and start <= end else (0, 0)
 
 
-# ---- heads: how a kind of task becomes rows, a loss and predictions ----
+# ---- heads: features, loss and predictions of each kind of task ----
 
 class Classify:
-    """A class: cross-entropy.  Devlin et al. 2018, section 4.1"""
+    """Classification: cross-entropy.  Devlin et al. 2018, section 4.1"""
     model, features, choices = SequenceClassifier, staticmethod(text_features), False
 
     @staticmethod
@@ -826,7 +826,7 @@ class Classify:
 
 
 class Regress(Classify):
-    """A number: squared error of one logit."""
+    """Regression: squared error of one logit."""
 
     @staticmethod
     def losses(logits, targets, attention_mask):
@@ -838,12 +838,12 @@ class Regress(Classify):
 
 
 class Choose(Classify):
-    """One of several texts: cross-entropy over the choices.  Devlin et al. 2018, section 4.4"""
+    """Multiple choice: cross-entropy over the choices.  Devlin et al. 2018, section 4.4"""
     model, features, choices = MultipleChoice, partial(text_features, choices=True), True
 
     @staticmethod
     def losses(logits, targets, attention_mask):
-        """logits (b, C), targets (b, 2) int64: the right choice and how many there are -> (b,) float32"""
+        """logits (b, C), targets (b, 2) int64: right choice, number of choices -> (b,) float32"""
         absent = torch.arange(logits.size(1), device=logits.device) >= targets[:, 1:]
         return Classify.losses(logits.float().masked_fill(absent, -math.inf), targets[:, 0], attention_mask)
 
@@ -854,9 +854,9 @@ class Choose(Classify):
 
 
 class Span:
-    """An answer in a text: cross-entropy of its first and last token.  Devlin et al. 2018, section 4.2
+    """Extractive QA: cross-entropy of the first and last token.  Devlin et al. 2018, section 4.2
 
-    Their code leaves padding in the softmax; here it is out, so that a loss does not depend on its batch.
+    Unlike in their code, padding is masked in the softmax, so the loss does not depend on the batch.
     """
     model, features, choices = SpanClassifier, staticmethod(span_features), False
 
@@ -869,7 +869,7 @@ class Span:
 
     @staticmethod
     def outputs(logits, features, knobs):
-        """Of each window (score of no answer, score of the best span, its first and last token)."""
+        """For each window: (score of no answer, score of the best span, its first token, its last token)."""
         start, end = (part.float() for part in logits)
         outside = torch.ones_like(start, dtype=torch.bool)
         for row, feature in zip(outside, features, strict=True):
@@ -879,7 +879,7 @@ class Span:
 
     @staticmethod
     def predictions(examples, features, outputs, knobs):
-        """The best span over an example's windows, or none where that leads by enough, by its least score."""
+        """Best span over an example's windows; '' if its minimum no-answer score exceeds that by enough."""
         null, best = [math.inf] * len(examples), [(-1e4, '')] * len(examples)
         for feature, (none, score, first, last) in zip(features, outputs, strict=True):
             i = feature.example
@@ -894,9 +894,9 @@ class Span:
 def best_spans(start, end, longest):
     """(score, first, last token), (b,) each, of the best span of at most `longest` tokens.
 
-    start, end  (b, T) logits, -inf where an answer cannot be
+    start, end  (b, T) logits, -inf outside the context
     """
-    pairs = start[:, :, None] + end[:, None, :]                         # (b, T, T): first, last
+    pairs = start[:, :, None] + end[:, None, :]                         # (b, T, T): start, end
     allowed = torch.ones_like(pairs[0], dtype=torch.bool).triu().tril(longest - 1)
     score, place = pairs.masked_fill(~allowed, -math.inf).flatten(1).max(1)
     return score, place // start.size(1), place % start.size(1)
@@ -906,14 +906,14 @@ HEADS = {'classify': Classify, 'regress': Regress, 'span': Span, 'choose': Choos
 
 
 class Learner(nn.Module):
-    """A model with the losses of its head, in the form that train.py's steps call."""
+    """A model and the loss of its head, as train.update() calls it."""
 
     def __init__(self, model, losses):
         super().__init__()
         self.model, self.losses = model, losses
 
     def forward(self, targets, attention_mask, **inputs):
-        """Losses (b,), float32; arguments as the model's forward."""
+        """Losses (b,), float32; inputs: other arguments of the model's forward."""
         return self.losses(self.model(attention_mask=attention_mask, **inputs), targets, attention_mask)
 
 
@@ -922,8 +922,8 @@ class Learner(nn.Module):
 def collate(features, special, choices=False, length=0):
     """{'ids', 'segments', 'attention_mask' (b, T), or (b, C, T) for choices, 'targets'}, arrays.
 
-    Rows are padded to `length`, or to the longest. With `choices`, an example that has fewer than another
-    repeats its first; the target says how many are real.
+    Rows are padded to `length`, or to the longest. With `choices`, examples with fewer choices than others
+    repeat their first; the target has the real number.
     """
     width = length or max(len(ids) for feature in features for ids, _ in feature.rows)
     most = max(len(feature.rows) for feature in features)
@@ -940,9 +940,9 @@ def collate(features, special, choices=False, length=0):
 
 
 def training_batch(step, features, seed, total_batch, form):
-    """What collate gives, with 'weights' (b,) float32: every feature once an epoch, drawn from (seed, epoch).
+    """collate's dict plus 'weights' (b,) float32; every feature once per epoch, shuffled by (seed, epoch).
 
-    The last batch of an epoch repeats some features, with weight 0.  form: other arguments of collate
+    The last batch of an epoch is filled with features of weight 0.  form: other arguments of collate
     """
     epoch, place = divmod(step, -(-len(features) // total_batch))
     places = np.arange(place * total_batch, (place + 1) * total_batch)
@@ -954,16 +954,16 @@ def training_batch(step, features, seed, total_batch, form):
 # ---- where weights come from ----
 
 class Start(NamedTuple):
-    """Pretrained weights, and the tokenizer that they go with."""
+    """Pretrained weights and their tokenizer."""
     config: EncoderConfig
-    weights: dict               # encoder.*, perhaps pooler.*, and what a classifier does not read
+    weights: dict               # encoder.*, perhaps pooler.*, and others that are ignored
     tokenizer: object
-    folder: str                 # where the tokenizer is; '' in a BERT
+    folder: str                 # of the tokenizer; '' for a Hugging Face BERT
     data: dict                  # digests of the data it was trained on
 
 
 def find_checkpoints(text):
-    """The checkpoint files that init_from or compare means, by step; a Hugging Face BERT's name as it is."""
+    """Checkpoint files of init_from or compare, sorted by step; the name of a BERT is returned unchanged."""
     if glob.has_magic(text):
         found = [path for part in glob.glob(text) for path in find_checkpoints(part)]
         if not found:
@@ -980,7 +980,7 @@ def find_checkpoints(text):
 
 
 def label(source):
-    """(pretraining run, its step or None) of a source, for names of folders and rows of tables."""
+    """(pretraining run, step or None) of a source, used to name folders and table rows."""
     run, name = os.path.abspath(source).split(os.sep)[-2:]
     stem, suffix = os.path.splitext(name)
     if stem.startswith('ckpt_'):
@@ -989,7 +989,7 @@ def label(source):
 
 
 def find_sources(init_from, compare):
-    """Sources of both knobs, those to compare with last.  Raises UserError where two have one name."""
+    """Sources of both knobs, those of `compare` last.  Raises UserError if two have the same name."""
     sources, others = find_checkpoints(init_from), find_checkpoints(compare) if compare else []
     called = Counter(map(label, sources + others))
     both_have = {label(source)[0] for source in sources} & {label(other)[0] for other in others}
@@ -1002,7 +1002,7 @@ def find_sources(init_from, compare):
 
 @functools.lru_cache(1)
 def read_start(source, folder, lower_case):
-    """Start from a checkpoint or a Hugging Face BERT.  folder  of its tokenizer, '' for its own"""
+    """Start from a checkpoint or a Hugging Face BERT.  folder: tokenizer; '': its own"""
     if not source.endswith('.pt'):
         (config, weights), data = train.load_bert(source, pretrained_encoder), {}
         if not folder:
@@ -1023,7 +1023,7 @@ def read_start(source, folder, lower_case):
 
 
 def weights_of(source):
-    """What tells the weights of two sources apart; of a BERT of the hub its name."""
+    """Digest that identifies the weights of a source; the name of a BERT on the hub."""
     if source.endswith('.pt'):
         return train.checkpoint_identity(source)
     files = glob.glob(os.path.join(glob.escape(source), '*.safetensors'))
@@ -1031,7 +1031,7 @@ def weights_of(source):
 
 
 def make_classifier(start, head, knobs, n_label):
-    """A head's model with the pretrained encoder, and pooler where both have one; the rest is new."""
+    """A head's model with the pretrained encoder, and pooler if both have one; the rest is random."""
     if start.config.n_segment < 2:
         raise UserError(f'n_segment={start.config.n_segment}: two texts need 2 segment embeddings')
     model = head.model(replace(start.config, dropout=knobs.dropout, attention_dropout=knobs.attention_dropout,
@@ -1049,7 +1049,7 @@ def make_classifier(start, head, knobs, n_label):
 class Split(NamedTuple):
     examples: list
     features: list
-    skipped: dict               # {what was wrong with a row: how many}
+    skipped: dict               # {reason: number of records}
 
 
 def splits_of(name, kind):
@@ -1058,7 +1058,7 @@ def splits_of(name, kind):
 
 
 def to_predict(name, predict):
-    """{column: split or file} that the knob `predict` means."""
+    """{column: split or file} that `predict` asks for."""
     found = splits_of(name, 'test') if predict == 'test' else {name: predict} if predict else {}
     if predict and not found:
         raise UserError(f'{name}: no test file is published; name one, as in --predict=FILE')
@@ -1067,9 +1067,9 @@ def to_predict(name, predict):
 
 @functools.lru_cache(8)
 def load_split(name, split, tokenizer, block_size, stride, files, most):
-    """Split of a task in a tokenizer's ids, kept for later trials.  files: (data_dir, extra_train)
+    """Tokenized Split of a task, cached for later trials.  files: (data_dir, extra_train)
 
-    most  examples at most, drawn without a seed of the run; 0: all
+    most  maximum of examples, a random subset that is the same for all seeds; 0: all
     """
     examples, skipped = load_examples(name, split, *files)
     if 0 < most < len(examples):
@@ -1079,9 +1079,9 @@ def load_split(name, split, tokenizer, block_size, stride, files, most):
 
 
 def survey(name, config):
-    """Read all of a task that a command needs, before its first trial starts.  Raises UserError.
+    """Check all data that the command needs of a task before the first trial.  Raises UserError.
 
-    Returns ({split: hash of its examples} of those with labels, a line with the numbers of all).
+    Returns ({labelled split: hash of its examples}, a line with the size of every split).
     """
     counts, hashes = [], {}
     labelled = [split for split in TASKS[name].files if split in LABELLED]
@@ -1094,7 +1094,7 @@ def survey(name, config):
 
 
 def majority_of(name, examples, n):
-    """n predictions that know nothing: the most frequent training label, or the mean of numbers."""
+    """n predictions of a trivial baseline: the most frequent training label, or the mean for regression."""
     if TASKS[name].head == 'regress':
         return np.full(n, np.mean([example.label for example in examples]))
     span = TASKS[name].head == 'span'
@@ -1114,7 +1114,7 @@ def score(name, examples, predictions):
 # ---- trials ----
 
 def recipe(config, name):
-    """The knobs that decide a task's result, its overrides applied."""
+    """The knobs that affect a task's result, with its overrides applied."""
     chosen = {key: value for key, value in config.items() if key not in FREE}
     for item in config['overrides'].split():
         found = re.fullmatch(r'(\w+)\.(\w+)=(.*)', item)
@@ -1123,7 +1123,7 @@ def recipe(config, name):
                             f"{', '.join(chosen)}")
         if found[1] == name:
             chosen[found[2]] = parse(found[2], found[3], chosen[found[2]])
-    known = {**config, **chosen, 'block_size': chosen['block_size'] or 8}       # 0: the pretrained length
+    known = {**config, **chosen, 'block_size': chosen['block_size'] or 8}       # 0 is allowed
     limits = {**LIMITS, 'min_lr': (0, known['learning_rate'])}
     train.check_limits(known, {key: limits[key] for key in known if key in limits})
     choose('schedule', chosen['schedule'], train.SCHEDULE)
@@ -1138,8 +1138,8 @@ class Trial:
     source: str
     name: str
     seed: int
-    knobs: SimpleNamespace      # of the command, the task's overrides applied
-    identity: dict              # {'recipe', 'weights', 'data'}: with the seed they decide the result
+    knobs: SimpleNamespace      # of the command, with the task's overrides
+    identity: dict              # {'recipe', 'weights', 'data'}: determine the result, with the seed
 
     task = property(lambda self: TASKS[self.name])
     head = property(lambda self: HEADS[self.task.head])
@@ -1149,14 +1149,14 @@ class Trial:
 
     @property
     def folder(self):
-        """out_dir/RUN@STEP/TASK_SEED_HASH, another one for each identity."""
+        """out_dir/RUN@STEP/TASK_SEED_HASH, with a hash of the identity."""
         run, step = label(self.source)
         code = f'{text_hash(json.dumps(self.identity, sort_keys=True)):016x}'[:6]
         place = run if step is None else f'{run}@{step}'
         return os.path.join(self.knobs.out_dir, place, f'{self.name}_{self.seed}_{code}')
 
     def split(self, split, name=''):
-        """Split of this trial's task or of another, in this trial's tokens."""
+        """Split of this trial's task, or of task `name`, with this trial's tokenizer."""
         k = self.knobs
         most = {'train': k.train_samples, 'dev': k.eval_samples, 'dev_mm': k.eval_samples}.get(split, 0)
         return load_split(name or self.name, split, self.start.tokenizer, self.length, k.stride,
@@ -1167,7 +1167,7 @@ class Trial:
         return {column: self.split(split) for column, split in splits_of(self.name, 'dev').items()}
 
     def form(self, runtime):
-        """Arguments of collate; XLA compiles a graph for each length of rows, so there is one."""
+        """Arguments of collate; one fixed length on XLA, which compiles a graph per length."""
         padded = self.knobs.pad_to_block or runtime.is_xla
         return self.start.tokenizer.special, self.head.choices, self.length if padded else 0
 
@@ -1176,7 +1176,7 @@ class Trial:
 def run_head(model, features, trial, runtime, fraction=0.0):
     """Outputs of the head for each feature, in order.
 
-    fraction  of the mean embedding norm that Gaussian noise has; batches draw it from their number alone
+    fraction  norm of Gaussian noise over the mean embedding norm; seeded by the batch number alone
     """
     model.eval()
     form, outputs = trial.form(runtime), {}
@@ -1203,9 +1203,9 @@ def predict_split(model, split, trial, runtime, fraction=0.0):
 
 
 def add_noise(model, features, form, runtime, fraction):
-    """Add spherical Gaussian noise to what the first block reads; returns the hook.  Kowsher et al. 2024
+    """Add noise of random direction to the first block's input; returns the hook.  Kowsher et al. 2024
 
-    Its norm is `fraction` of the mean norm of the embeddings of the evaluated tokens, at every token.
+    Its norm at every token is `fraction` times the mean norm of the embeddings of all evaluated tokens.
     """
     norms = []
     for begin in range(0, len(features), EVAL_ROWS):
@@ -1224,7 +1224,7 @@ def add_noise(model, features, form, runtime, fraction):
 
 
 def fine_tune(trial, model, runtime):
-    """Train and evaluate a trial.  Returns what result.json holds."""
+    """Train and evaluate a trial.  Returns the content of result.json."""
     k, data, name = trial.knobs, trial.split('train'), f'{trial.name} seed {trial.seed}'
     os.makedirs(trial.folder, exist_ok=True)
     make = partial(training_batch, features=data.features, seed=trial.seed, total_batch=k.total_batch,
@@ -1262,7 +1262,7 @@ def fine_tune(trial, model, runtime):
 
 
 def validate(trial, model, runtime, step, log):
-    """Score the evaluation sets, with what the recipe wants to be kept of this step."""
+    """Score the evaluation sets; returns scores, predictions and, with keep_best, the weights."""
     scores, lines = {}, []
     for column, split in trial.dev().items():
         predictions, outputs = predict_split(model, split, trial, runtime)
@@ -1306,7 +1306,7 @@ def finish(trial, model, runtime, best, seconds):
 
 
 def read_result(folder):
-    """What the finished trial of a folder left, or None."""
+    """result.json of a trial's folder, or None if it has not finished."""
     path = os.path.join(folder, 'result.json')
     if not os.path.exists(path):
         return None
@@ -1318,10 +1318,10 @@ def read_result(folder):
 
 
 def cross_scores(trial, model, runtime, others):
-    """{task: accuracy} of this model on other tasks, as "does one text hold of the other: yes or no".
+    """{task: accuracy} of this model on other tasks, reduced to two labels: `positive` or not.
 
-    Kowsher et al. 2024, table 6. The label that means yes is `positive` of a row (entailment, duplicate,
-    equivalent); neutral and contradiction are no, like the rest. On its own task a model has all labels.
+    Kowsher et al. 2024, table 6. `positive` is entailment, duplicate or equivalent; all others, such as
+    neutral and contradiction, are negative. On its own task a model is scored on all labels.
     """
     found = {}
     for other in others:
@@ -1336,7 +1336,7 @@ def cross_scores(trial, model, runtime, others):
 
 
 def submit(trial, model, runtime):
-    """Write predictions for test files, or for a named file; print the scores where they have labels."""
+    """Write predictions for test files or a given file; print scores if it has labels."""
     for column, split in to_predict(trial.name, trial.knobs.predict).items():
         data = trial.split(split)
         predictions, _ = predict_split(model, data, trial, runtime)
@@ -1351,7 +1351,7 @@ def submit(trial, model, runtime):
 
 
 def run_trial(trial, levels, others, runtime):
-    """Fine-tune unless that is done, and add what else is asked for.  Was anything done?"""
+    """Fine-tune unless done before; then noise, cross and predict.  Returns whether anything was done."""
     result = read_result(trial.folder)
     before = result or {}
     levels = [level for level in levels if f'{level:g}' not in before.get('noise', {}).get(trial.name, {})]
@@ -1375,19 +1375,19 @@ def run_trial(trial, levels, others, runtime):
     return True
 
 
-# ---- the report: a DataFrame with a line a number, from which pandas makes the tables ----
+# ---- the report: tables made from a long-format DataFrame, one number per line ----
 
 @functools.cache
 def read_papers():
-    """What the papers print, in points, from results/papers.json: {paper: {'tables': [...], ...}}.
+    """Results printed in the papers, x 100, from results/papers.json: {paper: {'tables': [...], ...}}.
 
-    A column is 'column.metric', an average the places of its columns; a row 'words; values, averages (sd)'.
+    Columns: 'COLUMN.METRIC ...'; averages: {name: indices of columns}; rows: 'name; values averages (sd)'.
     """
     return load_json(os.path.join(ROOT, 'results', 'papers.json'))
 
 
 def paper_rows(table):
-    """The rows that a paper prints, as text."""
+    """DataFrame of the rows of a table of a paper, as text."""
     rows = {f'paper: {name}': re.findall(r'[\d.]+(?: \([\d.]+\))?', numbers)
             for name, numbers in (row.split(';') for row in table['rows'])}
     columns = [*table['columns'].split(), *table.get('averages', ())]
@@ -1396,15 +1396,15 @@ def paper_rows(table):
 
 @functools.cache
 def t_quantile(freedom, inside=0.95):
-    """t with P(|T| <= t) = inside: t = sqrt(freedom) tan(angle), the angle's density is cos^(freedom - 1)."""
+    """t with P(|T| <= t) = inside: t = sqrt(freedom) tan(angle), density of angle ~ cos^(freedom - 1)."""
     angles = np.linspace(0, math.pi / 2, 200_001)
     density = np.cos(angles) ** (freedom - 1)
-    below = np.concatenate([[0], np.cumsum(density[1:] + density[:-1])])        # trapezia
+    below = np.concatenate([[0], np.cumsum(density[1:] + density[:-1])])        # trapezoidal rule
     return math.sqrt(freedom) * math.tan(np.interp(inside, below / below[-1], angles))
 
 
 def over_seeds(wide):
-    """Of each column, whose rows are seeds: 'mean (sd)', half of the 95 % interval, number of seeds."""
+    """For each column, over seeds (rows): 'mean (sd)', half of the 95 % interval, number of seeds."""
     cells = {}
     for name, points in wide.items():
         n, mean, sd = points.count(), points.mean(), points.std()
@@ -1414,17 +1414,17 @@ def over_seeds(wide):
 
 
 def each_row(wide, row='row'):
-    """'mean (sd)' over the seeds of each row, a line a row."""
+    """'mean (sd)' over seeds, a line for each value of the index level `row`."""
     return pd.DataFrame({name: over_seeds(seeds).loc['mean'] for name, seeds in wide.groupby(row)}).T
 
 
 def show(value):
-    """A cell of a table: points with two decimals, '-' if there is none."""
+    """A value as a table cell: floats with two decimals, '-' if missing."""
     return '-' if pd.isna(value) else f'{value:.2f}' if isinstance(value, float) else str(value)
 
 
 def markdown(title, frame, *notes):
-    """A heading, a DataFrame as a Markdown table and notes; nothing of an empty one."""
+    """A heading, a DataFrame as a Markdown table and notes; '' if the DataFrame is empty."""
     cells = frame.astype(object).map(show).reset_index().values.tolist()
     rows = [['', *frame.columns], ['---'] * (1 + len(frame.columns)), *cells]
     table = '\n'.join(f"| {' | '.join(map(str, row))} |" for row in rows)
@@ -1432,7 +1432,7 @@ def markdown(title, frame, *notes):
 
 
 def row_names(trials):
-    """The row of each trial: its init, knobs that differ within a task, a hash of data or weights that do."""
+    """Table row of each trial: its init, plus knobs and hashes of data or weights that differ in a task."""
     frame = pd.DataFrame([{**one, **{key: text_hash(str(one[key])) for key in ('data', 'weights')}}
                           for one in trials])
     differ = [(key, frame.groupby(keys, dropna=False)[key].transform('nunique') > 1) for key, keys in (
@@ -1449,7 +1449,7 @@ def row_names(trials):
 
 
 def tidy(trials):
-    """DataFrame with a line for each number of finished trials, in points; step -1: no pretraining step."""
+    """Long-format DataFrame of the numbers of finished trials, x 100; step -1: no pretraining step."""
     lines = []
     for trial, row in zip(trials, row_names(trials), strict=True):
         parts = [(kind, column, name, 100 * value) for kind in ('scores', 'majority', 'noise')
@@ -1463,7 +1463,7 @@ def tidy(trials):
 
 
 def model_table(inits):
-    """The model of each row.  inits: {row: its last trial}"""
+    """Table of the model of each row.  inits: {row: its last trial}"""
     kept = ['attention', 'position', 'norm', 'pooling', 'n_layer', 'n_head', 'n_embd']
     models = [{'step': one['step'], **{key: one['model'][key] for key in kept}, 'device': one['device'],
                'date': one['date']} for one in inits.values()]
@@ -1474,7 +1474,7 @@ def model_table(inits):
 def layouts(book, trials):
     """(title, columns, {average: columns}, rows of the paper, note) of each table.
 
-    They are the paper's that share a column with the trials, then one of the columns in none of them.
+    The paper's tables that share a column with the trials, then one table of the remaining columns.
     """
     ran = {f"{column}.{trial['metric']}": column for trial in trials for column in trial['scores']}
     tables, shown = [], set()
@@ -1492,7 +1492,7 @@ def layouts(book, trials):
 
 
 def score_table(table, last, majority):
-    """Ours, the majority class and the paper's rows in a table's columns, and what its averages leave out."""
+    """Rows of our models, the majority class and the paper; notes on what the averages leave out."""
     title, columns, averages, book, note = table
     parts, notes = [], [note]
     for row, seeds in last.groupby('row'):
@@ -1507,7 +1507,7 @@ def score_table(table, last, majority):
 
 
 def curve_table(row, seeds, note):
-    """Score by pretraining step, and where 95 % of the last is reached.  Courtois et al. 2024, figure 3"""
+    """Score by pretraining step; first step with 95 % of the last score.  Courtois et al. 2024, figure 3"""
     means = seeds.groupby('step').mean().dropna(axis=1, thresh=2)
     if means.empty:
         return ''
@@ -1520,7 +1520,7 @@ def curve_table(row, seeds, note):
 
 
 def make_report(trials, paper='', compare=''):
-    """Markdown of finished trials.  A row is judged by its last step."""
+    """Markdown report of finished trials.  Tables show the last pretraining step of each row."""
     book = choose('paper', paper, read_papers()) if paper else {}
     frame, tables = tidy(trials), layouts(book, trials)
     inits = dict(zip(row_names(trials), trials, strict=True))           # {row: its last trial}
@@ -1530,7 +1530,7 @@ def make_report(trials, paper='', compare=''):
         index=['kind', 'row', 'step', 'seed'], columns='name', values='points')
     wide = wide.reindex(columns=[*labels, *wide.columns.difference(labels)])
     for name, keys in (item for _, _, averages, *_ in tables for item in averages.items()):
-        wide[name] = wide[keys].mean(axis=1, skipna=False)          # of the seeds that ran all of them
+        wide[name] = wide[keys].mean(axis=1, skipna=False)          # NaN unless the seed has them all
     ends = frame.groupby('row').step.max()
     frame = frame[frame.step == frame.row.map(ends)]
     steps, rows = (wide.index.get_level_values(key) for key in ('step', 'row'))
@@ -1540,7 +1540,7 @@ def make_report(trials, paper='', compare=''):
 
     parts = [model_table(inits), *(score_table(table, last, majority) for table in tables)]
     for row, one in inits.items():
-        other = compare + row[len(one['init']):]                    # the same recipe of `compare`
+        other = compare + row[len(one['init']):]                    # same recipe, from `compare`
         if compare and one['init'] != compare and other in inits:
             pairs = (last.loc[row] - last.loc[other])[labels].dropna(axis=1, how='all')
             parts.append(markdown(f'{row} - {other}, paired by seed', over_seeds(pairs).T))
@@ -1564,7 +1564,7 @@ def make_report(trials, paper='', compare=''):
 # ---- main ----
 
 def find_tasks(text):
-    """Rows of TASKS that a list of names and groups means, in its order."""
+    """Task names of a comma-separated list of tasks and groups, in its order."""
     rows = {**{name: (name,) for name in TASKS}, **GROUPS}
     parts = [choose('tasks', part.strip(), rows) for part in text.split(',')]
     return list(dict.fromkeys(itertools.chain(*parts)))
@@ -1582,7 +1582,7 @@ def noise_levels(text):
 
 
 def task_table():
-    """The rows of TASKS, for --help."""
+    """The entries of TASKS, for --help."""
     groups = {name: group for group, names in GROUPS.items() for name in names}
     lines = [f"  {name:18} {groups.get(name, '-'):11} {task.folder}/ {' '.join(task.files.values())}: "
              f"{', '.join(task.metrics)}" for name, task in TASKS.items()]
@@ -1609,7 +1609,7 @@ def write_report(config, show_it):
 
 
 def stop_at_once(number, frame):
-    """Nothing of a trial under way is kept, so a signal ends the process where it is."""
+    """Signal handler: exit at once, as unfinished trials are not saved."""
     say('stopped by a signal; the same command starts this trial again and keeps the finished ones')
     sys.exit(128 + number)
 
@@ -1634,7 +1634,7 @@ def main():
     for name in ('SIGTERM', 'SIGINT'):
         signal.signal(getattr(signal, name), stop_at_once)
 
-    # the plan: every trial, of which this process has a share
+    # the plan: all trials, divided among the processes
     recipes, sources = {name: recipe(config, name) for name in names}, find_sources(init_from, compare)
     data, plan = {name: survey(name, config) for name in names}, []
     for source, name in itertools.product(sources, names):
@@ -1650,11 +1650,11 @@ def main():
         print(f'{len(plan)} trials, {done} of them finished before; {runtime.device}, '
               f'{str(runtime.dtype)[6:]}, {runtime.world} process(es)', flush=True)
 
-    alone, worked = replace(runtime, rank=0, world=1), runtime.main     # whoever runs it, a trial is the same
+    alone, worked = replace(runtime, rank=0, world=1), runtime.main     # the rank must not affect a trial
     for number, trial in enumerate(mine, 1):
         print(f'trial {number} of {len(mine)}: {trial.folder}', flush=True)
         worked = run_trial(trial, levels, others, alone) or worked
-    if worked:                                          # the process that finds all trials done shows them
+    if worked:                                          # the last process to finish prints it
         write_report(config, all(read_result(trial.folder) for trial in plan))
     train.leave(runtime)
 

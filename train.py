@@ -4,10 +4,10 @@
     $ torchrun --standalone --nproc_per_node=8 train.py config/base_pairwise.py
     $ python train.py config/quickstart.py --fill="the [MASK] of a matrix"
 
-A step is a function of (weights, data, seed, step, samples drawn before it): its rows, masks and dropout come
-from these alone. So a resumed run repeats an undisturbed one, on the CPU to the bit.
+A training step depends only on (weights, data, seed, step, samples drawn before it); they determine its
+sequences, masks and dropout. So a resumed run repeats an uninterrupted one, bit for bit on the CPU.
 """
-from configurator import ROOT, UserError, configure, run, say, table  # first: Ctrl-C is quiet from here on
+from configurator import ROOT, UserError, configure, run, say, table  # first: no traceback on Ctrl-C
 
 # isort: split
 import atexit
@@ -42,31 +42,31 @@ from prepare_data import check_sizes, load_meta, load_tokenizer, need, write_byt
 # the run
 out_dir = 'out/run'             # checkpoints, metrics.jsonl, run.json and loss.png go here
 init_from = 'auto'              # scratch, resume, auto (newest checkpoint or scratch), a checkpoint or a BERT
-seed = 1                        # of weights, sample order, masks and dropout; below 2^63
+seed = 1                        # for weights, sample order, masks and dropout; below 2^63
 fill = ''                       # a text with [MASK]: print the checkpoint's predictions and stop
 export = ''                     # a folder: write the checkpoint there for transformers and stop
 # data
 dataset = 'docstrings'          # folder below data_dir that prepare_data.py wrote
 data_dir = 'data'               # parent folder of prepared corpora
 prepare = ''                    # config file of this repository for prepare_data.py, if dataset is missing
-block_size = 512                # tokens a row, [CLS] and [SEP] included
-packing = 'stream'              # stream: rows cut from joined documents; documents: one a row, padded
+block_size = 512                # tokens per sequence, including [CLS] and [SEP]
+packing = 'stream'              # stream: joined documents cut to length; documents: one per sequence, padded
 objective = 'mlm'               # mlm: masked; plm: permuted, needs attention = 'xlnet'
-mask_fraction = 0.15            # of the tokens of a row that are predicted
+mask_fraction = 0.15            # fraction of the tokens that is predicted
 whole_word = False              # predict all pieces of a word together
 # model
-attention = 'original'          # a row of model.py's ATTENTION: symmetric, pairwise, shared, shatter, gau ...
-position = 'absolute'           # absolute, none, rope, rpe or rab; Shatter's steps and xlnet take none
+attention = 'original'          # a key of model.py's ATTENTION: symmetric, pairwise, shared, shatter, gau ...
+position = 'absolute'           # absolute, none, rope, rpe or rab; Shatter and xlnet require none
 norm = 'layer'                  # layer, or rms without weights
 lm_head = 'bert'                # bert, or decoder: the tied matrix alone
 bias = True                     # biases of Linears and norms
 pair_rank = 0                   # pairwise: rank of S, 0 for full
-pair_init = 'identity'          # pairwise: start of S; identity, fan_in or normal
+pair_init = 'identity'          # pairwise: initial S: identity, fan_in or normal
 normaliser = 'softmax_plus'     # gau: softmax, softmax_plus, squared_relu or scaled_squared_relu
 relu_scale = 'ns'               # squared_relu: n2, n, ns or s2
 key_size = 128                  # gau: width of queries and keys
 clip_distance = 128             # rpe: relative distances are clipped at +-(clip_distance - 1)
-recompute = False               # Shatter: less memory for more time in the backward pass
+recompute = False               # Shatter: recompute weights in the backward pass to save memory
 n_layer = 12                    # blocks
 n_head = 12                     # heads; must divide n_embd
 n_embd = 768                    # width
@@ -74,11 +74,11 @@ n_inner = 3072                  # width of the MLP, usually 4 n_embd
 dropout = 0.0                   # after embeddings and sublayers; 0.1 in the papers, 0 is faster
 attention_dropout = 0.0         # of attention weights; 0.1 in the papers
 # optimization
-total_batch = 256               # sequences per optimizer step over all devices; micro-steps follow from it
+total_batch = 256               # sequences per optimizer step over all devices, split into micro-steps
 batch_size = 32                 # sequences per device and micro-step at most; halve it if out of memory
 max_iters = 200_000             # optimizer steps
 learning_rate = 1e-4            # peak
-min_lr = 0.0                    # where linear and cosine end
+min_lr = 0.0                    # final value of linear and cosine
 warmup_iters = 10_000           # steps of linear warmup, at most max_iters
 schedule = 'linear'             # linear, cosine, constant or thirds, after the warmup
 beta1 = 0.9                     # of Adam
@@ -88,20 +88,20 @@ weight_decay = 0.01             # on matrices; never on biases, norms and diagon
 grad_clip = 1.0                 # largest gradient norm; 0: no clipping
 # evaluation, log and checkpoints
 eval_interval = 1000            # steps between evaluations; 0: only at the end
-eval_samples = 10_000           # validation rows, a fixed random choice; 0: all
+eval_samples = 10_000           # validation sequences, a fixed random subset; 0: all
 log_interval = 100              # steps between log lines
 checkpoint_interval = 1000      # steps between checkpoints; 0: only at the end
-keep_checkpoints = 2            # newest ones that stay
-milestones = ()                 # steps whose checkpoints stay for ever, as in 1000,10000
+keep_checkpoints = 2            # how many of the newest are kept
+milestones = ()                 # steps whose checkpoints are never deleted, e.g. 1000,10000
 fill_samples = 3                # held-out sentences to fill in at the end
 wandb_project = ''              # log to Weights & Biases too
 # system
 device = 'auto'                 # auto, cpu, cuda, cuda:1 (without torchrun), mps or xla
 dtype = 'auto'                  # auto (bfloat16 on GPUs that compute in it), float32, bfloat16 or float16
 compile = 'auto'                # auto (on for CUDA), true or false
-timeout = 600                   # seconds that processes wait for one another before all end; 0: for ever
+timeout = 600                   # seconds a process waits for another before all exit; 0: no limit
 
-SCHEDULE = {                    # progress after the warmup, 0 to 1 -> share of the way up from min_lr
+SCHEDULE = {                    # progress after the warmup, 0 to 1 -> fraction of (learning_rate - min_lr)
     'linear': lambda progress: 1 - progress,
     'cosine': lambda progress: (1 + math.cos(math.pi * progress)) / 2,
     'constant': lambda progress: 1.0,
@@ -111,7 +111,7 @@ PEAK_FLOPS = {                  # device -> dense 16-bit FLOP/s, from the vendor
     'NVIDIA H200': 989e12, 'NVIDIA H100 80GB HBM3': 989e12, 'NVIDIA A100': 312e12, 'NVIDIA L40S': 362e12,
     'NVIDIA L4': 121e12, 'NVIDIA A10': 125e12, 'NVIDIA GeForce RTX 4090': 165e12,
 }
-LIMITS = {                      # knob: lowest, highest (None: none)
+LIMITS = {                      # knob: minimum, maximum (None: unlimited)
     'total_batch': (1, None), 'batch_size': (1, None), 'max_iters': (1, None), 'log_interval': (1, None),
     'keep_checkpoints': (1, None), 'seed': (0, 2 ** 63 - 1), 'warmup_iters': (0, None),
     'eval_interval': (0, None), 'eval_samples': (0, None), 'checkpoint_interval': (0, None),
@@ -119,22 +119,22 @@ LIMITS = {                      # knob: lowest, highest (None: none)
     'weight_decay': (0, None), 'grad_clip': (0, None), 'beta1': (0, 0.9999), 'beta2': (0, 0.999999),
     'adam_eps': (1e-30, None), 'block_size': (8, None), 'mask_fraction': (0.001, 0.999),
 }
-EVAL_ROWS = 256                 # rows whose validation masks are drawn together: it is part of the masks
-HELD = []                       # the open lock file of this process's run
+EVAL_ROWS = 256                 # rows whose validation masks are drawn together; the masks depend on it
+HELD = []                       # keeps this process's lock file open
 MAY_CHANGE = {'dropout', 'attention_dropout', 'n_label', 'pair_init', 'pooling', 'recompute'}   # model fields
 
 
-# ---- rows: [CLS] tokens [SEP], read from the shards one by one, so that memory never grows ----
+# ---- rows are sequences [CLS] tokens [SEP], each read from its shard on demand, in constant memory ----
 
 class StreamRows:
-    """Rows of block_size ids cut from the documents of a split, joined by [SEP]."""
+    """Sequences of block_size ids cut from a split's documents, which are joined by [SEP]."""
     padded = False
 
     def __init__(self, folder, meta, split, block_size):
         self.folder, self.special, self.dtype = folder, meta['special'], np.dtype(meta['dtype'])
         self.vocab_size, self.block_size, self.room = meta['vocab_size'], block_size, block_size - 2
         self.shards, self.segmented = meta['splits'][split], 'segmenter' in meta
-        self.ends = np.cumsum([self.count(shard) for shard in self.shards])      # rows up to shard ends
+        self.ends = np.cumsum([self.count(shard) for shard in self.shards])      # cumulative rows per shard
         if not len(self):
             raise UserError(f'{folder}: {split} holds less than one row of block_size={block_size}')
 
@@ -142,7 +142,7 @@ class StreamRows:
         return int(self.ends[-1])
 
     def count(self, shard):
-        """Number of rows in a shard; its last, incomplete one is left out."""
+        """Number of rows in a shard; an incomplete last one is dropped."""
         return shard['tokens'] // self.room
 
     def span(self, number, index):
@@ -158,7 +158,7 @@ class StreamRows:
         return ids
 
     def word_starts(self, indices):
-        """(len(indices), block_size) bool from the segmenter of the corpus, or None if it had none."""
+        """Word starts by the corpus's segmenter, (len(indices), block_size) bool; None without one."""
         starts = np.ones((len(indices), self.block_size), bool) if self.segmented else None
         if self.segmented:
             self.read(indices, 'words', np.dtype(np.uint8), starts)
@@ -179,17 +179,17 @@ class StreamRows:
 
 
 class DocumentRows(StreamRows):
-    """One document a row, padded; a long one gives several rows.  Liu 2022, lengths that differ ("diff")."""
+    """One document per row, padded; a long one fills several.  Liu 2022, variable lengths ("diff")."""
     padded = True
-    COARSE = 1024               # documents between two entries of `before`, the table that finds a row
+    COARSE = 1024               # documents per entry of `before`, the index for finding a row
 
     def __init__(self, *arguments):
-        self.tables = []        # of each shard: first tokens of documents, mapped; rows before each block
+        self.tables = []        # per shard: (document starts, memory-mapped; rows before each block)
         super().__init__(*arguments)
 
     def count(self, shard):
         starts = np.memmap(os.path.join(self.folder, f"{shard['stem']}.idx"), np.int64, 'r')
-        rows = -(-(np.diff(starts) - 1) // self.room)                   # less the [SEP] that ends each
+        rows = -(-(np.diff(starts) - 1) // self.room)                   # without the final [SEP]
         sums = np.cumsum(np.add.reduceat(rows, np.arange(0, len(rows), self.COARSE)))
         self.tables.append((starts, np.append(0, sums)))
         return int(rows.sum())
@@ -213,7 +213,7 @@ PACKING = {'stream': StreamRows, 'documents': DocumentRows}
 def shuffled(positions, n, seed, epoch):
     """Images of `positions` (integers below n) under a permutation of range(n) drawn from (seed, epoch).
 
-    A Feistel network on an even number of bits, walked until it falls below n: a bijection without a table.
+    A Feistel network on an even number of bits, reapplied while the result is n or more (cycle walking).
     """
     half = np.uint64(max(1, ((n - 1).bit_length() + 1) // 2))
     low = np.uint64((1 << int(half)) - 1)
@@ -234,11 +234,11 @@ def shuffled(positions, n, seed, epoch):
 class Masker:
     """BERT's masking with static shapes.  Devlin et al. 2018, section 3.1
 
-    Of each row the ceil(fraction n) tokens with the smallest random scores are predicted, n its real tokens;
-    80 % of them become [MASK], 10 % a random ordinary token, 10 % stay. Special tokens are neither chosen nor
-    put in. Every row gives k = ceil(fraction T) positions; a padded row fills the surplus with weight 0. With
-    `word_start` (V,) words are taken whole in the order of one score each; one that exceeds what its row
-    still wants is passed over, as in BERT.
+    In a row of n tokens without padding, the ceil(fraction n) with the smallest random scores are predicted:
+    80 % become [MASK], 10 % a random token, 10 % are unchanged. Special tokens are neither chosen nor used as
+    replacements. Every row has k = ceil(fraction T) positions; surplus ones have weight 0. With `word_start`
+    (V,), whole words are chosen in the order of one random score per word; a word with more tokens than are
+    still wanted is skipped, as in BERT.
     """
 
     def __init__(self, meta, block_size, fraction, word_start=None):
@@ -249,7 +249,7 @@ class Masker:
         self.ordinary = np.flatnonzero(~self.is_special)
 
     def ceiling(self, n):
-        return np.ceil(self.fraction * n - 1e-9).astype(int)                # 0.15 * 20 is 3, rounding aside
+        return np.ceil(self.fraction * n - 1e-9).astype(int)                # so that 0.15 * 20 gives 3
 
     def draw(self, seed, step, n_rows):
         """Random numbers for n_rows: scores (n_rows, T), actions (n_rows, k), replacements (n_rows, k)."""
@@ -284,8 +284,8 @@ class Masker:
 class Permuter(Masker):
     """XLNet's permutation with static shapes.  Yang et al. 2019, sections 2.2 and 2.3
 
-    Tokens are chosen as by Masker, but stay in the input; 'order' (B, T) int64 has the special tokens at 0,
-    then the others in the order of their scores, and last the chosen ones.
+    Tokens are chosen as in Masker, but the input is not masked. 'order' (B, T) int64 is each token's place in
+    the permutation: 0 for special tokens, then unchosen tokens by score, then chosen ones.
     """
 
     def apply(self, ids, *arguments):
@@ -302,7 +302,7 @@ OBJECTIVE = {'mlm': (MaskedLM, Masker), 'plm': (PermutationLM, Permuter)}
 def whole_words(starts, special, scores, wanted, k):
     """(k positions of a row, number of them that count): tokens of whole words first, at most `wanted`.
 
-    starts, special, scores  (T,); a special token and the one behind it start words
+    starts, special, scores  (T,); special tokens and the tokens after them start words
     """
     starts = starts | special
     starts[1:] |= special[:-1]
@@ -318,11 +318,11 @@ def whole_words(starts, special, scores, wanted, k):
 
 
 class Loader:
-    """Batches by step.  `share` is this rank's slice of the global batch; masks are drawn for all of it.
+    """Batch of each step.  `share` is this rank's slice of the global batch; masks are drawn for all of it.
 
     total_batch  rows of the global batch
     limit        0: every row once per epoch, in an order drawn from (seed, epoch); n: only its first n rows
-    offset       samples drawn before step s are offset + s total_batch; not 0 after total_batch was changed
+    offset       offset + s total_batch samples precede step s; nonzero if resumed with another total_batch
     """
 
     def __init__(self, rows, masker, seed, total_batch, share, limit=0, offset=0):
@@ -330,7 +330,7 @@ class Loader:
         self.total_batch, self.share, self.limit = total_batch, share, min(limit, len(rows))
 
     def indices(self, step):
-        """Row numbers in the corpus of this rank's part of a step."""
+        """Indices in the corpus of this rank's rows of a step."""
         positions = self.offset + step * self.total_batch + np.arange(self.total_batch)[self.share]
         if self.limit:
             positions = positions[positions < self.limit]
@@ -366,7 +366,7 @@ def prefetch(make, steps):
 
 def micro_batches(batch, size, device):
     """Split a rank's batch into parts of at most `size` rows, as tensors on `device`."""
-    pinned = device.type == 'cuda'                      # from pinned memory a copy does not hold up the host
+    pinned = device.type == 'cuda'                      # copies from pinned memory are asynchronous
     tensors = {key: torch.from_numpy(value) for key, value in batch.items()}
     tensors = {key: (value.pin_memory() if pinned else value).to(device, non_blocking=pinned)
                for key, value in tensors.items()}
@@ -377,8 +377,8 @@ def micro_batches(batch, size, device):
 
 
 # ---- Runtime: devices and processes ----
-# XLA, for TPUs, traces lazily: sync() compiles what was traced as one graph, once, and runs it. A Python
-# scalar is a constant of the graph, so a new value recompiles; a tensor is an input.
+# XLA, for TPUs, traces lazily: sync() compiles the traced operations as one graph, caches and runs it. A
+# Python scalar is a constant of the graph, so a new value recompiles it; a tensor is an input.
 
 @dataclass
 class Runtime:
@@ -388,7 +388,7 @@ class Runtime:
     rank: int = 0
     world: int = 1
     local: int = 0              # rank on its machine
-    host: object = None         # gloo group for numbers and objects of the host; None: no other process
+    host: object = None         # gloo group for values on the CPU; None: no other process
 
     @property
     def main(self):
@@ -399,13 +399,13 @@ class Runtime:
         return self.device.type == 'xla'
 
     def share(self, n):
-        """This rank's slice of n rows; sizes differ by one at most, not at all on XLA: one graph."""
+        """This rank's slice of n rows; sizes differ by at most one, on XLA (one graph) not at all."""
         if self.is_xla and n % self.world:
             raise UserError(f"device='xla': {n} rows a step on {self.world} processes: choose a multiple")
         return slice(n * self.rank // self.world, n * (self.rank + 1) // self.world)
 
     def sum(self, *numbers):
-        """Sums over the ranks of numbers of the host, as floats."""
+        """Each number, on the CPU, summed over the ranks, as floats."""
         tensor = torch.tensor(numbers, dtype=torch.float64)
         if self.host is not None:
             dist.all_reduce(tensor, group=self.host)
@@ -424,11 +424,11 @@ class Runtime:
         return torch.autocast(self.device.type, self.dtype) if half else contextlib.nullcontext()
 
     def input(self, number):
-        """A number that changes from step to step; on XLA a vector, for equal scalars would be one input."""
+        """A number that changes between steps; on XLA shape (1,), as equal scalars would share an input."""
         return torch.tensor([number], device=self.device) if self.is_xla else number
 
     def sync(self, wait=False):
-        """On XLA, compile and run what was traced.  wait: return once the device has done all its work"""
+        """On XLA, compile and run what was traced.  wait: block until the device has finished"""
         if self.is_xla:
             import torch_xla
             torch_xla.sync(wait)
@@ -436,17 +436,17 @@ class Runtime:
             torch.accelerator.synchronize()
 
     def wrap(self, model):
-        """The model, in DistributedDataParallel for several ranks."""
+        """The model, wrapped in DistributedDataParallel if there are several ranks."""
         if self.host is None:
             return model
         return DistributedDataParallel(model, gradient_as_bucket_view=self.is_xla)
 
 
 def join(device, dtype, timeout=0, group=True):
-    """Runtime of this process, which joins torchrun's process group where there is one.  Raises UserError.
+    """Runtime of this process; joins torchrun's process group if there is one.  Raises UserError.
 
-    timeout  seconds to wait for other processes before giving up; 0: for ever
-    group    False: take rank and world from torchrun, but join no group; the processes share no step
+    timeout  seconds to wait for other processes before giving up; 0: no limit
+    group    False: take rank and world from torchrun, but join no group: processes work independently
     """
     rank, world, local = (int(os.environ.get(name, default)) for name, default in
                           (('RANK', 0), ('WORLD_SIZE', 1), ('LOCAL_RANK', 0)))
@@ -456,7 +456,7 @@ def join(device, dtype, timeout=0, group=True):
         limit = timedelta(seconds=timeout or 10 ** 8)
         backend = {'cuda': 'nccl', 'xla': 'xla'}.get(found.type, 'gloo')
         dist.init_process_group(backend, 'xla://' if is_xla else None, limit)
-        if dist.get_world_size() != world:              # XLA counts for itself
+        if dist.get_world_size() != world:              # XLA has its own count
             raise UserError(f"device='xla': torch_xla sees {dist.get_world_size()} process(es), torchrun "
                             f'started {world}; --nproc_per_node must be the TPU devices of a machine')
         rank, host = dist.get_rank(), dist.new_group(backend='gloo', timeout=limit)
@@ -488,7 +488,7 @@ def find_device(device, world, local):
         raise UserError(f'device={device!r}: {reason}; choose auto, cpu, cuda, mps or xla') from None
     if found.type == 'cuda':
         torch.cuda.set_device(found)
-        torch.set_float32_matmul_precision('high')      # TF32 where float32 is left
+        torch.set_float32_matmul_precision('high')      # TF32 for float32 matmuls
     return found
 
 
@@ -505,9 +505,9 @@ def choose_dtype(dtype, device):
 def leave(runtime, status=0):
     """End a run; the processes of a group end together, skipping interpreter shutdown."""
     if runtime.host is not None:                        # PyTorch's threads may hang there: pytorch#190489
-        dist.barrier(runtime.host)                      # nobody leaves while another still talks
+        dist.barrier(runtime.host)                      # no rank exits while another communicates
         dist.destroy_process_group()
-        atexit._run_exitfuncs()                         # of wandb and torch_xla
+        atexit._run_exitfuncs()                         # handlers of wandb, torch_xla
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
@@ -516,7 +516,7 @@ def leave(runtime, status=0):
 
 
 def to_device(model, runtime):
-    """Move a model.  On XLA `recompute` is off: its compiler does it, torch.utils.checkpoint cannot."""
+    """Move a model.  `recompute` is off on XLA, which does it itself; torch.utils.checkpoint fails there."""
     for module in model.modules() if runtime.is_xla else ():
         if hasattr(module, 'recompute'):
             module.recompute = False
@@ -524,12 +524,12 @@ def to_device(model, runtime):
 
 
 def to_host(tree, runtime):
-    """Tensors, in dicts, lists and tuples too, on the CPU if they are XLA's."""
+    """Copy the tensors of a nested structure to the CPU if they are on XLA."""
     return tree_map(lambda x: x.cpu() if torch.is_tensor(x) else x, tree) if runtime.is_xla else tree
 
 
 def compilations(runtime):
-    """{'compiled': graphs so far} on XLA, else {}; a steady run adds none."""
+    """{'compiled': number of graphs so far} on XLA, else {}; should soon stop growing."""
     if not runtime.is_xla:
         return {}
     import torch_xla.debug.metrics
@@ -547,7 +547,7 @@ def peak_flops(runtime):
 
 
 def compiled(model, wanted, batch, batch_size, runtime):
-    """torch.compile(model), tried in both directions on a micro-batch; the model itself where that fails."""
+    """torch.compile(model), tested forward and backward on a micro-batch; the plain model if that fails."""
     on_cuda = runtime.device.type == 'cuda'
     if not choose('compile', wanted.lower(), {'auto': on_cuda, 'true': True, 'false': False}):
         return model
@@ -571,7 +571,7 @@ def compiled(model, wanted, batch, batch_size, runtime):
 # ---- one step ----
 
 def make_optimizer(model, lr, betas, eps, weight_decay, runtime):
-    """AdamW, fused where it can be, with decay on all of two or more dimensions, S of `pairwise` included."""
+    """AdamW, fused if possible; weight decay on parameters of two or more dimensions, also pairwise's S."""
     groups = [{'params': [p for p in model.parameters() if p.dim() >= 2], 'weight_decay': weight_decay},
               {'params': [p for p in model.parameters() if p.dim() < 2], 'weight_decay': 0.0}]
     fused = {'fused': runtime.device.type in ('cuda', 'cpu')}
@@ -594,10 +594,10 @@ def set_lr(optimizer, lr, runtime):
 
 
 def seed_step(seed, step, runtime):
-    """Seed torch for a step: dropout is a function of (seed, step, rank); no state is carried on."""
+    """Seed torch for a step: dropout depends only on (seed, step, rank), not on earlier steps."""
     number = int(np.random.SeedSequence([seed, step, runtime.rank]).generate_state(1, np.uint64)[0])
     torch.manual_seed(number)
-    if runtime.is_xla:                                  # its generator is another one
+    if runtime.is_xla:                                  # XLA has its own generator
         import torch_xla
         torch_xla.manual_seed(number)
 
@@ -606,12 +606,12 @@ def update(model, optimizer, scaler, parts, count, grad_clip, runtime):
     """One optimizer step on this rank's micro-batches; returns its part of the loss and the gradient norm.
 
     count  predicted tokens of the step over all ranks and micro-batches: the loss is their mean
-    Both results are tensors: the host reads nothing here. On XLA the step runs at the next runtime.sync().
+    Both results are tensors: no host sync here. On XLA the step runs at the next runtime.sync().
     """
     total, count = torch.zeros(1, device=runtime.device), runtime.input(max(1.0, count))
     for i, part in enumerate(parts):
         weights = part.pop('weights')                               # (b, k)
-        silent = runtime.host is not None and i < len(parts) - 1    # DDP adds up gradients once a step
+        silent = runtime.host is not None and i < len(parts) - 1    # DDP all-reduces once per step
         with model.no_sync() if silent else contextlib.nullcontext():
             with runtime.autocast():
                 losses = model(**part)
@@ -627,17 +627,17 @@ def update(model, optimizer, scaler, parts, count, grad_clip, runtime):
 
 
 class Health:
-    """Watches on the device whether losses and gradient norms are finite; the host reads it at each look.
+    """Tracks on the device whether losses and gradient norms are finite; look() copies it to the host.
 
-    float16 alone may have norms that are not: it skips such steps while it searches for its scale.
+    Only float16 may have non-finite norms: GradScaler skips such steps while it adapts the scale.
     """
 
     def __init__(self, runtime):
         self.runtime, self.scaler = runtime, None
-        self.last = torch.zeros(3, device=runtime.device)       # loss, norm, steps from the first bad one on
+        self.last = torch.zeros(3, device=runtime.device)       # loss, norm, steps since the first bad
 
     def add(self, loss, norm, scaler):
-        """Take in a step.  The host reads nothing here."""
+        """Record a step, without a host sync."""
         finite = loss.isfinite() if scaler.is_enabled() else loss.isfinite() & norm.isfinite()
         bad = self.last[2] + ((self.last[2] > 0) | ~finite)
         self.last, self.scaler = torch.stack([loss, norm, bad]), scaler
@@ -645,7 +645,7 @@ class Health:
     def look(self, step, where):
         """(loss summed over the ranks, gradient norm) of the last step, which was `step`, as numbers.
 
-        Raises the same UserError on all ranks once a step of any was bad.  where: names the run
+        Raises the same UserError on all ranks if any had a non-finite step.  where: name of the run
         """
         losses, norms, bad = zip(*self.runtime.gather(self.last.tolist()), strict=True)
         if any(bad):
@@ -660,9 +660,9 @@ class Health:
 
 @torch.no_grad()
 def evaluate(model, loader, batch_size, runtime, stop=()):
-    """Loss (nats), accuracy and perplexity a masked token, over a loader with a limit and all ranks.
+    """Loss (nats), accuracy and perplexity per masked token, over all ranks and a Loader with a limit.
 
-    stop  signals caught, looked at after each of the loader's batches; None once a rank has one
+    stop  list of caught signals, checked after each batch; returns None if any rank has one
     """
     model.eval()
     number = torch.float32 if runtime.device.type == 'mps' else torch.float64
@@ -695,13 +695,13 @@ def step_of(path):
 
 
 def checkpoints(folder):
-    """Checkpoint files of a run, oldest first; other names are the user's."""
+    """Checkpoint files of a run, oldest first; other file names are ignored."""
     paths = glob.glob(os.path.join(glob.escape(str(folder)), 'ckpt_*.pt'))
     return sorted((path for path in paths if re.search(r'ckpt_\d{7,}\.pt$', path)), key=step_of)
 
 
 def write_checkpoint(path, content):
-    """Write `content` so that `path` is whole or not there, or raise UserError; what was there stays."""
+    """Write a checkpoint atomically.  Raises UserError on failure; an existing file is then unchanged."""
     temporary = path + '.tmp'
     try:
         with open(temporary, 'wb') as file:
@@ -712,7 +712,7 @@ def write_checkpoint(path, content):
     except (OSError, RuntimeError) as error:
         with contextlib.suppress(OSError):
             os.remove(temporary)
-        system = error if isinstance(error, OSError) else error.__context__     # torch.save ends with its own
+        system = error if isinstance(error, OSError) else error.__context__     # torch.save hides it
         if not isinstance(system, OSError):
             raise
         raise UserError(f'{path}: cannot be written: {system.strerror}; those before it are intact') from None
@@ -722,12 +722,12 @@ def read_checkpoint(path):
     """Content of a checkpoint.  Raises UserError when it is missing, damaged or no checkpoint."""
     try:
         with open(path, 'rb') as file, zipfile.ZipFile(file) as archive:
-            if archive.testzip():                       # a part whose CRC-32 is not what it should be
+            if archive.testzip():                       # name of a member with a wrong CRC-32
                 raise zipfile.BadZipFile
         content = torch.load(path, map_location='cpu', weights_only=True)
     except (FileNotFoundError, IsADirectoryError, PermissionError) as error:
         raise UserError(f'{path}: cannot be read: {error.strerror}') from None
-    except Exception:                                   # of many kinds, for a flipped bit may be anywhere
+    except Exception:                                   # a flipped bit may raise any exception
         raise UserError(f'{path}: damaged, or not a checkpoint: tensors and plain Python alone') from None
     if 'lm_head' not in content.get('model_config', {}):
         raise UserError(f'{path}: of an earlier version, with other names and order of parameters')
@@ -759,7 +759,7 @@ def newest_checkpoint(folder):
 
 
 def find_checkpoint(init_from, out_dir):
-    """The checkpoint or the name of a BERT that init_from means; None: new weights."""
+    """Path of the checkpoint, or name of the BERT, that init_from refers to; None: random weights."""
     if init_from == 'scratch' or init_from.endswith('.pt'):
         return None if init_from == 'scratch' else init_from
     own = init_from in ('auto', 'resume')
@@ -770,7 +770,7 @@ def find_checkpoint(init_from, out_dir):
 
 
 def load_bert(name, read=MaskedLM.from_pretrained):
-    """read(name), a Hugging Face BERT; what that package says is made one line."""
+    """read(name), a Hugging Face BERT; errors of transformers become a one-line UserError."""
     try:
         return read(name)
     except UserError:
@@ -781,7 +781,7 @@ def load_bert(name, read=MaskedLM.from_pretrained):
 
 
 def start_from(init_from, out_dir, runtime):
-    """(checkpoint or BERT that this run starts from, its content), (None, {}) without.  Raises UserError."""
+    """(checkpoint or BERT to start from, its content); (None, {}) for random weights.  Raises UserError."""
     newest = checkpoints(out_dir)[-1] if checkpoints(out_dir) else 'none'
     seen = sorted({os.path.basename(path) for path in runtime.gather(newest)})
     if len(seen) > 1:
@@ -789,7 +789,7 @@ def start_from(init_from, out_dir, runtime):
                         'be a folder that all machines share')
     source = runtime.gather(find_checkpoint(init_from, out_dir) if runtime.main else None)[0]
     content = read_checkpoint(source) if source and source.endswith('.pt') else {}
-    if source and not content:                          # a BERT has these in common with a checkpoint
+    if source and not content:                          # the keys of a checkpoint that a BERT has
         bert = load_bert(source)
         content = {'model': bert.state_dict(), 'model_config': asdict(bert.config),
                    'config': {'objective': 'mlm'}}
@@ -800,7 +800,7 @@ def start_from(init_from, out_dir, runtime):
 
 
 def hold(folder):
-    """Refuse a second run in `folder`, by a lock of the operating system, which no process outlives."""
+    """Lock `folder` against a second run; the operating system frees the lock when the process ends."""
     HELD.clear()                                        # a process has one run at a time
     os.makedirs(folder, exist_ok=True)
     HELD.append(open(os.path.join(folder, 'lock'), 'a'))                # noqa: SIM115, it stays open
@@ -814,7 +814,7 @@ def hold(folder):
 
 
 def refuse_difference(where, stored, ours, what):
-    """Raise UserError that names the first field in which two dicts differ."""
+    """Raise a UserError naming the first key of `ours` whose value in `stored` differs."""
     for key, value in ours.items():
         if stored.get(key) != value:
             raise UserError(f'{where}: {what} differs: {key} is {stored.get(key)!r} there and {value!r} here')
@@ -823,7 +823,7 @@ def refuse_difference(where, stored, ours, what):
 # ---- log ----
 
 def tell(text):
-    """Print on stdout.  When nobody reads it any more, as after `| head`, the run ends as after SIGTERM."""
+    """Print on stdout.  If the reader has closed the pipe, e.g. `| head`, the run ends as on SIGTERM."""
     try:
         print(text, flush=True)
     except OSError:
@@ -832,14 +832,14 @@ def tell(text):
 
 
 class Log:
-    """Lines on stdout and in metrics.jsonl, and Weights & Biases when asked, from the first rank alone."""
+    """Logs to stdout, metrics.jsonl and optionally Weights & Biases; only on rank 0."""
 
     def __init__(self, folder, step, runtime, project, config):
         self.main, self.path, self.wandb = runtime.main, os.path.join(folder, 'metrics.jsonl'), None
         if self.main:
             kept = [line for line in read_metrics(folder) if step and line['step'] <= step]
             write_bytes(self.path, ''.join(json.dumps(line) + '\n' for line in kept).encode())
-        if self.main and project:                       # finetune.py starts a run for each trial
+        if self.main and project:                       # finetune.py starts a wandb run per trial
             self.wandb = need('wandb', 'wandb_project').init(
                 project=project, name=os.path.basename(folder), config=config, reinit='finish_previous')
 
@@ -855,7 +855,7 @@ class Log:
 
 
 def read_metrics(folder):
-    """Lines of a run's metrics.jsonl as dicts; what a kill cut off or something else damaged is dropped."""
+    """Lines of a run's metrics.jsonl as dicts; truncated or damaged lines are skipped."""
     lines, path = [], os.path.join(folder, 'metrics.jsonl')
     with contextlib.suppress(FileNotFoundError), open(path, encoding='utf-8', errors='replace') as file:
         for text in file:
@@ -866,9 +866,9 @@ def read_metrics(folder):
 
 
 def catch_signals():
-    """A list to which SIGTERM, SIGINT and SIGHUP add their numbers from now on instead of ending the process.
+    """From now on SIGTERM, SIGINT and SIGHUP only append their numbers to the returned list.
 
-    A second Ctrl-C ends a process that is alone at once; torchrun's processes get the first one twice.
+    A second Ctrl-C kills the process, except under torchrun, whose processes receive the first one twice.
     """
     caught = []
 
@@ -884,7 +884,7 @@ def catch_signals():
 
 
 def log_line(step, total, seconds, values):
-    """A line of the log.  seconds: of a step"""
+    """Text of a log line.  seconds: per step"""
     mfu = 'n/a' if values['mfu'] is None else f"{values['mfu']:.1%}"
     graphs = f", {values['compiled']} graphs" if 'compiled' in values else ''
     left = timedelta(seconds=int((total - step) * seconds))
@@ -894,7 +894,7 @@ def log_line(step, total, seconds, values):
 
 
 def write_manifest(folder, config, data, runtime):
-    """Append to run.json what makes this launch: command, revision, versions, device, data and knobs."""
+    """Append this launch to run.json: command, revision, versions, device, data and knobs."""
     path, launches, revision = os.path.join(folder, 'run.json'), [], None
     with contextlib.suppress(FileNotFoundError, ValueError, TypeError, RecursionError), open(path) as file:
         launches += [launch for launch in json.load(file) if 'config' in launch]
@@ -929,20 +929,20 @@ def plot_losses(folder, unigram):
 
 @torch.no_grad()
 def fill_masks(model, tokenizer, ids):
-    """The best five tokens and their probabilities, a line for each [MASK] in `ids` (no [CLS], no [SEP])."""
+    """Print the top five tokens and probabilities of each [MASK] in `ids` (without [CLS] and [SEP])."""
     special = tokenizer.special
     row = torch.tensor([[special['cls'], *ids, special['sep']]], device=next(model.parameters()).device)
     masks = (row[0] == special['mask']).nonzero().T
     best = model.eval()(row, positions=masks)[0].float().softmax(-1).topk(5)
     for chances, tokens in zip(best.values.tolist(), best.indices.tolist(), strict=True):
         pieces = (tokenizer.pieces[token] for token in tokens)
-        words = (piece.strip('\u2581 ') or piece for piece in pieces)     # without the mark of a word's start
+        words = (piece.strip('\u2581 ') or piece for piece in pieces)     # without the word-start marker
         tell('    ' + '   '.join(f'{word} {p:.3f}' for word, p in zip(words, chances, strict=True)))
 
 
 def fill_text(model, tokenizer, text):
-    """Print `text` and what the model fills in.  Raises UserError where no [MASK] is or it is too long."""
-    text = text.encode('utf-8', 'surrogateescape').decode('utf-8', 'replace')   # of any locale's command line
+    """Print `text` and the model's predictions.  Raises UserError if it has no [MASK] or is too long."""
+    text = text.encode('utf-8', 'surrogateescape').decode('utf-8', 'replace')   # argv in any locale
     first, *others = text.split('[MASK]')
     if not others:
         raise UserError(f'fill={text!r}: put a [MASK] where a word is to be filled in')
@@ -956,7 +956,7 @@ def fill_text(model, tokenizer, text):
 
 
 def show_sentences(model, documents, tokenizer, word_start, n):
-    """Print n first sentences of documents, of 8 to 30 tokens, and what the model fills in for a word."""
+    """Mask a word in the first sentences (8 to 30 tokens) of n documents; print text and predictions."""
     for index in shuffled(np.arange(min(len(documents), 10_000)), len(documents), 0, 0):
         ids = documents.get([index])[0, 1:31].tolist()
         ends = [i + 1 for i, token in enumerate(ids) if tokenizer.pieces[token].endswith(('.', '\u3002'))]
@@ -976,7 +976,7 @@ def show_sentences(model, documents, tokenizer, word_start, n):
 
 
 def use_checkpoint(fill, export, init_from, out_dir, folder, meta):
-    """Load the run's checkpoint or the one that init_from means; print predictions or write a BERT folder."""
+    """Load init_from's checkpoint, by default the run's newest; print predictions or export a BERT."""
     path = find_checkpoint('resume' if init_from in ('auto', 'scratch') else init_from, out_dir)
     content, tokenizer = read_checkpoint(path), load_tokenizer(folder)
     refuse_difference(path, content['data'], {'tokenizer': meta['identity']['tokenizer']}, 'the data')
@@ -995,7 +995,7 @@ def use_checkpoint(fill, export, init_from, out_dir, folder, meta):
 # ---- main ----
 
 def check_limits(config, limits):
-    """Raise UserError for a knob out of range, as far as nothing else checks it where it is used."""
+    """Raise UserError for a knob outside its limits; other knobs are checked where they are used."""
     for key, (low, high) in limits.items():
         if config[key] < low or (high is not None and config[key] > high):
             rest = '' if high is None else f' and at most {high}'
@@ -1013,7 +1013,7 @@ def check_knobs(config):
 
 
 def prepared(dataset, data_dir, prepare, runtime):
-    """(folder, meta) of a prepared corpus, prepared first when `prepare` names a config file for that."""
+    """(folder, meta) of a prepared corpus; a missing one is prepared with the config file `prepare`."""
     folder = os.path.join(data_dir, dataset)
     if prepare and not os.path.exists(os.path.join(folder, 'meta.json')):
         words = [prepare, f'--name={dataset}', f'--data_dir={data_dir}']
@@ -1029,7 +1029,7 @@ def prepared(dataset, data_dir, prepare, runtime):
 
 
 def make_model(encoder_config, objective, source, content):
-    """Model with the weights in `content`, or new ones.  Raises UserError where shapes differ."""
+    """Model with the weights in `content`, or random ones.  Raises UserError if the configs differ."""
     model = OBJECTIVE[objective][0](encoder_config)
     if source:
         ours = {key: value for key, value in asdict(encoder_config).items() if key not in MAY_CHANGE}
@@ -1058,7 +1058,7 @@ def main():
                         limit=eval_samples or len(val_rows))
     identity, unigram = {'vocab_size': meta['vocab_size'], **meta['identity']}, meta['unigram_entropy']
 
-    # model and optimizer: new, a BERT's, or where a checkpoint left them
+    # model and optimizer: new, from a BERT or from a checkpoint
     source, content = start_from(init_from, out_dir, runtime)
     torch.manual_seed(seed)
     raw = make_model(model_config(config, meta['vocab_size']), objective, source, content)
@@ -1068,12 +1068,12 @@ def main():
     step, samples, validated = 0, 0, False
     if 'step' in content:
         refuse_difference(source, content['data'], identity, 'the data')
-        groups = optimizer.state_dict()['param_groups']         # decay, betas and kernels are this run's
+        groups = optimizer.state_dict()['param_groups']         # keep this run's decay, betas, kernels
         optimizer.load_state_dict({**content['optimizer'], 'param_groups': groups})
         scaler.load_state_dict(content['scaler'] or scaler.state_dict())
         step, samples, validated = content['step'], content['samples'], content['validated']
         config['milestones'] = tuple(sorted({*milestones, *content['config']['milestones']}))
-    content.clear()                                     # weights and optimizer have their copies
+    content.clear()                                     # frees memory: all of it was copied
     loader = Loader(train_rows, masker, seed, total_batch, runtime.share(total_batch),
                     offset=samples - step * total_batch)
     model = runtime.wrap(compiled(raw, compile, loader.batch(step), batch_size, runtime))
@@ -1097,7 +1097,7 @@ def main():
         return step == max_iters or (interval and step % interval == 0)
 
     def validate():
-        """Log the validation loss; False if a signal came before it was there."""
+        """Log the validation loss; False if a signal interrupted it."""
         scores = evaluate(raw, val_loader, batch_size, runtime, stop)
         if scores:
             log.write('val', step, f"step {step}: validation loss {scores['loss']:.4f} "
@@ -1131,7 +1131,7 @@ def main():
         step, samples = step + 1, samples + total_batch
         due = ends(checkpoint_interval) or step in milestones
         if not (due or ends(log_interval) or ends(eval_interval)):
-            continue                                    # the host reads the device below alone
+            continue                                    # the only host sync is below
         loss, norm = health.look(step, out_dir)
         if ends(log_interval):
             seconds = (time.perf_counter() - since) / (step - looked)
@@ -1161,13 +1161,13 @@ def main():
 
 
 def in_memory(main, scope):
-    """main() of the stage whose globals are `scope`, with what befalls a machine in one line."""
+    """Call main(); out of memory or a lost process becomes a UserError.  scope: the stage's globals"""
     try:
         main()
     except torch.OutOfMemoryError:
         advice = f"halve batch_size={scope['batch_size']}; the total batch stays"
         raise UserError(f'out of memory: {advice}') from None
-    except RuntimeError as error:                       # what gloo and NCCL raise differs
+    except RuntimeError as error:                       # messages of gloo and NCCL differ
         if not dist.is_initialized() or not re.search('gloo|NCCL|onnection|timed out', str(error)):
             raise
         raise UserError(f'lost another process ({str(error).splitlines()[0][:100]}); the same command goes '
