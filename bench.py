@@ -268,7 +268,7 @@ def time_systems(config, runtime, mode, n, length):
         except Exception as error:                      # compilers raise many classes
             if not (config['compile'] or name in PEERS or is_out_of_memory(error)):
                 raise
-            seconds[name] = str(error).strip()[:100]
+            seconds[name] = ' '.join(str(error).split())[:100]
     order = list(steps)
     for _ in range(config['rounds']):                   # in turn, so that other load affects all alike
         for name in order:
@@ -502,10 +502,9 @@ def checkpoints_of(config, runtime):
         path = source if source.endswith('.pt') else train.newest_checkpoint(source)
         if path is None:
             raise UserError(f'checkpoint={source!r}: no checkpoint there; --what=convergence makes some')
-        content, ours = train.read_checkpoint(path), {'tokenizer': meta['identity']['tokenizer']}
+        model, content = train.load_pretrained(path)
+        ours = {'tokenizer': meta['identity']['tokenizer']}
         train.refuse_difference(path, content['data'], ours, 'the data')
-        model = train.OBJECTIVE[content['config']['objective']][0](EncoderConfig(**content['model_config']))
-        model.load_state_dict(content['model'])
         label = os.path.basename(os.path.dirname(os.path.abspath(path)))
         yield label, train.to_device(model, runtime), folder, meta
 
@@ -673,7 +672,7 @@ def main():
     path, sections = os.path.join(out_dir, 'rows.jsonl'), {}
     with contextlib.suppress(FileNotFoundError), open(path) as file:
         for row in map(json.loads, file):
-            sections.setdefault(row['section'], []).append(row)
+            sections.setdefault(row.get('section'), []).append(row)
     for name in (name for name in WHAT if name in config['what']):
         start = time.perf_counter()
         try:

@@ -395,6 +395,8 @@ def load_examples(name, split, data_dir, extra_train=''):
     task = TASKS[name]
     if task.source and split in task.files:
         return list(task.source(name, split, data_dir)), {}
+    if task.source:
+        raise UserError(f'{name}: made of docstrings, so it has no {split}')
     if split not in task.files:
         paths = [split]
     else:
@@ -1011,7 +1013,8 @@ def read_start(source, folder, lower_case):
     else:
         content = train.read_checkpoint(source)
         knobs, data = content['config'], content['data']
-        folder = folder or knobs.get('tokenizer') or os.path.join(knobs['data_dir'], knobs.get('dataset', ''))
+        own = os.path.join(knobs.get('data_dir', ''), knobs.get('dataset', ''))
+        folder = folder or knobs.get('tokenizer') or own
         ours = prepare_data.load_meta(folder)['identity']['tokenizer']
         train.refuse_difference(source, {'tokenizer': ours, **data}, {'tokenizer': ours}, 'the data')
         config, weights = EncoderConfig(**content['model_config']), content['model']
@@ -1595,7 +1598,8 @@ def write_report(config, show_it):
     folder, order = config['out_dir'], list(TASKS)
     folders = map(os.path.dirname, glob.glob(os.path.join(glob.escape(folder), '*', '*', 'result.json')))
     against = label(config['compare'])[0] if config['compare'] else ''
-    trials = sorted(map(read_result, folders), key=lambda one: (
+    trials = [one for one in map(read_result, folders) if one['task'] in TASKS]
+    trials.sort(key=lambda one: (
         one['init'] == against, one['init'], one['step'] or 0, order.index(one['task']), one['seed']))
     if not trials:
         raise UserError(f'{folder}: no trial has finished there yet')

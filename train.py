@@ -729,9 +729,18 @@ def read_checkpoint(path):
         raise UserError(f'{path}: cannot be read: {error.strerror}') from None
     except Exception:                                   # a flipped bit may raise any exception
         raise UserError(f'{path}: damaged, or not a checkpoint: tensors and plain Python alone') from None
-    if 'lm_head' not in content.get('model_config', {}):
+    if not isinstance(content, dict) or 'lm_head' not in content.get('model_config', {}):
         raise UserError(f'{path}: of an earlier version, with other names and order of parameters')
     return content
+
+
+def load_pretrained(path):
+    """(model, content of its checkpoint) of a run of train.py.  Raises UserError."""
+    content = read_checkpoint(path)
+    if 'objective' not in content['config']:
+        raise UserError(f'{path}: fine-tuned by finetune.py; choose a checkpoint of train.py')
+    config, objective = EncoderConfig(**content['model_config']), content['config']['objective']
+    return make_model(config, objective, path, content), content
 
 
 def checkpoint_identity(path):
@@ -978,10 +987,9 @@ def show_sentences(model, documents, tokenizer, word_start, n):
 def use_checkpoint(fill, export, init_from, out_dir, folder, meta):
     """Load init_from's checkpoint, by default the run's newest; print predictions or export a BERT."""
     path = find_checkpoint('resume' if init_from in ('auto', 'scratch') else init_from, out_dir)
-    content, tokenizer = read_checkpoint(path), load_tokenizer(folder)
+    model, content = load_pretrained(path)
+    tokenizer = load_tokenizer(folder)
     refuse_difference(path, content['data'], {'tokenizer': meta['identity']['tokenizer']}, 'the data')
-    config = EncoderConfig(**content['model_config'])
-    model = make_model(config, content['config']['objective'], path, content)
     if fill:
         fill_text(model, tokenizer, fill)
     if export:

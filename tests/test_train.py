@@ -906,6 +906,16 @@ def test_damage_is_found_or_changes_nothing(finished, tmp_path):
     assert sum(map(bool, found)) > 30                   # the others are equal: padding, dates, attributes
 
 
+def test_another_file_of_torch_is_one_line(finished, tmp_path):
+    """A list, and what finetune.py writes, which has no pretraining head."""
+    content = source.read_checkpoint(str(finished / 'ckpt_0000008.pt'))
+    tuned = {**content, 'config': {'tokenizer': 'data/tiny'}}
+    for number, (thing, said) in enumerate([([1, 2], 'earlier version'), (tuned, 'fine-tuned')]):
+        torch.save(thing, tmp_path / f'{number}.pt')
+        with pytest.raises(UserError, match=f'{number}.pt: .*{said}'):
+            source.load_pretrained(str(tmp_path / f'{number}.pt'))
+
+
 def refusal(path, content, good=None):
     """The UserError with which a checkpoint of these bytes is refused; '' if it is `good` all the same."""
     path.write_bytes(content)
