@@ -624,7 +624,7 @@ def made_by(runtime):
     machine = train.device_name(runtime.device)
     with contextlib.suppress(OSError, TypeError), open('/proc/cpuinfo') as file:
         machine += f", {os.cpu_count()} cores of {re.search(r'model name.*: (.+)', file.read())[1]}"
-    command = ' '.join(['python', os.path.basename(sys.argv[0]), *sys.argv[1:]])
+    command = ' '.join(['python bench.py', *sys.argv[1:]])
     return (f'`{command}`; {machine}, {torch.get_num_threads()} thread(s); {str(runtime.dtype)[6:]}; '
             f"torch {torch.__version__}; {time.strftime('%Y-%m-%d')}")
 
