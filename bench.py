@@ -8,6 +8,9 @@
 Each section (an entry of WHAT) is a generator of flat dicts, here called rows. out_dir gets rows.jsonl with
 all rows, tables.md with a table per section (without lists), and plots; sections not rerun are kept.
 """
+from configurator import UserError, configure, run, say, show  # first: no traceback on Ctrl-C
+
+# isort: split
 import contextlib
 import glob
 import itertools
@@ -30,7 +33,6 @@ import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
 import train
-from configurator import UserError, configure, run, say, show
 from finetune import read_papers
 from model import (
     SHATTER,

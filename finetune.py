@@ -9,6 +9,9 @@ the trials among themselves. Its folder in out_dir holds its log, result, predic
 command again skips finished trials and restarts interrupted ones. A training step depends only on (weights,
 data, seed, step).
 """
+from configurator import ROOT, UserError, configure, parse, run, say  # first: no traceback on Ctrl-C
+
+# isort: split
 import contextlib
 import csv
 import difflib
@@ -42,7 +45,6 @@ from torch import nn
 
 import prepare_data
 import train
-from configurator import ROOT, UserError, configure, parse, run, say
 from configurator import show as show_knob
 from configurator import table as knob_table
 from model import (

@@ -22,6 +22,9 @@ data/<name>/ holds, for split in train and val and each unit:
     docstrings.jsonl        corpus='docstrings' only: texts with package, file and line
     meta.json               description of the corpus, see write_meta
 """
+from configurator import UserError, configure, run, say  # first: no traceback on Ctrl-C
+
+# isort: split
 import ast
 import base64
 import collections
@@ -51,8 +54,6 @@ import warnings
 import zlib
 
 import numpy as np
-
-from configurator import UserError, configure, run, say
 
 corpus = 'docstrings'           # keys of CORPORA, e.g. books+wikipedia; a path, a glob, a hub id owner/name
 path = ''                       # overrides the source in CORPORA: files for oscar, packages for docstrings

@@ -16,6 +16,7 @@ os.environ['OMP_NUM_THREADS'] = '1'                     # of the processes that 
 os.environ['PYTHONFAULTHANDLER'] = '1'                  # see stage()
 os.environ['PYTHONPATH'] = os.path.join(ROOT, 'tests', 'plotless')
 os.environ.setdefault('HF_HUB_OFFLINE', '1')            # Hugging Face's names: local files only
+signal.signal(signal.SIGINT, signal.default_int_handler)        # a shell's background job ignores it
 TINY = ['--n_layer=2', '--n_head=4', '--n_embd=16', '--n_inner=32', '--block_size=32', '--total_batch=8',
         '--learning_rate=1e-3', '--warmup_iters=2', '--eval_interval=0', '--eval_samples=32',
         '--log_interval=1', '--checkpoint_interval=0', '--fill_samples=0', '--dropout=0.1',

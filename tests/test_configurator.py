@@ -266,7 +266,7 @@ def test_an_error_of_another_rank_is_said_after_a_while(monkeypatch, capsys):
     assert capsys.readouterr().err == 'error on local rank 1: bad luck\n'
 
 
-@pytest.mark.parametrize('script', ['train'])
+@pytest.mark.parametrize('script', ['prepare_data', 'train', 'finetune', 'bench'])
 def test_an_interrupt_during_the_imports_is_quiet(script, tmp_path):
     """A numpy that is interrupted while it is imported: the first package that a stage asks for."""
     (tmp_path / 'numpy.py').write_text('import os, time\nos.kill(os.getpid(), 2)\ntime.sleep(9)')
