@@ -70,20 +70,20 @@ class EncoderConfig:
                 raise UserError(f'{name}={value}: must lie in [0, 1); 0.1 is usual')
             if kind is str:
                 choose(name, value, tables[name])
-        allowed = ALLOWED_POSITIONS.get(self.attention, tuple(POSITION))
+        allowed = ALLOWED_POSITIONS.get(self.attention, POSITION)
         if self.position not in allowed:
             raise UserError(f'position={self.position!r}: cannot be combined with '
                             f"attention={self.attention!r}; choose {' or '.join(allowed)}")
         for name, (axis, rows) in APPLIES_TO.items():
-            value, default = getattr(self, name), type(self).__dataclass_fields__[name].default
+            value, default = getattr(self, name), getattr(EncoderConfig, name)
             if value != default and getattr(self, axis) not in rows:
-                raise UserError(f"{name}={value!r}: only {axis}={' or '.join(map(repr, rows))} has it; "
-                                f'choose {default!r}')
+                raise UserError(f"{name}={value!r}: only {axis}={' or '.join(map(repr, rows))} uses {name}; "
+                                f'leave it at {default!r}')
         if self.n_embd % self.n_head:
             raise UserError(f'n_embd={self.n_embd}: must be a multiple of n_head={self.n_head}')
         if self.position == 'rope' and self.query_size % 2:
-            raise UserError(f"position='rope': the size of a query, {self.query_size}, must be even: "
-                            "n_embd / n_head, or key_size of attention='gau'")
+            raise UserError(f"position='rope': n_embd / n_head (gau: key_size) is {self.query_size}; "
+                            'it must be even')
         if self.attention in SHATTER and (self.n_head % 2 or self.n_head < 4):
             raise UserError(f'n_head={self.n_head}: attention={self.attention!r} needs an even n_head >= 4')
         if not 0 <= self.pair_rank <= self.query_size:
@@ -888,11 +888,10 @@ class MaskedLM(nn.Module):
 
     def save_pretrained(self, folder):
         """Write a folder that transformers.BertForMaskedLM loads.  Raises UserError if this is not a BERT."""
-        ours = {name: getattr(self.config, name) for name in BERT_AXES}
-        if ours != BERT_AXES:
-            given, wanted = (', '.join(f'{name}={value!r}' for name, value in axes.items())
-                             for axes in (ours, BERT_AXES))
-            raise UserError(f"{given}: cannot be written as transformers' BERT, which is {wanted}")
+        for name in ('attention', 'position', 'norm', 'lm_head', 'bias'):
+            given, wanted = getattr(self.config, name), getattr(EncoderConfig, name)
+            if given != wanted:
+                raise UserError(f"{name}={given!r}: transformers' BERT has only {name}={wanted!r}")
         weights, names = self.state_dict(), hugging_face_names(self.config)
         sizes = {theirs: getattr(self.config, ours) for ours, theirs in BERT_SIZES.items()}
         bert = transformers().BertForMaskedLM(transformers().BertConfig(**sizes))
@@ -923,7 +922,7 @@ class PermutationLM(nn.Module):
     def __init__(self, config):
         super().__init__()
         if config.attention != 'xlnet':
-            raise UserError(f"attention={config.attention!r}: only attention='xlnet' has a query stream")
+            raise UserError(f"attention={config.attention!r}: only attention='xlnet' allows objective='plm'")
         self.encoder = Encoder(config)
         self.config = self.encoder.config
         self.head = LM_HEAD[config.lm_head](config)
@@ -1039,22 +1038,19 @@ BERT_CONFIG = {                     # required values of the keys that a config.
     'model_type': 'bert', 'hidden_act': 'gelu', 'layer_norm_eps': 1e-12, 'tie_word_embeddings': True,
     'is_decoder': False, 'position_embedding_type': 'absolute',
 }
-BERT_AXES = {                       # required to write a model as a Hugging Face BERT
-    'attention': 'original', 'position': 'absolute', 'norm': 'layer', 'lm_head': 'bert', 'bias': True,
-}
 BERT_SIZES = {                      # EncoderConfig field -> BertConfig field
     'vocab_size': 'vocab_size', 'block_size': 'max_position_embeddings', 'n_layer': 'num_hidden_layers',
     'n_head': 'num_attention_heads', 'n_embd': 'hidden_size', 'n_inner': 'intermediate_size',
     'n_segment': 'type_vocab_size', 'dropout': 'hidden_dropout_prob',
     'attention_dropout': 'attention_probs_dropout_prob',
 }
-BERT_NAMES = {                      # tensor, or module (weight and bias) -> name in BertForPreTraining
-    'encoder.token.weight': 'bert.embeddings.word_embeddings.weight',
-    'encoder.segment.weight': 'bert.embeddings.token_type_embeddings.weight',
-    'encoder.position.table.weight': 'bert.embeddings.position_embeddings.weight',
+BERT_NAMES = {                      # module -> in BertForPreTraining
+    'encoder.token': 'bert.embeddings.word_embeddings',
+    'encoder.segment': 'bert.embeddings.token_type_embeddings',
+    'encoder.position.table': 'bert.embeddings.position_embeddings',
     'encoder.norm': 'bert.embeddings.LayerNorm', 'pooler.dense': 'bert.pooler.dense',
     'head.transform': 'cls.predictions.transform.dense', 'head.norm': 'cls.predictions.transform.LayerNorm',
-    'head.bias': 'cls.predictions.bias',
+    'head': 'cls.predictions',
 }
 BERT_BLOCK = {                      # module in encoder.blocks.N -> in bert.encoder.layer.N
     'attention.query': 'attention.self.query', 'attention.key': 'attention.self.key',
@@ -1065,11 +1061,10 @@ BERT_BLOCK = {                      # module in encoder.blocks.N -> in bert.enco
 
 
 def hugging_face_names(config):
-    """{name in our state_dict: name in transformers} of encoder, pooler and masked-LM head."""
+    """{our name: name in transformers} of the weight and bias of each module, even where it has only one."""
     rows = BERT_NAMES | {f'encoder.blocks.{i}.{ours}': f'bert.encoder.layer.{i}.{theirs}'
                          for i in range(config.n_layer) for ours, theirs in BERT_BLOCK.items()}
-    return {ours + kind: theirs + kind for ours, theirs in rows.items()
-            for kind in ([''] if ours.endswith(('.weight', '.bias')) else ['.weight', '.bias'])}
+    return {ours + kind: theirs + kind for ours, theirs in rows.items() for kind in ('.weight', '.bias')}
 
 
 def pretrained_encoder(name, parts=('encoder.',), kind='BERT'):
@@ -1077,20 +1072,23 @@ def pretrained_encoder(name, parts=('encoder.',), kind='BERT'):
 
     parts  prefixes of required tensors (our names): if one is missing, UserError "not a `kind`"
     """
-    c = transformers().AutoConfig.from_pretrained(name)
+    try:
+        c = transformers().AutoConfig.from_pretrained(name)
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise UserError(f'{name}: neither a checkpoint nor a BERT: {reason}') from None
     for key, wanted in BERT_CONFIG.items():
         given = getattr(c, key, wanted)
         if given != wanted:
             raise UserError(f'{name}: {key}={given}: only a BERT with {key}={wanted} can be loaded')
     bert, report = transformers().BertForPreTraining.from_pretrained(name, output_loading_info=True)
     config = EncoderConfig(**{ours: getattr(c, theirs) for ours, theirs in BERT_SIZES.items()})
-    tensors, weights = bert.state_dict(), {}
-    for ours, theirs in hugging_face_names(config).items():
-        if theirs not in report['missing_keys']:
-            weights[ours] = tensors[theirs]
-        elif ours.startswith(parts):
+    tensors, names, missing = bert.state_dict(), hugging_face_names(config), report['missing_keys']
+    for ours, theirs in names.items():
+        if theirs in missing and ours.startswith(parts):
             raise UserError(f'{name}: has no {theirs}: not a {kind}')
-    return config, weights
+    found = tensors.keys() - missing
+    return config, {ours: tensors[theirs] for ours, theirs in names.items() if theirs in found}
 
 
 def transformers():
