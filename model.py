@@ -401,31 +401,25 @@ class OneHeadAttention(nn.Module):
         has_parts = self.part_embedding is not None and partition is not None
         if has_parts:
             scores = scores + torch.einsum('bih,hij->bij', F.linear(q, self.part_embedding), partition)
-        a, r = self.weights(scores, context.mask)                                       # A = a r
+        a = self.weights(scores, None if context.mask is None else context.mask.squeeze(1))
         a = F.dropout(a, self.dropout, self.training)
         y = attend_parts(self, a[:, None], v, partition)
         if has_parts and self.part_values:
-            shares = torch.einsum('bij,hij->bih', a.to(v.dtype), partition)             # A_part / r
+            shares = torch.einsum('bij,hij->bih', a.to(v.dtype), partition)             # A_part
             y = y + shares @ F.linear(self.part_embedding, self.value.weight)
-        return self.out((y * r).flip(1))
+        return self.out(y.flip(1))
 
 
-def softmax_weights(scores, mask):
-    """(a, r) with A = a r: the softmax of the scores (B, Q, T), and 1."""
-    return masked_softmax(scores, None if mask is None else mask.squeeze(1)), 1.0
+def masked_sigmoid(scores, mask):
+    """Sigmoid of the scores (B, Q, T), divided by the L2 norm of its row; 0 where the mask is False.
 
-
-def sigmoid_weights(scores, mask):
-    """(a, r) with A = a r: the sigmoid of the scores (B, Q, T), divided by the L2 norm of the row.
-
-    a is the sigmoid divided by its row's maximum, so that squares do not underflow; 0 at masked keys.
-    r (B, Q, 1) is 1 / |a|. The caller multiplies y by r, which is cheaper than a * r: y has fewer entries.
+    It is first divided by the maximum of its row, so that squares do not underflow.
     """
     a = F.logsigmoid(scores)
     if mask is not None:
-        a = a.masked_fill(~mask.squeeze(1), -math.inf)
+        a = a.masked_fill(~mask, -math.inf)
     a = (a - a.detach().amax(-1, keepdim=True).clamp_min(torch.finfo(a.dtype).min)).exp()
-    return a, 1 / torch.linalg.vector_norm(a, dim=-1, keepdim=True).clamp_min(0.5)      # |a| >= 1, or 0
+    return F.normalize(a, dim=-1, eps=0.5)                                              # norm >= 1, or 0
 
 
 # ---- GAU: replaces both attention and MLP ----
@@ -553,10 +547,10 @@ class XLNetAttention(nn.Module):
 
 SHATTER = {                         # in the order of the paper's ablation
     'part_mask': PartMaskAttention,
-    'one_head_softmax': partial(OneHeadAttention, weights=softmax_weights),
-    'one_head_sigmoid': partial(OneHeadAttention, weights=sigmoid_weights),
-    'part_bias': partial(OneHeadAttention, weights=sigmoid_weights, part_bias=True),
-    'shatter': partial(OneHeadAttention, weights=sigmoid_weights, part_bias=True, part_values=True),
+    'one_head_softmax': partial(OneHeadAttention, weights=masked_softmax),
+    'one_head_sigmoid': partial(OneHeadAttention, weights=masked_sigmoid),
+    'part_bias': partial(OneHeadAttention, weights=masked_sigmoid, part_bias=True),
+    'shatter': partial(OneHeadAttention, weights=masked_sigmoid, part_bias=True, part_values=True),
 }
 ATTENTION = {
     'original': OriginalAttention, 'symmetric': SymmetricAttention, 'pairwise': PairwiseAttention,
