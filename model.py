@@ -52,6 +52,8 @@ class EncoderConfig:
     key_size: int = 128             # gau: s, width of queries and keys
     clip_distance: int = 128        # rpe: c, distances are clipped at +-(c - 1)
     recompute: bool = False         # Shatter: recompute A * N in the backward pass to save memory
+    same_partition: bool = False    # Shatter: each layer has the partition of the last
+    one_value_matrix: bool = False  # Shatter with one head: all parts have the same values: y = A v
     dropout: float = 0.1            # after the embeddings and after each sublayer
     attention_dropout: float = 0.1  # of attention weights
     pooling: str = 'cls'            # SequenceClassifier, MultipleChoice: a key of POOLING
@@ -298,11 +300,13 @@ class Partition(nn.Module):
         f_v(x) = B_v(u(x)) for x > 0,  f_(H/2 + v)(x) = B_v(u(-x)) for x < 0
 
     At x = 0, undefined in the paper, each half gets B_v(0) / 2, so that the H functions sum to 1.
+    With same_partition, a preliminary experiment of the paper, all layers have k = L - 1 (our choice of k).
     N[h, i, j] = f_h(j - i) is stored as table[h, j - i + block_size - 1], (H, 2 block_size - 1).
     """
 
     def __init__(self, config, layer):
         super().__init__()
+        layer = config.n_layer - 1 if config.same_partition else layer
         self.n_head, self.progress = config.n_head, (layer + 1) / config.n_layer
         self.resize(config.block_size)
 
@@ -380,14 +384,15 @@ class OneHeadAttention(nn.Module):
 
         y = concat_h((A * N_h) v_h),  v = x Wv;  A_part[i, h] = sum_j A_ij N[h, i, j],  N of Partition
 
-    R (H, D) is part_embedding; R Wv (H, D) leaves out the bias of v.
+    R (H, D) is part_embedding; R Wv (H, D) leaves out the bias of v. With one_value_matrix, a preliminary
+    experiment of section 3.2, all parts have all of v: y = sum_h (A * N_h) v = A v.
     Parameters: 2 (D^2 + D), plus H D for R if used, and D^2 + D for the output.
     """
 
     def __init__(self, config, layer, weights, part_bias=False, part_values=False):
         super().__init__()
         self.n_head, self.dropout, self.recompute = config.n_head, config.attention_dropout, config.recompute
-        self.weights, self.part_values = weights, part_values
+        self.weights, self.part_values, self.one_value_matrix = weights, part_values, config.one_value_matrix
         self.query, self.value, self.out = projections(3, config.n_embd, config.bias)
         shape = config.n_head, config.n_embd
         self.part_embedding = nn.Parameter(0.02 * torch.randn(shape)) if part_bias else None      # R
@@ -403,7 +408,7 @@ class OneHeadAttention(nn.Module):
             scores = scores + torch.einsum('bih,hij->bij', F.linear(q, self.part_embedding), partition)
         a = self.weights(scores, None if context.mask is None else context.mask.squeeze(1))
         a = F.dropout(a, self.dropout, self.training)
-        y = attend_parts(self, a[:, None], v, partition)
+        y = attend_parts(self, a[:, None], v, None if self.one_value_matrix else partition)
         if has_parts and self.part_values:
             shares = torch.einsum('bij,hij->bih', a.to(v.dtype), partition)             # A_part
             y = y + shares @ F.linear(self.part_embedding, self.value.weight)
@@ -476,8 +481,11 @@ def softmax_plus(scores, mask, n, size, scale):
 
 
 def squared_relu(scores, mask, n, size, scale):
-    """relu(q k^T)^2 / scale, as in Liu's table 1; table 2 has q k^T / sqrt(d_h) inside relu."""
-    a = (scores.relu() * scale(n, size).rsqrt().to(scores.dtype)).square()      # no overflow in float16
+    """relu(q k^T)^2 / scale, as in Liu's table 1; table 2 has q k^T / sqrt(d_h) inside relu.
+
+    In float16 the result overflows above 65,504: at 512 tokens with scale n from q k^T = 5,800 on.
+    """
+    a = (scores.relu() * scale(n, size).rsqrt().to(scores.dtype)).square()
     return a if mask is None else a.masked_fill(~mask, 0)
 
 
@@ -485,9 +493,10 @@ def scaled_squared_relu(scores, mask, n, size, scale):
     """relu(q k^T)^2 / sum_j relu(q k^T)^2: rows sum to 1, a row of zeros stays 0.  Liu 2022, section 3.3
 
     The paper has an extra factor 1 / (n s), with which rows would not sum to 1. Scores are divided by the
-    maximum of their row, which cancels out, so that squares of small scores do not underflow.
+    maximum of their row, which cancels out, in float32 (the dtype of n), so that small ones do not underflow.
     """
     a = scores.relu() if mask is None else scores.relu().masked_fill(~mask, 0)
+    a = a.to(n.dtype)
     a = (a / a.detach().amax(-1, keepdim=True).clamp_min(torch.finfo(a.dtype).tiny)).square()
     return a / a.sum(-1, keepdim=True).clamp_min(0.5)                                   # sum >= 1, or 0
 
@@ -509,7 +518,8 @@ class XLNetAttention(nn.Module):
         sinusoid(d) = (sin(d w_m) for all m, then cos(d w_m)),  w_m = 10000^(-2m / D),  m = 0, 1, ...
         y_i = sum_j softmax(score)_ij (x_j Wv),  u and v (D,), K entries per head;  no biases
 
-    Yang et al.'s code also applies dropout to the sinusoids; here only attention weights are dropped out.
+    Yang et al.'s code also applies dropout to the sinusoids, after the MLP's activation and to the final
+    states; here it is where BERT has it. A query without a key gives y_i = 0, in their code the mean of v.
     Parameters: 4 D^2 + 2 D, and D^2 for the output.
     """
 
@@ -563,7 +573,8 @@ APPLIES_TO = {                      # option -> (field, values of it that use th
     'pair_rank': ('attention', ('pairwise',)), 'pair_init': ('attention', ('pairwise',)),
     'normaliser': ('attention', ('gau',)), 'key_size': ('attention', ('gau',)),
     'relu_scale': ('normaliser', ('squared_relu',)), 'recompute': ('attention', tuple(SHATTER)),
-    'clip_distance': ('position', ('rpe',)),
+    'clip_distance': ('position', ('rpe',)), 'same_partition': ('attention', tuple(SHATTER)),
+    'one_value_matrix': ('attention', tuple(SHATTER)[1:]),
 }
 
 
@@ -685,7 +696,7 @@ class BiasPosition(AbsolutePosition):
         score_ij = q_i k_j / sqrt(K) + W[bucket(j - i)],  W (32, H);  `absolute` is kept as well
 
     16 buckets for j <= i and 16 for j > i: one for each distance up to 7, then 8 of logarithmic width up to
-    128; the last also takes all longer distances.
+    128; the last also takes all longer distances. As in T5, bucket 16, distance 0 for j > i, is never used.
     Parameters: 32 H + block_size D.
     """
 
@@ -958,6 +969,16 @@ class ClsPooling(nn.Module):
         return self.dense(encoder(ids, segments, attention_mask)[:, 0]).tanh()
 
 
+class FirstPooling(nn.Module):
+    """The final state of [CLS] as it is; the classifier is then one Linear.  Liu 2022, table 4."""
+
+    def __init__(self, config):
+        super().__init__()
+
+    def forward(self, encoder, ids, segments, attention_mask):
+        return encoder(ids, segments, attention_mask)[:, 0]
+
+
 class LayerwisePooling(nn.Module):
     """A learned query passes through all blocks and attends to the input of each.  Tian et al. 2021, 3.4
 
@@ -979,7 +1000,7 @@ class LayerwisePooling(nn.Module):
         return y[:, 0]
 
 
-POOLING = {'cls': ClsPooling, 'layerwise': LayerwisePooling}    # -> (B, D)
+POOLING = {'cls': ClsPooling, 'first': FirstPooling, 'layerwise': LayerwisePooling}     # -> (B, D)
 
 
 class SequenceClassifier(nn.Module):
