@@ -7,7 +7,7 @@
 A training step depends only on (weights, data, seed, step, samples drawn before it); they determine its
 sequences, masks and dropout. So a resumed run repeats an uninterrupted one, bit for bit on the CPU.
 """
-from configurator import ROOT, UserError, configure, run, say, table  # first: no traceback on Ctrl-C
+from configurator import ROOT, UserError, check_limits, configure, run, say, table  # first: quiet Ctrl-C
 
 # isort: split
 import atexit
@@ -1001,14 +1001,6 @@ def use_checkpoint(fill, export, init_from, out_dir, folder, meta):
 
 
 # ---- main ----
-
-def check_limits(config, limits):
-    """Raise UserError for a knob outside its limits; other knobs are checked where they are used."""
-    for key, (low, high) in limits.items():
-        if config[key] < low or (high is not None and config[key] > high):
-            rest = '' if high is None else f' and at most {high}'
-            raise UserError(f'{key}={config[key]}: must be at least {low}{rest}')
-
 
 def check_knobs(config):
     check_limits(config, {**LIMITS, 'total_batch': (int(os.environ.get('WORLD_SIZE', 1)), None)})
