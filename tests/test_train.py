@@ -407,8 +407,8 @@ def test_a_finished_run_stays_as_it_is_and_a_longer_one_takes_its_knobs(tmp_path
 
 def test_checkpoints_that_stay(tmp_path, train_here, capsys):
     train_here(tmp_path, '--max_iters=12', '--checkpoint_interval=2', '--milestones=3,4')
-    assert [os.path.basename(path) for path in source.checkpoints(tmp_path)] == [
-        f'ckpt_{step:07d}.pt' for step in (3, 4, 10, 12)]
+    assert list(source.checkpoints(tmp_path).items()) == [
+        (step, f'{tmp_path}/ckpt_{step:07d}.pt') for step in (3, 4, 10, 12)]
     content = weights(tmp_path / 'ckpt_0000012.pt')
     assert set(content) == {'step', 'samples', 'model', 'optimizer', 'scaler', 'config', 'model_config',
                             'data', 'validated'}
@@ -554,7 +554,7 @@ def befall(kind, rank, folder, patch):
     if kind in ('nan', 'inf') and rank == 1:
         harm(5, float(kind), patch)
     if kind == 'folder' and rank == 1:                  # a machine with a disk of its own
-        patch.setattr(source, 'checkpoints', lambda out_dir: ['out/ckpt_0000003.pt'])
+        patch.setattr(source, 'checkpoints', lambda out_dir: {3: 'out/ckpt_0000003.pt'})
 
 
 def interrupt(step, patch, number=signal.SIGTERM):
@@ -643,7 +643,7 @@ def test_a_signal_to_one_rank_saves_and_ends_all(pairs):
     folder, ends = pairs
     for name, step in (('cut', 5), ('late', 0)):
         assert ends[name] == [f'finished with {128 + signal.SIGTERM}'] * 2
-        assert weights(source.checkpoints(folder / name)[-1])['step'] == step
+        assert weights(folder / name / f'ckpt_{step:07d}.pt')['step'] == step
     assert not weights(folder / 'late' / 'ckpt_0000000.pt')['validated']
     assert not metrics(folder / 'late', 'val')
 
@@ -654,7 +654,7 @@ def test_what_is_not_finite_on_one_rank_ends_all_and_names_its_step(value, pairs
     folder, ends = pairs
     line = 'loss or gradient norm of step 6 is not finite; no checkpoint has it; try a lower learning_rate'
     assert ends[value] == [f'{folder / value}: {line}'] * 2
-    steps = [source.step_of(path) for path in source.checkpoints(folder / value)]
+    steps = list(source.checkpoints(folder / value))
     assert steps == {'nan': [], 'inf': [3]}[value]
     assert all(value.isfinite().all() for step in steps for value in
                weights(folder / 'inf' / f'ckpt_{step:07d}.pt')['model'].values())
@@ -752,7 +752,7 @@ def test_closed_output_ends_a_run_with_a_checkpoint(tmp_path, train_here, monkey
     with open(writing, 'w') as closed, monkeypatch.context() as patch:
         patch.setattr(sys, 'stdout', closed)
         train_here(tmp_path, '--max_iters=4', status=128 + signal.SIGTERM)
-    assert [source.step_of(path) for path in source.checkpoints(tmp_path)] == [0]
+    assert list(source.checkpoints(tmp_path)) == [0]
     train_here(tmp_path, '--max_iters=4')
     assert [line['step'] for line in metrics(tmp_path)] == [1, 2, 3, 4]
 
@@ -779,7 +779,7 @@ def test_a_kill_in_the_middle_of_a_save_loses_nothing(corpus, tmp_path, train_he
     (tmp_path / 'killed.py').write_text(KILL.format(root=ROOT))
     done = stage(str(tmp_path / 'killed.py'), *tiny(corpus, tmp_path / 'cut'), *knobs)
     assert done.returncode == -signal.SIGKILL
-    assert [os.path.basename(path) for path in source.checkpoints(tmp_path / 'cut')] == ['ckpt_0000004.pt']
+    assert list(source.checkpoints(tmp_path / 'cut')) == [4]
     assert os.path.exists(tmp_path / 'cut' / 'ckpt_0000008.pt.tmp')
     train_here(tmp_path / 'cut', *knobs)
     train_here(tmp_path / 'whole', *knobs)
@@ -854,7 +854,7 @@ def test_what_is_not_finite_is_refused_at_the_next_look(dtype, value, tmp_path, 
     with pytest.raises(UserError, match='loss or gradient norm of step 6 is not finite'):
         train_here(tmp_path, '--max_iters=20', '--checkpoint_interval=5', '--log_interval=100',
                    f'--dtype={dtype}')
-    assert [source.step_of(path) for path in source.checkpoints(tmp_path)] == [5]
+    assert list(source.checkpoints(tmp_path)) == [5]
 
 
 @pytest.mark.parametrize('place', ['one entry', 'the squares'])
@@ -938,7 +938,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_taken(finished, tmp_pa
     said = capsys.readouterr()
     assert 'ckpt_0000008.pt: damaged' in said.err and 'ckpt_0000004.pt at step 4' in said.out
     same_checkpoint(finished / 'ckpt_0000008.pt', tmp_path / 'run' / 'ckpt_0000008.pt')
-    for path in source.checkpoints(tmp_path / 'run'):
+    for path in source.checkpoints(tmp_path / 'run').values():
         with open(path, 'w'):
             pass
     with pytest.raises(UserError, match='every checkpoint is damaged'):
@@ -1004,7 +1004,7 @@ def test_an_error_of_the_device_is_not_told_as_a_full_disk(tmp_path):
     (['--init_from=some/bert'], "init_from='some/bert': "),
     (['--init_from=no.pt'], 'no.pt: cannot be read: No such file'),
     (['--fill=no mask here'], "fill='no mask here': put a [MASK]"),
-    (['--fill=' + '[MASK] ' * 31], 'tokens, but the model reads at most 30'),
+    (['--fill=' + '[MASK] ' * 31], 'tokens; the model reads at most 30'),
 ])
 def test_a_checkpoint_that_does_not_fit_is_refused(knobs, words, finished, train_here):
     with pytest.raises(UserError) as error:
