@@ -47,6 +47,7 @@ export = ''                     # a folder: write the checkpoint there for trans
 # data
 dataset = 'docstrings'          # folder below data_dir that prepare_data.py wrote
 data_dir = 'data'               # parent folder of prepared corpora
+validation = ''                 # further folders below data_dir to validate on too, e.g. ptb,books
 prepare = ''                    # config file of this repository for prepare_data.py, if dataset is missing
 block_size = 512                # tokens per sequence, including [CLS] and [SEP]
 packing = 'stream'              # stream: joined documents cut to length; documents: one per sequence, padded
@@ -140,7 +141,7 @@ class StreamRows:
             raise UserError(f'{folder}: {split} holds less than one row of block_size={block_size}')
 
     def __len__(self):
-        return int(self.ends[-1])
+        return int(self.ends.max(initial=0))
 
     def count(self, shard):
         """Number of rows in a shard; an incomplete last one is dropped."""
@@ -920,9 +921,12 @@ def plot_losses(folder, unigram):
         return tell('no loss.png without matplotlib: pip install matplotlib')
     figure = Figure(figsize=(7, 4))
     axes = figure.subplots()
-    for kind in ('train', 'val'):
-        lines = [line for line in read_metrics(folder) if line['kind'] == kind and 'loss' in line]
-        axes.plot([line['step'] for line in lines], [line['loss'] for line in lines], label=kind)
+    curves = {}                                         # label: [(step, loss), ...]
+    for line in read_metrics(folder):
+        for key in (key for key in line if key.endswith('loss')):
+            curves.setdefault(f"{line['kind']} {key}", []).append((line['step'], line[key]))
+    for label, points in curves.items():
+        axes.plot(*zip(*points, strict=True), label=label)
     axes.axhline(unigram, color='gray', linestyle='--', label='unigram entropy')
     axes.set(xlabel='step', ylabel='loss, nats a predicted token', title=os.path.basename(folder))
     axes.legend()
@@ -1017,6 +1021,16 @@ def prepared(dataset, data_dir, prepare, runtime):
     return folder, meta
 
 
+def validation_rows(names, data_dir, packing, block_size, tokenizer, runtime):
+    """{name: rows} of further validation corpora, comma-separated.  tokenizer: the identity of theirs"""
+    rows = {}
+    for name in filter(None, names.replace(' ', '').split(',')):
+        folder, meta = prepared(name, data_dir, '', runtime)
+        refuse_difference(folder, meta['identity'], {'tokenizer': tokenizer}, 'the data')
+        rows[name] = PACKING[packing](folder, meta, 'val', block_size)
+    return rows
+
+
 def make_model(encoder_config, objective, source, content):
     """Model with the weights in `content`, or random ones.  Raises UserError if the configs differ."""
     model = OBJECTIVE[objective][0](encoder_config)
@@ -1043,9 +1057,11 @@ def main():
     model_class, masker_class = OBJECTIVE[objective]
     masker = masker_class(meta, block_size, mask_fraction, word_start if whole_word else None)
     train_rows, val_rows = (PACKING[packing](folder, meta, split, block_size) for split in ('train', 'val'))
-    val_loader = Loader(val_rows, masker, 0, EVAL_ROWS, runtime.share(EVAL_ROWS),
-                        limit=eval_samples or len(val_rows))
     identity, unigram = {'vocab_size': meta['vocab_size'], **meta['identity']}, meta['unigram_entropy']
+    others = validation_rows(validation, data_dir, packing, block_size, identity['tokenizer'], runtime)
+    val_loaders = {name: Loader(rows, masker, 0, EVAL_ROWS, runtime.share(EVAL_ROWS),
+                                limit=eval_samples or len(rows))
+                   for name, rows in {'': val_rows, **others}.items()}
 
     # model and optimizer: new, from a BERT or from a checkpoint
     source, content = start_from(init_from, out_dir, runtime)
@@ -1086,13 +1102,18 @@ def main():
         return step == max_iters or (interval and step % interval == 0)
 
     def validate():
-        """Log the validation loss; False if a signal interrupted it."""
-        scores = evaluate(raw, val_loader, batch_size, runtime, stop)
-        if scores:
-            log.write('val', step, f"step {step}: validation loss {scores['loss']:.4f} "
-                      f"(unigram {unigram:.4f}), masked accuracy {scores['accuracy']:.2%}, perplexity "
-                      f"{scores['perplexity']:.1f}", **scores)
-        return bool(scores)
+        """Log the loss on each validation corpus; False if a signal interrupted it."""
+        values, lines = {}, []
+        for name, val_loader in val_loaders.items():
+            scores = evaluate(raw, val_loader, batch_size, runtime, stop)
+            if not scores:
+                return False
+            values |= {f'{name}_{key}' if name else key: value for key, value in scores.items()}
+            known = f'on {name}' if name else f'(unigram {unigram:.4f})'
+            lines.append(f"step {step}: validation loss {scores['loss']:.4f} {known}, masked accuracy "
+                         f"{scores['accuracy']:.2%}, perplexity {scores['perplexity']:.1f}")
+        log.write('val', step, '\n'.join(lines), **values)
+        return True
 
     def save():
         content = {'step': step, 'samples': samples, 'model': raw.state_dict(), 'config': config,
