@@ -1008,9 +1008,9 @@ def find_sources(init_from, compare):
 def read_start(source, folder, lower_case):
     """Start from a checkpoint or a Hugging Face BERT.  folder: tokenizer; '': its own"""
     if not source.endswith('.pt'):
-        (config, weights), data = train.load_bert(source, pretrained_encoder), {}
+        (config, weights), data = pretrained_encoder(source), {}
         if not folder:
-            words = train.load_bert(source, lambda name: transformers().utils.cached_file(name, 'vocab.txt'))
+            words = transformers().utils.cached_file(source, 'vocab.txt')
             tokenizer = prepare_data.WordPieceTokenizer(os.path.dirname(words), {'lower_case': lower_case})
     else:
         content = train.read_checkpoint(source)

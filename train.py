@@ -67,6 +67,8 @@ relu_scale = 'ns'               # squared_relu: n2, n, ns or s2
 key_size = 128                  # gau: width of queries and keys
 clip_distance = 128             # rpe: relative distances are clipped at +-(clip_distance - 1)
 recompute = False               # Shatter: recompute weights in the backward pass to save memory
+same_partition = False          # Shatter: all layers have the partition of the last
+one_value_matrix = False        # Shatter with one head: all parts have the same values, y = A v
 n_layer = 12                    # blocks
 n_head = 12                     # heads; must divide n_embd
 n_embd = 768                    # width
@@ -769,17 +771,6 @@ def newest_checkpoint(folder):
     return None
 
 
-def load_bert(name, read=MaskedLM.from_pretrained):
-    """read(name), a Hugging Face BERT; errors of transformers become a one-line UserError."""
-    try:
-        return read(name)
-    except UserError:
-        raise
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise UserError(f'init_from={name!r}: neither a checkpoint nor a BERT: {reason}') from None
-
-
 def start_from(init_from, out_dir, runtime):
     """(checkpoint or BERT to start from, its content); (None, {}) for random weights.  Raises UserError."""
     own, newest = init_from in ('auto', 'resume'), max(checkpoints(out_dir), default=-1)
@@ -795,7 +786,7 @@ def start_from(init_from, out_dir, runtime):
         raise UserError(f"init_from='resume': no checkpoint in {out_dir}")
     content = read_checkpoint(source) if source and source.endswith('.pt') else {}
     if source and not content:                          # the keys of a checkpoint that a BERT has
-        bert = load_bert(source)
+        bert = MaskedLM.from_pretrained(source)
         content = {'model': bert.state_dict(), 'model_config': asdict(bert.config),
                    'config': {'objective': 'mlm'}}
     if not own and newest > content.get('step', -1):

@@ -593,7 +593,7 @@ def test_a_named_file_is_predicted_beside_the_submission_and_scored(run, tmp_pat
 
 
 def test_a_missing_checkpoint_is_not_looked_for_on_the_hub(tmp_path, finetune_here, monkeypatch):
-    monkeypatch.setattr(train, 'load_bert', None)
+    monkeypatch.setattr(finetune, 'pretrained_encoder', None)
     for name, command in (('out/quickstart', 'config/quickstart.py'), ('out/mine', '--out_dir=out/mine'),
                           (str(tmp_path), f'--out_dir={tmp_path}')):
         monkeypatch.chdir(tmp_path)
