@@ -918,7 +918,8 @@ def in_parallel(function, tasks, num_proc):
     context = multiprocessing.get_context('spawn')
     pool = concurrent.futures.ProcessPoolExecutor(min(num_proc, len(tasks)), context, die_with_parent)
     try:
-        yield from pool.map(function, *zip(*tasks, strict=True))
+        for future in [pool.submit(function, *task) for task in tasks]:     # as pool.map, which would cancel
+            yield future.result()                                           # futures of workers killed below
     except concurrent.futures.BrokenExecutor:
         raise UserError('a worker process was killed; out of memory? Then a smaller --num_proc') from None
     finally:
