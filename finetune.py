@@ -260,10 +260,8 @@ def read_hub(task, split):
     datasets = prepare_data.need('datasets', 'reading from the Hugging Face hub')
     source, _, configuration = task.hub.partition(':')
     matched = '_matched' * ('dev_mm' in task.files and split in ('dev', 'test'))
-    try:
+    with prepare_data.named(source):                            # datasets raises dozens of classes
         data = datasets.load_dataset(source, configuration or None, split=HUB_SPLITS[split] + matched)
-    except Exception as error:                                  # datasets raises dozens of classes
-        raise UserError(prepare_data.hub_error(source, error)) from None
     names = getattr(data.features.get('label'), 'names', None) or ()
     by_name = names and {name.lower() for name in names} == set(task.labels)
     for number, record in enumerate(data, 1):

@@ -22,7 +22,7 @@ data/<name>/ holds, for split in train and val and each unit:
     docstrings.jsonl        corpus='docstrings' only: texts with package, file and line
     meta.json               description of the corpus, see write_meta
 """
-from configurator import UserError, check_limits, configure, run, say  # first: no traceback on Ctrl-C
+from configurator import ROOT, UserError, check_limits, configure, run, say  # first: no traceback on Ctrl-C
 
 # isort: split
 import ast
@@ -32,7 +32,6 @@ import concurrent.futures
 import contextlib
 import functools
 import glob
-import gzip
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -51,25 +50,27 @@ import sysconfig
 import threading
 import time
 import warnings
+import zipfile
 import zlib
+from pathlib import Path
 
 import numpy as np
 
 corpus = 'docstrings'           # keys of CORPORA, e.g. books+wikipedia; a path, a glob, a hub id owner/name
-path = ''                       # overrides the source in CORPORA: files for oscar, packages for docstrings
+path = ''                       # files for oscar and cluecorpussmall; other packages for docstrings
 name = ''                       # folder under data_dir; empty: derived from the corpus
 data_dir = 'data'               # folder of all prepared corpora
 subset = ''                     # configuration of a hub dataset; empty: that in CORPORA
 split = 'train'                 # split of a hub dataset
 revision = ''                   # git revision of a hub dataset; empty: the newest (recorded in units.json)
 text_field = 'text'             # field or column that holds the text
-tokenizer = 'sentencepiece'     # sentencepiece, wordpiece or character, optionally :file, or tiktoken:NAME
+tokenizer = 'sentencepiece'     # or wordpiece, character; KIND:FILE; tiktoken:NAME; data/NAME: of that folder
 vocab_size = 4096               # if trained here: 4096 for small models, 32000 for base, 12000 for Chinese
 lower_case = True               # for uncased vocabularies; no effect on tiktoken or a given .model file
-segmenter = ''                  # Chinese whole-word masking: jieba or sentencepiece[:file.model]; empty: none
+segmenter = ''                  # Chinese whole-word masking: jieba or sentencepiece[:FILE]; empty: none
 segmenter_vocab = 16_000        # pieces of a sentencepiece segmenter trained here; more pieces: longer words
 tokenizer_sample = 10_000_000   # characters to train them on; sentencepiece needs 25 bytes of memory for each
-val_fraction = 0.01             # share of documents held out, chosen by a hash of the text
+val_fraction = 0.01             # share of documents held out, by a hash of the text; 1: validation corpus
 max_documents = 0               # limit, split equally among units, which keep their first documents; 0: all
 max_bytes = 10_000_000          # longer records are skipped, longer .txt files cut between lines
 unit_bytes = 50_000_000         # file bytes per unit; at least a thousandth of the corpus
@@ -189,13 +190,11 @@ def named(source, fault='cannot be read from the Hugging Face hub'):
 
 
 def open_bytes(file_name):
-    """A buffered binary stream over a plain, .gz or .zst file; pyarrow detects truncated .zst files."""
-    if file_name.endswith('.gz'):
-        return gzip.open(file_name)
-    if file_name.endswith('.zst'):
-        arrow = need('pyarrow', 'reading .zst files')
-        return io.BufferedReader(arrow.input_stream(file_name, compression='zstd'))
-    return open(file_name, 'rb')
+    """A buffered binary stream over a plain, .gz or .zst file; pyarrow notices truncated and damaged ones."""
+    if not file_name.endswith(('.gz', '.zst')):
+        return open(file_name, 'rb')
+    arrow = need('pyarrow', 'reading compressed files')
+    return io.BufferedReader(arrow.input_stream(file_name, compression='detect'))
 
 
 def read_lines(file, begin, end, most):
@@ -223,18 +222,35 @@ def read_lines(file, begin, end, most):
 
 
 def read_txt(file, begin, end, unit, most):
-    """One document per file; a file longer than `most` bytes is cut between lines."""
+    """One document per file, or several if blank lines end them; more than `most` bytes are cut at a line."""
     first, lines, size = 1, [], 0
     for (_, number), line, bad in read_lines(file, begin, end, most):
         if bad or '\0' in line:
             yield (0, number), '', bad or 'NUL'
             continue
+        blank = unit['joined'] == 'to a blank line' and line.isspace()
         size += len(line.encode())
-        if size > most:
+        if lines and (blank or size > most):
             yield (0, first), *check_text(''.join(lines), most)
             first, lines, size = number, [], len(line.encode())
-        lines.append(line)
-    yield (0, first), *check_text(''.join(lines), most)
+        if not blank:
+            lines.append(line)
+    if lines:
+        yield (0, first), *check_text(''.join(lines), most)
+
+
+def texts_of(archive):
+    """Names of the .txt files in a zipfile.ZipFile."""
+    return [name for name in archive.namelist() if name.endswith('.txt') and not name.startswith('__MACOSX/')]
+
+
+def read_zip(file, begin, end, unit, most):
+    """Documents of the .txt files [begin, end) of an archive, see read_txt."""
+    archive = zipfile.ZipFile(file)
+    for name in texts_of(archive)[begin:end]:
+        with archive.open(name) as text_file:
+            for (_, number), text, bad in read_txt(text_file, 0, None, unit, most):
+                yield (0, f'{name}:{number}'), text, bad
 
 
 def read_jsonl(file, begin, end, unit, most):
@@ -268,7 +284,7 @@ def read_parquet(file, begin, end, unit, most):
             yield (0, number), *check_text(value, most)
 
 
-FORMATS = {'': read_txt, '.txt': read_txt, '.json': read_jsonl, '.jsonl': read_jsonl,
+FORMATS = {'': read_txt, '.txt': read_txt, '.zip': read_zip, '.json': read_jsonl, '.jsonl': read_jsonl,
            '.parquet': read_parquet}
 
 
@@ -294,14 +310,13 @@ def read_unit(unit, config):
 
 # ---- listers: (source, subset, joined, config) -> (units, facts about the source for meta.json) ----
 
-def new_unit(pick, field, pieces=(), hub=(), joined=None, size=0):
+def new_unit(pick, field, joined, hub=(), size=0):
     """A unit: all that is needed to read it, and its size, by which take_sample weights it.
 
-    pieces  of local files: [file, begin, end or None, file size]; in row groups if parquet, else in bytes
+    pieces  of local files: [file, begin, end or None, file size]; in bytes, row groups or files of a .zip
     hub     or part i of n of a hub dataset: [id, subset, split, revision, keep files whole?, shards, n, i]
     """
-    return {'pick': pick, 'field': field, 'pieces': list(pieces), 'hub': list(hub), 'joined': joined,
-            'bytes': size}
+    return {'pick': pick, 'field': field, 'pieces': [], 'hub': hub, 'joined': joined, 'bytes': size}
 
 
 def find_files(source):
@@ -313,7 +328,7 @@ def find_files(source):
     found = sorted(os.path.abspath(item) for item in found if os.path.isfile(item))
     others = collections.Counter(os.path.splitext(item)[1] for item in found if not file_format(item))
     if others.total() == len(found):
-        raise UserError(f'{source}: no .txt, .json, .jsonl or .parquet file (.gz, .zst too) is there')
+        raise UserError(f'{source}: no .txt, .json, .jsonl or .parquet file (.gz, .zst too) or .zip is there')
     if others:
         say(f'{source}: {others.total()} files of an unknown format are not read: {count_kinds(others)}')
     return [item for item in found if file_format(item)]
@@ -328,7 +343,7 @@ def list_files(source, subset, joined, config, pick='field'):
         whole += [file] if len(edges) == 2 and size > 2 * most else []
         for begin, end in itertools.pairwise(edges):
             if not units or units[-1]['bytes'] + size // (len(edges) - 1) > most:
-                units.append(new_unit(pick, config['text_field']))
+                units.append(new_unit(pick, config['text_field'], joined))
             units[-1]['pieces'].append([file, begin, end, size])
             units[-1]['bytes'] += size // (len(edges) - 1)
     if whole:
@@ -337,13 +352,15 @@ def list_files(source, subset, joined, config, pick='field'):
 
 
 def cut_file(file_name, n):
-    """Boundaries of at most n pieces of a file, in bytes or row groups; [0, None] if it cannot be cut."""
-    kind, total = file_format(file_name), 0
-    if n > 1 and kind is read_parquet:
-        with named(file_name, 'cannot be read'):
+    """Boundaries of at most n pieces of a file, see new_unit; [0, None] if it cannot be cut."""
+    kind, total = file_format(file_name) if n > 1 else None, 0
+    with named(file_name, 'cannot be read'):
+        if kind is read_parquet:
             total = need('pyarrow.parquet', 'reading .parquet files').read_metadata(file_name).num_row_groups
-    elif n > 1 and kind is read_jsonl and not file_name.endswith(('.gz', '.zst')):
-        total = os.path.getsize(file_name)
+        elif kind is read_zip:
+            total = len(texts_of(zipfile.ZipFile(file_name)))
+        elif kind is read_jsonl and not file_name.endswith(('.gz', '.zst')):
+            total = os.path.getsize(file_name)
     n = min(n, total)
     return [total * i // n for i in range(n + 1)] if n > 1 else [0, None]
 
@@ -367,7 +384,7 @@ def list_hub(source, subset, joined, config):
         facts = (data.info.splits or {}).get(config['split'])
     n = min(data.num_shards, MOST_UNITS)
     size = (getattr(facts, 'num_bytes', 0) or 0) // n
-    units = [new_unit('field', config['text_field'], (), [*dataset, data.num_shards, n, i], joined, size)
+    units = [new_unit('field', config['text_field'], joined, [*dataset, data.num_shards, n, i], size)
              for i in range(n)]
     return units, {'hub': source, 'subset': subset, 'split': config['split'], 'revision': pinned}
 
@@ -389,9 +406,9 @@ def list_docstrings(source, subset, joined, config):
     found = {package: find_package(package) for package in source.split()}
     files = [(package, root, item) for package, (root, _) in found.items() for item in python_files(root)]
     tasks = [(files[i:i + 50],) for i in range(0, len(files), 50)]
-    parsed = dict(in_parallel(parse_files, tasks, config['num_proc']))
     lines, faults = {}, []                                      # {text: its line}
-    for package, where, text, bad in itertools.chain.from_iterable(parsed[i] for i in range(len(tasks))):
+    parsed = in_parallel(parse_files, tasks, config['num_proc'])
+    for package, where, text, bad in itertools.chain.from_iterable(parsed):
         if bad:
             faults.append((where, bad))
         else:
@@ -480,6 +497,7 @@ CORPORA = {
     'c4':         (list_hub,        'allenai/c4',                          'en',                  None),
     'fineweb':    (list_hub,        'HuggingFaceFW/fineweb',               'sample-10BT',         None),
     'oscar':      (list_oscar,      '',                                    '',                    None),
+    'cluecorpussmall': (list_files, '',                                    '',        'to a blank line'),
 }
 
 
@@ -487,9 +505,9 @@ def find_corpus(config):
     """The knob `corpus` -> (default folder name, [(lister, source, subset, rows joined)])."""
     wanted = config['corpus']
     names = wanted.split('+')
-    if 'oscar' in names and not config['path']:
-        raise UserError("corpus='oscar' needs --path=<.jsonl.gz or .jsonl.zst files, a directory or a glob>")
     if all(item in CORPORA for item in names):
+        if not all(config['path'] or CORPORA[item][1] for item in names):
+            raise UserError(f"corpus='{wanted}' needs --path=<its files, their directory or a glob>")
         return '_'.join(names), [(lister, config['path'] or source, config['subset'] or subset, joined)
                                  for lister, source, subset, joined in (CORPORA[item] for item in names)]
     if os.path.exists(wanted) or glob.glob(wanted, recursive=True):
@@ -507,7 +525,7 @@ def save_sentencepiece(kind, folder, argument, config, sample):
     """Copy a given model or train config[kind.knob] pieces.  num_threads, fixed, affects the result."""
     model, target, size = io.BytesIO(), os.path.join(folder, kind.file_name), config[kind.knob]
     if argument:
-        write_bytes(target, read_bytes(argument))
+        write_bytes(target, Path(argument).read_bytes())
         return {'trained': False}
     try:
         need('sentencepiece', 'this tokenizer').SentencePieceTrainer.train(
@@ -525,7 +543,7 @@ def save_sentencepiece(kind, folder, argument, config, sample):
 
 
 def load_sentencepiece(folder, file_name):
-    library, proto = need('sentencepiece', file_name), read_bytes(os.path.join(folder, file_name))
+    library, proto = need('sentencepiece', file_name), Path(folder, file_name).read_bytes()
     with contextlib.suppress(RuntimeError):
         if proto:                                               # b'' would count as no model given
             return library.SentencePieceProcessor(model_proto=proto)
@@ -580,16 +598,14 @@ class WordPieceTokenizer:
     def save(folder, argument, config, sample):
         source = argument or 'google-bert/bert-base-uncased'
         if not os.path.isfile(source):
-            if source.endswith('.txt'):
-                raise UserError(f'tokenizer: {source}: no such file')
-            with named(source):
+            with named(source, 'no such file, nor a vocab.txt of this name from the Hugging Face hub'):
                 source = need('huggingface_hub', 'this tokenizer').hf_hub_download(source, 'vocab.txt')
-        write_bytes(os.path.join(folder, 'vocab.txt'), read_bytes(source))
+        write_bytes(os.path.join(folder, 'vocab.txt'), Path(source).read_bytes())
         return {'lower_case': config['lower_case']}
 
     def __init__(self, folder, facts):
         library = need('tokenizers', 'this tokenizer')
-        text = read_bytes(os.path.join(folder, self.file_name)).decode('utf-8', 'replace')
+        text = Path(folder, self.file_name).read_bytes().decode('utf-8', 'replace')
         self.pieces = text.replace('\r\n', '\n').removesuffix('\n').split('\n')        # U+2028 may be a piece
         vocabulary = {piece: i for i, piece in enumerate(self.pieces)}
         missing = {'[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]'} - set(vocabulary)
@@ -674,7 +690,7 @@ class TiktokenTokenizer:
     def save(cls, folder, argument, config, sample):
         target = os.path.join(folder, cls.file_name)
         if os.path.isfile(argument):
-            write_bytes(target, read_bytes(argument))
+            write_bytes(target, Path(argument).read_bytes())
             return {'name': os.path.basename(argument), 'pattern': cls.gpt2, 'ids': 0}
         with named(f"tokenizer='tiktoken:{argument}'", 'no such file, and tiktoken did not give it'):
             encoding = need('tiktoken', 'this tokenizer').get_encoding(argument)
@@ -683,7 +699,7 @@ class TiktokenTokenizer:
         return {'name': argument, 'pattern': encoding._pat_str, 'ids': encoding.n_vocab}
 
     def __init__(self, folder, facts):
-        library, data = need('tiktoken', 'this tokenizer'), read_bytes(os.path.join(folder, self.file_name))
+        library, data = need('tiktoken', 'this tokenizer'), Path(folder, self.file_name).read_bytes()
         try:
             rows = [line.split() for line in data.split(b'\n') if line]
             ranks = {base64.b64decode(token, validate=True): int(rank) for token, rank in rows}
@@ -767,6 +783,8 @@ def find_tools(config):
     tools = {}
     for knob in ('tokenizer', 'segmenter') if config['segmenter'] else ('tokenizer',):
         kind, _, argument = config[knob].partition(':')
+        if knob == 'tokenizer' and os.sep in kind:              # a prepared folder
+            kind, argument = load_meta(kind)['tokenizer']['kind'], config[knob]
         if kind not in TOOLS[knob] or (argument and not TOOLS[knob][kind].file_name):
             raise UserError(f"{knob}='{config[knob]}': choose one of {', '.join(TOOLS[knob])}; python "
                             'prepare_data.py --help says what may follow a colon')
@@ -808,11 +826,6 @@ def need(module, purpose):
 def package_version(package):
     need(package, 'this preparation')
     return importlib.metadata.version(package)
-
-
-def read_bytes(file_name):
-    with open(file_name, 'rb') as file:
-        return file.read()
 
 
 def temporary_name(target):
@@ -863,7 +876,7 @@ def write_json(file_name, value):
 def read_json(folder, name, key):
     """A dict with `key` from a JSON file of a prepared folder."""
     with contextlib.suppress(OSError, ValueError, RecursionError):
-        value = json.loads(read_bytes(os.path.join(folder, name)))
+        value = json.loads(Path(folder, name).read_bytes())
         if isinstance(value, dict) and key in value and value.get('format', FORMAT) == FORMAT:
             return value
     raise damaged(folder, name, 'missing, damaged or of another version of prepare_data.py')
@@ -898,16 +911,15 @@ def die_with_parent():
 
 
 def in_parallel(function, tasks, num_proc):
-    """Yields (i, function(*tasks[i])) in order of completion; an error or Ctrl-C ends all workers."""
+    """Yields function(*task) of each task, in their order; an error or Ctrl-C ends all workers."""
     if num_proc == 1 or not tasks:
-        yield from ((i, function(*task)) for i, task in enumerate(tasks))
+        yield from itertools.starmap(function, tasks)
         return
     context = multiprocessing.get_context('spawn')
     pool = concurrent.futures.ProcessPoolExecutor(min(num_proc, len(tasks)), context, die_with_parent)
     try:
-        waiting = {pool.submit(function, *task): i for i, task in enumerate(tasks)}
-        for future in concurrent.futures.as_completed(waiting):
-            yield waiting[future], future.result()
+        for future in [pool.submit(function, *task) for task in tasks]:     # as pool.map, which would cancel
+            yield future.result()                                           # futures of workers killed below
     except concurrent.futures.BrokenExecutor:
         raise UserError('a worker process was killed; out of memory? Then a smaller --num_proc') from None
     finally:
@@ -921,19 +933,18 @@ def in_parallel(function, tasks, num_proc):
 
 def make_folder(folder, sources, config, settings):
     """Makes the folder under a temporary name, then renames it; of concurrent processes the first wins."""
-    fresh, source, units, origins = temporary_name(folder), ' + '.join(row[1] for row in sources), [], []
+    fresh, source = temporary_name(folder), ' + '.join(row[1] for row in sources)
     config = {**config, 'folder': fresh}
     os.makedirs(fresh)
-    for lister, *row in sources:
-        found, origin = lister(*row, config)
-        units += found
-        origins.append(origin)
+    listed = [lister(*row, config) for lister, *row in sources]
+    units = [unit for found, _ in listed for unit in found]
     say(f'{folder}: {len(units)} units of {source}')
     units = [{**unit, 'documents': -(-config['max_documents'] // len(units))} for unit in units]
     check_corpus(units, source, config)
     versions = save_tools(fresh, units, config)
     write_json(os.path.join(fresh, 'units.json'), {
-        'settings': settings, 'corpus': source, 'source': origins, 'versions': versions, 'units': units})
+        'settings': settings, 'corpus': source, 'source': [origin for _, origin in listed],
+        'versions': versions, 'units': units})
     try:
         os.rename(fresh, folder)
     except OSError:
@@ -987,10 +998,13 @@ def save_tools(folder, units, config):
     versions = {kind.package: package_version(kind.package) for kind, *_ in chosen.values()}
     sample = functools.cache(lambda: take_sample(units, config))
     for knob, (kind, name, argument) in chosen.items():
-        tools[knob] = {'kind': name}
-        if kind.file_name:
+        tools[knob], target = {'kind': name}, Path(home, kind.file_name)
+        if argument == config[knob]:                            # a prepared folder
+            tools[knob] = load_meta(argument)['tokenizer']
+            write_bytes(target, Path(argument, 'tokenizer', kind.file_name).read_bytes())
+        elif kind.file_name:
             tools[knob] |= kind.save(home, argument, config, sample)
-            tools[knob]['sha256'] = hashlib.sha256(read_bytes(os.path.join(home, kind.file_name))).hexdigest()
+            tools[knob]['sha256'] = hashlib.sha256(target.read_bytes()).hexdigest()
     write_json(os.path.join(home, 'settings.json'), tools)
     load_tool(folder, 'segmenter')                              # raises if a given file is no model
     write_bytes(os.path.join(home, 'word_start.bin'), word_starts(load_tokenizer(folder)).tobytes())
@@ -1105,7 +1119,8 @@ def write_unit(number, unit, config):
             rows[val if key < limit else train].append(row)
         train.add(rows[train])
         val.add(rows[val])
-    counts = base64.b85encode(zlib.compress(train.counts.astype('<i8').tobytes())).decode()
+    counts = (train if config['val_fraction'] < 1 else val).counts.astype('<i8').tobytes()
+    counts = base64.b85encode(zlib.compress(counts)).decode()
     write_json(os.path.join(folder, f'unit_{number:05}.json'), {
         'train': train.finish(), 'val': val.finish(), 'counts': counts, 'lowest_hash': lowest,
         'skipped': skipped, 'examples': examples})
@@ -1124,10 +1139,13 @@ def encode(texts, tokenizer, segmenter, word_start):
 # ---- meta.json ----
 
 def write_meta(folder, plan, config):
-    """Write meta.json from the records of all units; it does not depend on time, processes or machine."""
+    """Write meta.json from the records of all units; it does not depend on time, processes or machine.
+
+    unigram_entropy is that of the training tokens without [SEP]; with val_fraction=1, of the held-out ones.
+    """
     records = [read_json(folder, f'unit_{number:05}.json', 'counts') for number in range(len(plan['units']))]
     splits = {split: [record[split] for record in records if record[split]['documents']] for split in SPLITS}
-    if not all(splits.values()):
+    if not splits['val'] or (not splits['train'] and config['val_fraction'] < 1):
         total = sum(shard['documents'] for shards in splits.values() for shard in shards)
         least = 1.001 * min(record['lowest_hash'] for record in records) / 2**64
         shutil.rmtree(folder)
@@ -1144,7 +1162,7 @@ def write_meta(folder, plan, config):
     tokenizer, tools = load_tokenizer(folder), read_json(folder, 'tokenizer/settings.json', 'tokenizer')
     makes = {key: value for key, value in tools['tokenizer'].items() if key not in ('trained', 'name')}
     counts = sum(np.frombuffer(zlib.decompress(base64.b85decode(record['counts'])), '<i8')
-                 for record in records)                         # (vocab_size,), of the training tokens
+                 for record in records)                         # (vocab_size,)
     share = np.delete(counts, tokenizer.special['sep']) / (counts.sum() - counts[tokenizer.special['sep']])
     share = share[share > 0]
     meta = {
@@ -1164,9 +1182,11 @@ def write_meta(folder, plan, config):
 def load_meta(folder):
     """meta.json of a prepared folder as a dict; check_sizes and check_folder verify the files."""
     if not os.path.isfile(os.path.join(folder, 'meta.json')):
-        name = os.path.basename(os.path.abspath(folder))
-        raise UserError(f'{folder}: not prepared (no meta.json): run python prepare_data.py --name={name} '
-                        'with its config/data_*.py or --corpus=...')
+        data_dir, name = os.path.split(os.path.normpath(folder))
+        found = os.path.isfile(f'{ROOT}/config/data_{name}.py')
+        knobs = f'config/data_{name}.py' if found else f'--name={name} --corpus=...'
+        place = '' if data_dir == 'data' else f' --data_dir={data_dir}'
+        raise UserError(f'{folder}: not prepared (no meta.json): run python prepare_data.py {knobs}{place}')
     return read_json(folder, 'meta.json', 'format')
 
 
@@ -1192,7 +1212,7 @@ def check_sizes(folder, meta):
 
 def check_file(folder, name, sha256):
     """Raises UserError if a file of a prepared folder is damaged."""
-    if hashlib.sha256(read_bytes(os.path.join(folder, name))).hexdigest() != sha256:
+    if hashlib.sha256(Path(folder, name).read_bytes()).hexdigest() != sha256:
         raise damaged(folder, name, 'damaged, its sha256 is not the recorded one')
 
 
@@ -1201,8 +1221,8 @@ def check_folder(folder):
     meta = load_meta(folder)
     check_sizes(folder, meta)
     load_tool(folder, 'segmenter')
-    if word_starts(load_tokenizer(folder)).tobytes() != read_bytes(f'{folder}/tokenizer/word_start.bin'):
-        raise damaged(folder, 'tokenizer/word_start.bin', 'damaged, not that of the tokenizer')
+    if word_starts(load_tokenizer(folder)).tobytes() != Path(folder, 'tokenizer/word_start.bin').read_bytes():
+        raise damaged(folder, 'tokenizer/word_start.bin', 'damaged, not what the tokenizer gives')
     for shard, ending, _ in shard_files(meta):
         split, number = shard['stem'].split('_')
         record = read_json(folder, f'unit_{number}.json', split)[split]
@@ -1215,8 +1235,6 @@ def check_folder(folder):
 def check_config(config):
     """Validates the knobs; returns the config with num_proc filled in."""
     check_limits(config, LIMITS)
-    if config['name'] and not re.fullmatch(r'[\w-][\w.-]*', config['name']):
-        raise UserError(f"name='{config['name']}': letters, digits, '.', '_' and '-' only: it names a folder")
     find_tools(config)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count()
     return dict(config, num_proc=config['num_proc'] or cores)
@@ -1290,7 +1308,7 @@ def write_units(folder, units, versions, config):
     quiet = not (sys.stderr and sys.stderr.isatty())
     with contextlib.closing(in_parallel(write_unit, tasks, config['num_proc'])) as results:
         bar = need('tqdm', 'preparing').tqdm(results, total=len(units), leave=False, disable=quiet)
-        for done, (_, found) in enumerate(bar, 1):
+        for done, found in enumerate(bar, 1):
             tokens += found
             rate = f'{tokens:,} tokens, {tokens / (time.monotonic() - started):,.0f} tokens/s'
             bar.set_postfix_str(rate, refresh=False)
