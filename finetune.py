@@ -9,7 +9,7 @@ the trials among themselves. Its folder in out_dir holds its log, result, predic
 command again skips finished trials and restarts interrupted ones. A training step depends only on (weights,
 data, seed, step).
 """
-from configurator import ROOT, UserError, configure, parse, run, say  # first: no traceback on Ctrl-C
+from configurator import ROOT, UserError, configure, parse, run, say, show, table  # first: quiet Ctrl-C
 
 # isort: split
 import contextlib
@@ -45,8 +45,6 @@ from torch import nn
 
 import prepare_data
 import train
-from configurator import show as show_knob
-from configurator import table as knob_table
 from model import (
     POOLING,
     EncoderConfig,
@@ -260,10 +258,8 @@ def read_hub(task, split):
     datasets = prepare_data.need('datasets', 'reading from the Hugging Face hub')
     source, _, configuration = task.hub.partition(':')
     matched = '_matched' * ('dev_mm' in task.files and split in ('dev', 'test'))
-    try:
+    with prepare_data.named(source):                            # datasets raises dozens of classes
         data = datasets.load_dataset(source, configuration or None, split=HUB_SPLITS[split] + matched)
-    except Exception as error:                                  # datasets raises dozens of classes
-        raise UserError(prepare_data.hub_error(source, error)) from None
     names = getattr(data.features.get('label'), 'names', None) or ()
     by_name = names and {name.lower() for name in names} == set(task.labels)
     for number, record in enumerate(data, 1):
@@ -1100,12 +1096,12 @@ def survey(name, config):
 
 def majority_of(name, examples, n):
     """n predictions of a trivial baseline: the most frequent training label, or the mean for regression."""
+    labels = [example.label for example in examples]
     if TASKS[name].head == 'regress':
-        return np.full(n, np.mean([example.label for example in examples]))
-    span = TASKS[name].head == 'span'
-    labels = [example.label[0][0] if span and example.label else example.label for example in examples]
-    most = Counter(labels).most_common(1)[0][0]
-    return [most or ''] * n if span else np.full(n, most)
+        return [np.mean(labels)] * n
+    if TASKS[name].head == 'span':
+        labels = [answers[0][0] if answers else '' for answers in labels]
+    return [Counter(labels).most_common(1)[0][0]] * n
 
 
 def score(name, examples, predictions):
@@ -1271,12 +1267,12 @@ def validate(trial, model, runtime, step, log):
     scores, lines = {}, []
     for column, split in trial.dev().items():
         predictions, outputs = predict_split(model, split, trial, runtime)
-        scores[column], windows = score(trial.name, split.examples, predictions), defaultdict(list)
+        scores[column] = score(trial.name, split.examples, predictions)
+        found = [{'column': column, 'id': example.id, 'prediction': prediction, 'outputs': []}
+                 for example, prediction in zip(split.examples, predictions, strict=True)]
         for feature, output in zip(split.features, outputs, strict=True):
-            windows[feature.example].append(output)
-        for i, (example, prediction) in enumerate(zip(split.examples, list(predictions), strict=True)):
-            lines.append({'column': column, 'id': example.id, 'prediction': prediction,
-                          'outputs': windows[i]})
+            found[feature.example]['outputs'].append(output)            # of each window
+        lines += found
     text = '; '.join(f'{column} {100 * row[trial.metric]:.2f}' for column, row in scores.items())
     log.write('val', step, f'{trial.name} seed {trial.seed} step {step}: {trial.metric} of {text}',
               **scores[trial.name])
@@ -1391,12 +1387,17 @@ def read_papers():
     return load_json(os.path.join(ROOT, 'results', 'papers.json'))
 
 
+def averages_of(table):
+    """{average: its columns} of a table in the form of papers.json."""
+    columns = table['columns'].split()
+    return {name: [columns[i] for i in places] for name, places in table.get('averages', {}).items()}
+
+
 def paper_rows(table):
     """DataFrame of the rows of a table of a paper, as text."""
     rows = {f'paper: {name}': re.findall(r'[\d.]+(?: \([\d.]+\))?', numbers)
             for name, numbers in (row.split(';') for row in table['rows'])}
-    columns = [*table['columns'].split(), *table.get('averages', ())]
-    return pd.DataFrame.from_dict(rows, 'index', columns=columns)
+    return pd.DataFrame.from_dict(rows, 'index', columns=[*table['columns'].split(), *averages_of(table)])
 
 
 @functools.cache
@@ -1414,7 +1415,7 @@ def over_seeds(wide):
     for name, points in wide.items():
         n, mean, sd = points.count(), points.mean(), points.std()
         half = t_quantile(n - 1) * sd / math.sqrt(n) if n > 1 else math.nan
-        cells[name] = [show(mean) + (f' ({show(sd)})' if n > 1 else ''), show(half), show(n or None)]
+        cells[name] = [cell(mean) + (f' ({cell(sd)})' if n > 1 else ''), cell(half), cell(n or None)]
     return pd.DataFrame(cells, ['mean', '± 95 %', 'seeds'], dtype=object)
 
 
@@ -1423,48 +1424,46 @@ def each_row(wide, row='row'):
     return pd.DataFrame({name: over_seeds(seeds).loc['mean'] for name, seeds in wide.groupby(row)}).T
 
 
-def show(value):
+def cell(value):
     """A value as a table cell: floats with two decimals, '-' if missing."""
     return '-' if pd.isna(value) else f'{value:.2f}' if isinstance(value, float) else str(value)
 
 
 def markdown(title, frame, *notes):
     """A heading, a DataFrame as a Markdown table and notes; '' if the DataFrame is empty."""
-    cells = frame.astype(object).map(show).reset_index().values.tolist()
+    cells = frame.astype(object).map(cell).reset_index().values.tolist()
     rows = [['', *frame.columns], ['---'] * (1 + len(frame.columns)), *cells]
     table = '\n'.join(f"| {' | '.join(map(str, row))} |" for row in rows)
     return '\n\n'.join([f'## {title}', table, *filter(None, notes)]) if cells else ''
 
 
 def row_names(trials):
-    """Table row of each trial: its init, plus knobs and hashes of data or weights that differ in a task."""
-    frame = pd.DataFrame([{**one, **{key: text_hash(str(one[key])) for key in ('data', 'weights')}}
-                          for one in trials])
-    differ = [(key, frame.groupby(keys, dropna=False)[key].transform('nunique') > 1) for key, keys in (
-        ('data', ['task']), ('weights', ['task', 'init', 'step']))]
-    recipes = pd.DataFrame(list(frame.recipe))
-    varies = recipes.groupby(frame.task).nunique(dropna=False).gt(1).any()
-    knobs = varies.index[varies]
-    names = []
-    for i, one in enumerate(trials):
-        words = [f"{key}={show_knob(one['recipe'].get(key))}" for key in knobs]
-        words += [f'{frame[key][i]:016x}'[:6] for key, which in differ if which[i]]
-        names.append(' '.join([one['init'], *words]))
-    return names
+    """Table row of each trial: its init, knobs that vary within a task, hashes of other data or weights."""
+    frame = pd.DataFrame(trials)
+    recipes, names = pd.DataFrame(list(frame.recipe)), frame.init.copy()
+    for key in recipes:
+        if recipes[key].groupby(frame.task).nunique(dropna=False).gt(1).any():
+            names += f' {key}=' + recipes[key].map(show)
+    for key, same in (('data', ['task']), ('weights', ['task', 'init', 'step'])):
+        code = frame[key].map(lambda value: f'{text_hash(str(value)):016x}'[:6])
+        differs = code.groupby([frame[name] for name in same], dropna=False).transform('nunique') > 1
+        names += (' ' + code).where(differs, '')
+    return list(names)
 
 
 def tidy(trials):
-    """Long-format DataFrame of the numbers of finished trials, x 100; step -1: no pretraining step."""
+    """Long-format DataFrame of finished trials, scores x 100; step -1: no pretraining step."""
     lines = []
     for trial, row in zip(trials, row_names(trials), strict=True):
-        parts = [(kind, column, name, 100 * value) for kind in ('scores', 'majority', 'noise')
-                 for column, values in trial.get(kind, {}).items() for name, value in values.items()]
-        parts += [('cross', trial['task'], other, 100 * value)
-                  for other, value in trial.get('cross', {}).items()]
-        parts.append(('seconds', trial['task'], '', trial['seconds_per_epoch']))
+        values = [(kind, column, name, value) for kind in ('scores', 'majority', 'noise')
+                  for column, found in trial.get(kind, {}).items() for name, value in found.items()]
+        values += [('cross', trial['task'], other, value) for other, value in trial.get('cross', {}).items()]
+        values.append(('seconds', trial['task'], '', trial['seconds_per_epoch']))
         step = -1 if trial['step'] is None else trial['step']
-        lines += [(row, step, trial['seed'], *part) for part in parts]
-    return pd.DataFrame(lines, columns=['row', 'step', 'seed', 'kind', 'column', 'name', 'points'])
+        lines += [(row, step, trial['seed'], *value) for value in values]
+    frame = pd.DataFrame(lines, columns=['row', 'step', 'seed', 'kind', 'column', 'name', 'points'])
+    frame.loc[frame.kind != 'seconds', 'points'] *= 100
+    return frame
 
 
 def model_table(inits):
@@ -1476,30 +1475,24 @@ def model_table(inits):
                     'Points: mean (standard deviation) over seeds; ± 95 %: half the confidence interval.')
 
 
-def layouts(book, trials):
-    """(title, columns, {average: columns}, rows of the paper, note) of each table.
+def columns_of(table):
+    return {key.split('.')[0] for key in table['columns'].split()}
 
-    The paper's tables that share a column with the trials, then one table of the remaining columns.
-    """
+
+def choose_tables(book, trials):
+    """The paper's tables that share a column with the trials, then one in their form of the other columns."""
     ran = {f"{column}.{trial['metric']}": column for trial in trials for column in trial['scores']}
-    tables, shown = [], set()
-    for table in book.get('tables', ()):
-        columns = table['columns'].split()
-        own = {key.split('.')[0] for key in columns}
-        if own & set(ran.values()):
-            averages = {name: [columns[i] for i in places]
-                        for name, places in table.get('averages', {}).items()}
-            tables.append((table['title'], columns, averages, paper_rows(table), table.get('note')))
-            shown |= own
-    left = [key for key, column in ran.items() if column not in shown]
-    averages = {} if tables or len(left) < 2 else {'average': left}
-    return tables + ([('Other tasks' if tables else 'Scores', left, averages, None, None)] if left else [])
+    tables = [table for table in book.get('tables', ()) if columns_of(table) & set(ran.values())]
+    left = [key for key, column in ran.items() if not any(column in columns_of(table) for table in tables)]
+    averages = {} if tables or len(left) < 2 else {'average': range(len(left))}
+    other = {'title': 'Other tasks' if tables else 'Scores', 'columns': ' '.join(left), 'averages': averages}
+    return tables + ([{**other, 'rows': ()}] if left else [])
 
 
 def score_table(table, last, majority):
     """Rows of our models, the majority class and the paper; notes on what the averages leave out."""
-    title, columns, averages, book, note = table
-    parts, notes = [], [note]
+    columns, averages = table['columns'].split(), averages_of(table)
+    parts, notes = [], [table.get('note')]
     for row, seeds in last.groupby('row'):
         parts.append(over_seeds(seeds[[*columns, *averages]]).rename({'mean': f'ours: {row}'}))
         for name, keys in averages.items():
@@ -1508,7 +1501,8 @@ def score_table(table, last, majority):
     for name, keys in averages.items():
         outside = [key for key in columns if key not in keys]
         notes += [f"{name} leaves out {', '.join(outside)}."] if outside else []
-    return markdown(title, pd.concat([*parts, majority[[*columns, *averages]], book]), *notes)
+    parts += [majority[[*columns, *averages]], paper_rows(table)]
+    return markdown(table['title'], pd.concat(parts), *notes)
 
 
 def curve_table(row, seeds, note):
@@ -1519,7 +1513,7 @@ def curve_table(row, seeds, note):
     aim = 0.95 * means.ffill().iloc[-1]
     good = (means >= aim) & (aim > 0)
     cells = each_row(seeds[means.columns], 'step').rename('{:,}'.format)
-    cells.loc['95 % of the last'] = aim.map(show)
+    cells.loc['95 % of the last'] = aim.map(cell)
     cells.loc['reached at'] = [f'{found.idxmax():,}' if found.any() else '-' for _, found in good.items()]
     return markdown(f'{row} by pretraining step', cells, note)
 
@@ -1527,14 +1521,15 @@ def curve_table(row, seeds, note):
 def make_report(trials, paper='', compare=''):
     """Markdown report of finished trials.  Tables show the last pretraining step of each row."""
     book = choose('paper', paper, read_papers()) if paper else {}
-    frame, tables = tidy(trials), layouts(book, trials)
+    frame, tables = tidy(trials), choose_tables(book, trials)
     inits = dict(zip(row_names(trials), trials, strict=True))           # {row: its last trial}
-    labels = list(dict.fromkeys(name for _, keys, averages, *_ in tables for name in (*keys, *averages)))
+    averages = {name: keys for table in tables for name, keys in averages_of(table).items()}
+    labels = [*dict.fromkeys(' '.join(table['columns'] for table in tables).split()), *averages]
     scores = frame[frame.kind.isin(['scores', 'majority'])]
     wide = scores.assign(name=scores.column + '.' + scores.name).pivot(
         index=['kind', 'row', 'step', 'seed'], columns='name', values='points')
     wide = wide.reindex(columns=[*labels, *wide.columns.difference(labels)])
-    for name, keys in (item for _, _, averages, *_ in tables for item in averages.items()):
+    for name, keys in averages.items():
         wide[name] = wide[keys].mean(axis=1, skipna=False)          # NaN unless the seed has them all
     ends = frame.groupby('row').step.max()
     frame = frame[frame.step == frame.row.map(ends)]
@@ -1577,13 +1572,13 @@ def find_tasks(text):
 
 def noise_levels(text):
     """'0:0.4:0.05' -> [0.0, 0.05, ..., 0.4]"""
+    if not text:
+        return []
     with contextlib.suppress(ValueError):
         first, last, step = map(float, text.split(':'))
         if 0 <= first <= last < first + 1000 * step:
             return [round(level, 6) for level in np.arange(first, last + step / 2, step).tolist()]
-    if text:
-        raise UserError(f'noise={text!r}: write first:last:step, parts of the embedding norm: 0:0.4:0.05')
-    return []
+    raise UserError(f'noise={text!r}: write first:last:step, parts of the embedding norm: 0:0.4:0.05')
 
 
 def task_table():
@@ -1652,7 +1647,7 @@ def main():
         train.hold(out_dir)
         train.write_manifest(out_dir, config, {'init_from': sources}, runtime)
         done = sum(read_result(trial.folder) is not None for trial in plan)
-        print(knob_table(config, origins), *(line for _, line in data.values()), sep='\n')
+        print(table(config, origins), *(line for _, line in data.values()), sep='\n')
         print(f'{len(plan)} trials, {done} of them finished before; {runtime.device}, '
               f'{str(runtime.dtype)[6:]}, {runtime.world} process(es)', flush=True)
 
