@@ -1,14 +1,29 @@
 """results/errata.md and results/reproduce.md: numbers recomputed, commands resolved, small forms run."""
+import fnmatch
 import functools
 import math
+import os
 import re
+from dataclasses import replace
 
 import pytest
 import torch
-from commands import read_page
+from commands import READY, commands_of, prepared_name, read_page, resolved
+from test_configs import knobs, vocabulary
 
+import finetune
+import prepare_data
+import train
 from finetune import read_papers
-from model import Encoder, EncoderConfig, MaskedLM, SequenceClassifier, count_parameters
+from model import (
+    Encoder,
+    EncoderConfig,
+    MaskedLM,
+    SequenceClassifier,
+    count_parameters,
+    model_config,
+    training_flops,
+)
 
 # ---- errata: each number of a row is printed by a paper, or recomputed from what it prints ----
 
@@ -258,3 +273,108 @@ def test_an_erratum_is_recomputed(where):
 
 def test_every_erratum_is_there():
     assert list(ERRATA) == list(RECOMPUTED)
+
+
+# ---- reproduce.md: its commands, in order, and its prices ----
+
+PAGE = read_page('results', 'reproduce.md')
+COMMANDS = commands_of(PAGE)
+PRICES = {name: cells for names, *cells in
+          re.findall(r'^\|[^|]*\| (`\w+`.*?)' + 5 * r' \| ([\d,.]+(?: x \d+)?)' + r' \|', PAGE, re.M)
+          for name in re.findall(r'`(\w+)`', names)}
+OPERATIONS = 4e14               # a second, of the hours on the page
+
+
+@pytest.mark.parametrize('name', PRICES)
+def test_steps_and_tokens(name):
+    steps, shape, tokens, *_ = PRICES[name]
+    config = knobs(name)
+    rows = config['total_batch'] * config['block_size']
+    assert steps == f"{config['max_iters']:,}"
+    assert shape == f"{config['total_batch']} x {config['block_size']}"
+    assert tokens == f"{rows * config['max_iters'] / 1e9:.1f}"
+
+
+def price(name):
+    """FLOPs of a whole run, from those of models with one and with two layers."""
+    config = knobs(name)
+    shape = model_config(config, vocabulary(config['dataset']))
+    predicted = math.ceil(config['mask_fraction'] * config['block_size'] - 1e-9)
+    kind = train.OBJECTIVE[config['objective']][0]
+    one, two = (training_flops(replace(shape, n_layer=n), config['block_size'], predicted, kind)
+                for n in (1, 2))
+    return (one + (shape.n_layer - 1) * (two - one)) * config['total_batch'] * config['max_iters']
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', PRICES)
+def test_flops_and_hours(name):
+    *_, flops, hours = PRICES[name]
+    total = price(name)
+    assert (flops, hours) == (f'{total / 1e18:.1f}', f'{total / OPERATIONS / 3600:.1f}')
+
+
+def sources_of(config):
+    """Folders, globs and files that a command reads as models or runs."""
+    keys = 'init_from', 'compare', 'runs', 'checkpoint'
+    parts = [part for key in keys for part in str(config.get(key, '')).split(',')]
+    return [part for part in parts if part.startswith('out/')]
+
+
+def is_made(source, runs):
+    """Whether training commands above made it: {out_dir: knobs}.  Milestones for files, folders else."""
+    folder, file = os.path.split(source) if source.endswith('.pt') else (source, '')
+    steps = [step for name in fnmatch.filter(runs, folder) for step in runs[name]['milestones']]
+    files = [train.checkpoint_name(step) for step in steps]
+    return bool(fnmatch.filter(files, file) if file else fnmatch.filter(runs, folder))
+
+
+def check_knobs(module, config):
+    """The knobs as far as they can be checked without data."""
+    if module is train:
+        train.check_knobs(config)
+        model_config(config, vocabulary(config['dataset']))
+    elif module is finetune:
+        finetune.noise_levels(config['noise'])
+        assert config['paper'] in finetune.read_papers()
+        for name in finetune.find_tasks(config['tasks']):
+            finetune.recipe(config, name)
+    else:
+        READY[module](config)
+
+
+def test_every_command_finds_what_those_above_it_made():
+    corpora, runs = set(), {}
+    for command in COMMANDS:
+        module, config = resolved(command)
+        check_knobs(module, config)
+        missing = [source for source in sources_of(config) if not is_made(source, runs)]
+        assert not missing, command
+        if module is prepare_data:
+            corpora.add(prepared_name(config))
+        elif module is train:
+            wanted = {config['dataset'], *filter(None, config['validation'].split(','))}
+            assert wanted <= corpora, command
+            runs[config['out_dir']] = config
+    assert len(COMMANDS) > 80
+
+
+def test_what_is_not_made_is_noticed():
+    runs = {'out/a-1': {'milestones': (5,)}, 'out/b': {'milestones': ()}}
+    assert is_made('out/a-*', runs) and is_made('out/a-1/ckpt_*.pt', runs) and is_made('out/b', runs)
+    for source in ('out/a', 'out/c-*', 'out/b/ckpt_*.pt', 'out/a-1/ckpt_0000006.pt'):
+        assert not is_made(source, runs)
+
+
+def test_every_label_of_the_page():
+    """Each label names a command, and each is used in the table below its commands."""
+    sections = re.split(r'^## ', PAGE, flags=re.M)[2:]
+    assert [section.split()[0] for section in sections] == ['Courtois', 'Kowsher', 'Tian', 'Liu']
+    for section, letter in zip(sections, 'CKTL', strict=True):
+        _, script, table = re.split(r'```(?:sh)?', section)
+        labels = re.findall(rf'# ({letter}\d+)$', script, re.M)
+        assert labels == [f'{letter}{number}' for number in range(1, len(labels) + 1)]
+        rows = [row.split('|')[2] for row in table.splitlines() if row.startswith('|')]
+        named = re.findall(rf'{letter}(\d+)(?: to {letter}(\d+))?', ' '.join(rows))
+        used = {number for a, b in named for number in range(int(a), int(b or a) + 1)}
+        assert used == set(range(1, len(labels) + 1)), letter
