@@ -32,7 +32,7 @@ def unrolled(text):
 
 def commands_of(page):
     """Commands of a page's sh blocks, one a line, without comments."""
-    scripts = [unrolled(block.replace('\\\n', ' ')) for block in re.findall(r'```sh\n(.*?)```', page, re.S)]
+    scripts = [unrolled(block.replace('\\\n', '')) for block in re.findall(r'```sh\n(.*?)```', page, re.S)]
     lines = [re.sub(r'(^|\s+)#.*', '', line).strip() for script in scripts for line in script.splitlines()]
     return [command for line in lines if line for command in line.split(' && ')]
 
