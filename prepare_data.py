@@ -22,7 +22,7 @@ data/<name>/ holds, for split in train and val and each unit:
     docstrings.jsonl        corpus='docstrings' only: texts with package, file and line
     meta.json               description of the corpus, see write_meta
 """
-from configurator import UserError, check_limits, configure, run, say  # first: no traceback on Ctrl-C
+from configurator import ROOT, UserError, check_limits, configure, run, say  # first: no traceback on Ctrl-C
 
 # isort: split
 import ast
@@ -51,25 +51,26 @@ import sysconfig
 import threading
 import time
 import warnings
+import zipfile
 import zlib
 
 import numpy as np
 
 corpus = 'docstrings'           # keys of CORPORA, e.g. books+wikipedia; a path, a glob, a hub id owner/name
-path = ''                       # overrides the source in CORPORA: files for oscar, packages for docstrings
+path = ''                       # source in CORPORA: files of oscar or cluecorpussmall, packages of docstrings
 name = ''                       # folder under data_dir; empty: derived from the corpus
 data_dir = 'data'               # folder of all prepared corpora
 subset = ''                     # configuration of a hub dataset; empty: that in CORPORA
 split = 'train'                 # split of a hub dataset
 revision = ''                   # git revision of a hub dataset; empty: the newest (recorded in units.json)
 text_field = 'text'             # field or column that holds the text
-tokenizer = 'sentencepiece'     # sentencepiece, wordpiece or character, optionally :file, or tiktoken:NAME
+tokenizer = 'sentencepiece'     # or wordpiece, character; KIND:FILE; tiktoken:NAME; data/NAME: of that folder
 vocab_size = 4096               # if trained here: 4096 for small models, 32000 for base, 12000 for Chinese
 lower_case = True               # for uncased vocabularies; no effect on tiktoken or a given .model file
-segmenter = ''                  # Chinese whole-word masking: jieba or sentencepiece[:file.model]; empty: none
+segmenter = ''                  # Chinese whole-word masking: jieba or sentencepiece[:FILE]; empty: none
 segmenter_vocab = 16_000        # pieces of a sentencepiece segmenter trained here; more pieces: longer words
 tokenizer_sample = 10_000_000   # characters to train them on; sentencepiece needs 25 bytes of memory for each
-val_fraction = 0.01             # share of documents held out, chosen by a hash of the text
+val_fraction = 0.01             # share of documents held out, by a hash of the text; 1: validation corpus
 max_documents = 0               # limit, split equally among units, which keep their first documents; 0: all
 max_bytes = 10_000_000          # longer records are skipped, longer .txt files cut between lines
 unit_bytes = 50_000_000         # file bytes per unit; at least a thousandth of the corpus
@@ -223,18 +224,35 @@ def read_lines(file, begin, end, most):
 
 
 def read_txt(file, begin, end, unit, most):
-    """One document per file; a file longer than `most` bytes is cut between lines."""
+    """One document per file, or several if blank lines end them; more than `most` bytes are cut at a line."""
     first, lines, size = 1, [], 0
     for (_, number), line, bad in read_lines(file, begin, end, most):
         if bad or '\0' in line:
             yield (0, number), '', bad or 'NUL'
             continue
+        blank = unit['joined'] == 'to a blank line' and line.isspace()
         size += len(line.encode())
-        if size > most:
+        if lines and (blank or size > most):
             yield (0, first), *check_text(''.join(lines), most)
             first, lines, size = number, [], len(line.encode())
-        lines.append(line)
-    yield (0, first), *check_text(''.join(lines), most)
+        if not blank:
+            lines.append(line)
+    if lines:
+        yield (0, first), *check_text(''.join(lines), most)
+
+
+def texts_of(archive):
+    """Names of the .txt files in a zipfile.ZipFile."""
+    return [name for name in archive.namelist() if name.endswith('.txt') and not name.startswith('__MACOSX/')]
+
+
+def read_zip(file, begin, end, unit, most):
+    """Documents of the .txt files [begin, end) of an archive, see read_txt."""
+    archive = zipfile.ZipFile(file)
+    for name in texts_of(archive)[begin:end]:
+        with archive.open(name) as text_file:
+            for (_, number), text, bad in read_txt(text_file, 0, None, unit, most):
+                yield (0, f'{name}:{number}'), text, bad
 
 
 def read_jsonl(file, begin, end, unit, most):
@@ -268,7 +286,7 @@ def read_parquet(file, begin, end, unit, most):
             yield (0, number), *check_text(value, most)
 
 
-FORMATS = {'': read_txt, '.txt': read_txt, '.json': read_jsonl, '.jsonl': read_jsonl,
+FORMATS = {'': read_txt, '.txt': read_txt, '.zip': read_zip, '.json': read_jsonl, '.jsonl': read_jsonl,
            '.parquet': read_parquet}
 
 
@@ -294,14 +312,13 @@ def read_unit(unit, config):
 
 # ---- listers: (source, subset, joined, config) -> (units, facts about the source for meta.json) ----
 
-def new_unit(pick, field, pieces=(), hub=(), joined=None, size=0):
+def new_unit(pick, field, joined, hub=(), size=0):
     """A unit: all that is needed to read it, and its size, by which take_sample weights it.
 
-    pieces  of local files: [file, begin, end or None, file size]; in row groups if parquet, else in bytes
+    pieces  of local files: [file, begin, end or None, file size]; in bytes, row groups or files of a .zip
     hub     or part i of n of a hub dataset: [id, subset, split, revision, keep files whole?, shards, n, i]
     """
-    return {'pick': pick, 'field': field, 'pieces': list(pieces), 'hub': list(hub), 'joined': joined,
-            'bytes': size}
+    return {'pick': pick, 'field': field, 'pieces': [], 'hub': hub, 'joined': joined, 'bytes': size}
 
 
 def find_files(source):
@@ -313,7 +330,7 @@ def find_files(source):
     found = sorted(os.path.abspath(item) for item in found if os.path.isfile(item))
     others = collections.Counter(os.path.splitext(item)[1] for item in found if not file_format(item))
     if others.total() == len(found):
-        raise UserError(f'{source}: no .txt, .json, .jsonl or .parquet file (.gz, .zst too) is there')
+        raise UserError(f'{source}: no .txt, .json, .jsonl or .parquet file (.gz, .zst too) or .zip is there')
     if others:
         say(f'{source}: {others.total()} files of an unknown format are not read: {count_kinds(others)}')
     return [item for item in found if file_format(item)]
@@ -328,7 +345,7 @@ def list_files(source, subset, joined, config, pick='field'):
         whole += [file] if len(edges) == 2 and size > 2 * most else []
         for begin, end in itertools.pairwise(edges):
             if not units or units[-1]['bytes'] + size // (len(edges) - 1) > most:
-                units.append(new_unit(pick, config['text_field']))
+                units.append(new_unit(pick, config['text_field'], joined))
             units[-1]['pieces'].append([file, begin, end, size])
             units[-1]['bytes'] += size // (len(edges) - 1)
     if whole:
@@ -337,13 +354,15 @@ def list_files(source, subset, joined, config, pick='field'):
 
 
 def cut_file(file_name, n):
-    """Boundaries of at most n pieces of a file, in bytes or row groups; [0, None] if it cannot be cut."""
-    kind, total = file_format(file_name), 0
-    if n > 1 and kind is read_parquet:
-        with named(file_name, 'cannot be read'):
+    """Boundaries of at most n pieces of a file, see new_unit; [0, None] if it cannot be cut."""
+    kind, total = file_format(file_name) if n > 1 else None, 0
+    with named(file_name, 'cannot be read'):
+        if kind is read_parquet:
             total = need('pyarrow.parquet', 'reading .parquet files').read_metadata(file_name).num_row_groups
-    elif n > 1 and kind is read_jsonl and not file_name.endswith(('.gz', '.zst')):
-        total = os.path.getsize(file_name)
+        elif kind is read_zip:
+            total = len(texts_of(zipfile.ZipFile(file_name)))
+        elif kind is read_jsonl and not file_name.endswith(('.gz', '.zst')):
+            total = os.path.getsize(file_name)
     n = min(n, total)
     return [total * i // n for i in range(n + 1)] if n > 1 else [0, None]
 
@@ -367,7 +386,7 @@ def list_hub(source, subset, joined, config):
         facts = (data.info.splits or {}).get(config['split'])
     n = min(data.num_shards, MOST_UNITS)
     size = (getattr(facts, 'num_bytes', 0) or 0) // n
-    units = [new_unit('field', config['text_field'], (), [*dataset, data.num_shards, n, i], joined, size)
+    units = [new_unit('field', config['text_field'], joined, [*dataset, data.num_shards, n, i], size)
              for i in range(n)]
     return units, {'hub': source, 'subset': subset, 'split': config['split'], 'revision': pinned}
 
@@ -480,6 +499,7 @@ CORPORA = {
     'c4':         (list_hub,        'allenai/c4',                          'en',                  None),
     'fineweb':    (list_hub,        'HuggingFaceFW/fineweb',               'sample-10BT',         None),
     'oscar':      (list_oscar,      '',                                    '',                    None),
+    'cluecorpussmall': (list_files, '',                                    '',        'to a blank line'),
 }
 
 
@@ -487,9 +507,9 @@ def find_corpus(config):
     """The knob `corpus` -> (default folder name, [(lister, source, subset, rows joined)])."""
     wanted = config['corpus']
     names = wanted.split('+')
-    if 'oscar' in names and not config['path']:
-        raise UserError("corpus='oscar' needs --path=<.jsonl.gz or .jsonl.zst files, a directory or a glob>")
     if all(item in CORPORA for item in names):
+        if not all(config['path'] or CORPORA[item][1] for item in names):
+            raise UserError(f"corpus='{wanted}' needs --path=<its files, their directory or a glob>")
         return '_'.join(names), [(lister, config['path'] or source, config['subset'] or subset, joined)
                                  for lister, source, subset, joined in (CORPORA[item] for item in names)]
     if os.path.exists(wanted) or glob.glob(wanted, recursive=True):
@@ -767,6 +787,8 @@ def find_tools(config):
     tools = {}
     for knob in ('tokenizer', 'segmenter') if config['segmenter'] else ('tokenizer',):
         kind, _, argument = config[knob].partition(':')
+        if knob == 'tokenizer' and os.sep in kind:              # a prepared folder
+            kind, argument = load_meta(kind)['tokenizer']['kind'], config[knob]
         if kind not in TOOLS[knob] or (argument and not TOOLS[knob][kind].file_name):
             raise UserError(f"{knob}='{config[knob]}': choose one of {', '.join(TOOLS[knob])}; python "
                             'prepare_data.py --help says what may follow a colon')
@@ -988,9 +1010,12 @@ def save_tools(folder, units, config):
     sample = functools.cache(lambda: take_sample(units, config))
     for knob, (kind, name, argument) in chosen.items():
         tools[knob] = {'kind': name}
-        if kind.file_name:
+        if argument == config[knob]:                            # a prepared folder
+            tools[knob] = load_meta(argument)['tokenizer']
+            write_bytes(f'{home}/{kind.file_name}', read_bytes(f'{argument}/tokenizer/{kind.file_name}'))
+        elif kind.file_name:
             tools[knob] |= kind.save(home, argument, config, sample)
-            tools[knob]['sha256'] = hashlib.sha256(read_bytes(os.path.join(home, kind.file_name))).hexdigest()
+            tools[knob]['sha256'] = hashlib.sha256(read_bytes(f'{home}/{kind.file_name}')).hexdigest()
     write_json(os.path.join(home, 'settings.json'), tools)
     load_tool(folder, 'segmenter')                              # raises if a given file is no model
     write_bytes(os.path.join(home, 'word_start.bin'), word_starts(load_tokenizer(folder)).tobytes())
@@ -1105,7 +1130,8 @@ def write_unit(number, unit, config):
             rows[val if key < limit else train].append(row)
         train.add(rows[train])
         val.add(rows[val])
-    counts = base64.b85encode(zlib.compress(train.counts.astype('<i8').tobytes())).decode()
+    counts = (train if config['val_fraction'] < 1 else val).counts.astype('<i8').tobytes()
+    counts = base64.b85encode(zlib.compress(counts)).decode()
     write_json(os.path.join(folder, f'unit_{number:05}.json'), {
         'train': train.finish(), 'val': val.finish(), 'counts': counts, 'lowest_hash': lowest,
         'skipped': skipped, 'examples': examples})
@@ -1124,10 +1150,13 @@ def encode(texts, tokenizer, segmenter, word_start):
 # ---- meta.json ----
 
 def write_meta(folder, plan, config):
-    """Write meta.json from the records of all units; it does not depend on time, processes or machine."""
+    """Write meta.json from the records of all units; it does not depend on time, processes or machine.
+
+    unigram_entropy is that of the training tokens without [SEP]; with val_fraction=1, of the held-out ones.
+    """
     records = [read_json(folder, f'unit_{number:05}.json', 'counts') for number in range(len(plan['units']))]
     splits = {split: [record[split] for record in records if record[split]['documents']] for split in SPLITS}
-    if not all(splits.values()):
+    if not splits['val'] or (not splits['train'] and config['val_fraction'] < 1):
         total = sum(shard['documents'] for shards in splits.values() for shard in shards)
         least = 1.001 * min(record['lowest_hash'] for record in records) / 2**64
         shutil.rmtree(folder)
@@ -1144,7 +1173,7 @@ def write_meta(folder, plan, config):
     tokenizer, tools = load_tokenizer(folder), read_json(folder, 'tokenizer/settings.json', 'tokenizer')
     makes = {key: value for key, value in tools['tokenizer'].items() if key not in ('trained', 'name')}
     counts = sum(np.frombuffer(zlib.decompress(base64.b85decode(record['counts'])), '<i8')
-                 for record in records)                         # (vocab_size,), of the training tokens
+                 for record in records)                         # (vocab_size,)
     share = np.delete(counts, tokenizer.special['sep']) / (counts.sum() - counts[tokenizer.special['sep']])
     share = share[share > 0]
     meta = {
@@ -1164,9 +1193,11 @@ def write_meta(folder, plan, config):
 def load_meta(folder):
     """meta.json of a prepared folder as a dict; check_sizes and check_folder verify the files."""
     if not os.path.isfile(os.path.join(folder, 'meta.json')):
-        name = os.path.basename(os.path.abspath(folder))
-        raise UserError(f'{folder}: not prepared (no meta.json): run python prepare_data.py --name={name} '
-                        'with its config/data_*.py or --corpus=...')
+        data_dir, name = os.path.split(os.path.normpath(folder))
+        found = os.path.isfile(f'{ROOT}/config/data_{name}.py')
+        knobs = f'config/data_{name}.py' if found else f'--name={name} --corpus=...'
+        place = '' if data_dir == 'data' else f' --data_dir={data_dir}'
+        raise UserError(f'{folder}: not prepared (no meta.json): run python prepare_data.py {knobs}{place}')
     return read_json(folder, 'meta.json', 'format')
 
 
@@ -1215,8 +1246,6 @@ def check_folder(folder):
 def check_config(config):
     """Validates the knobs; returns the config with num_proc filled in."""
     check_limits(config, LIMITS)
-    if config['name'] and not re.fullmatch(r'[\w-][\w.-]*', config['name']):
-        raise UserError(f"name='{config['name']}': letters, digits, '.', '_' and '-' only: it names a folder")
     find_tools(config)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count()
     return dict(config, num_proc=config['num_proc'] or cores)

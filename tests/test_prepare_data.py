@@ -15,6 +15,7 @@ import tarfile
 import tracemalloc
 import types
 import unicodedata
+import zipfile
 
 import numpy as np
 import pytest
@@ -156,6 +157,25 @@ def test_identity_is_of_what_makes_the_ids(tmp_path):
     assert prepare(tmp_path, corpus=source, tokenizer=given, name='same')[1]['identity'] == meta['identity']
     other = prepare(tmp_path, corpus=source, tokenizer=given, val_fraction=0.3, name='other')[1]['identity']
     assert [other[key] == value for key, value in meta['identity'].items()] == [True, False, False]
+
+
+@pytest.mark.parametrize('kind', prepare_data.TOKENIZERS)
+def test_a_validation_corpus_with_the_tokenizer_of_another(tmp_path, kind):
+    """val_fraction=1 and tokenizer=FOLDER: the same ids as the other's tokenizer gives, all held out."""
+    pytest.importorskip(NEEDS[kind])
+    source = write_jsonl(tmp_path / 'a.jsonl', make_texts(200))
+    first, meta = prepare(tmp_path, corpus=source, tokenizer=SPECS[kind](tmp_path), lower_case=False)
+    texts = make_texts(50, seed=1)
+    folder, other = prepare(tmp_path, corpus=write_jsonl(tmp_path / 'b.jsonl', texts), tokenizer=first,
+                            val_fraction=1.0, name='ptb', unit_bytes=3000)
+    assert other['identity']['tokenizer'] == meta['identity']['tokenizer']
+    assert other['tokenizer'] == meta['tokenizer'] and other['special'] == meta['special']
+    direct = list(map(tuple, prepare_data.load_tokenizer(first).encode(texts)))
+    assert read_split(folder, other, 'val') == direct and other['splits']['train'] == []
+    share = np.unique(np.concatenate(direct), return_counts=True)[1] / sum(map(len, direct))
+    assert other['unigram_entropy'] == pytest.approx(-(share * np.log(share)).sum(), rel=1e-12)
+    prepare_data.check_sizes(folder, other)
+    prepare_data.check_folder(folder)
 
 
 def test_validation_is_never_in_train(tmp_path):
@@ -521,11 +541,42 @@ def test_long_text_file_is_cut_at_blank_lines(tmp_path):
     parts = [f'part {i} ' + 'red house ' * 30 for i in range(20)]
     (tmp_path / 'a.txt').write_text('\n\n'.join(parts))
     with open(tmp_path / 'a.txt', 'rb') as file:
-        rows = list(prepare_data.read_txt(file, 0, None, None, 1000))
+        rows = list(prepare_data.read_txt(file, 0, None, {'joined': None}, 1000))
     assert [bad for _, _, bad in rows] == [''] * len(rows) and len(rows) == 7
     assert ''.join(text for _, text, _ in rows) == '\n\n'.join(parts)
     assert all(text.startswith('part') for _, text, _ in rows)
     assert rows[1][0] == (0, 1 + 2 * rows[0][1].count('part'))
+
+
+def make_clue(folder):
+    """Two archives in CLUECorpusSmall's form; returns the documents: lines, blank lines between documents."""
+    texts = [text.replace(' ', '\n') for text in make_texts(200)]
+    folder.mkdir()
+    for archive, half in (('news2016zh_corpus.zip', texts[:120]), ('wiki2019zh_corpus.zip', texts[120:])):
+        with zipfile.ZipFile(folder / archive, 'w', zipfile.ZIP_DEFLATED) as file:
+            for i in range(0, len(half), 10):
+                file.writestr(f'part/{i:03}.txt', '\n \n\n'.join(half[i:i + 10]) + '\n' * (i % 20))
+            file.writestr('__MACOSX/part/._000.txt', b'\0\xff')
+            file.writestr('part/notes.md', 'of no use')
+    return texts
+
+
+def test_clue_corpus_small_from_its_archives(tmp_path):
+    """Each document once, in order, whether an archive is one unit or cut; a bad line names file and line."""
+    pytest.importorskip('tokenizers')
+    texts = make_clue(tmp_path / 'clue')
+    with zipfile.ZipFile(tmp_path / 'clue' / 'wiki2019zh_corpus.zip', 'a') as file:
+        file.writestr('part/bad.txt', b'\n\xff\n')
+    usual = {'corpus': 'cluecorpussmall', 'path': str(tmp_path / 'clue'), 'tokenizer': 'character'}
+    for name, unit_bytes in (('whole', 10**6), ('cut', 1000)):
+        folder, meta = prepare(tmp_path, **usual, name=name, unit_bytes=unit_bytes, val_fraction=0.2)
+        units = json.loads(contents(folder)['units.json'])['units']
+        assert len(units) == 1 if name == 'whole' else len(units) > 5
+        direct = list(map(tuple, prepare_data.load_tokenizer(folder).encode(texts)))
+        assert sorted(read_all(folder, meta)) == sorted(direct) and meta['skipped'] == {'invalid UTF-8': 1}
+        record = json.loads(contents(folder)[f'unit_{len(units) - 1:05}.json'])
+        where = [f'{tmp_path}/clue/wiki2019zh_corpus.zip', 0, 'part/bad.txt:2']
+        assert record['examples'] == [[where, '', 'invalid UTF-8']]
 
 
 def test_rows_are_joined():
@@ -667,7 +718,9 @@ def refused(tmp_path, monkeypatch, *arguments):
     (['--corpus=nowhere.jsonl'], "corpus='nowhere.jsonl': no such file; choose one of docstrings,"),
     (['--corpus=.', '--val_fraction=2'], 'val_fraction=2.0: must be at least 1e-12 and at most 1'),
     (['--corpus=.', '--tokenizer=wordpeice'], "tokenizer='wordpeice': choose one of sentencepiece"),
-    (['--corpus=.', '--name=a/b'], "name='a/b': letters"),
+    (['--corpus=good.jsonl', '--tokenizer=data/x'], 'data/x: not prepared (no meta.json): run python prep'),
+    (['--corpus=cluecorpussmall'], "corpus='cluecorpussmall' needs --path=<its files, their directory"),
+    (['--corpus=broken.zip', '--unit_bytes=1000'], 'broken.zip: cannot be read: BadZipFile'),
     (['--corpus=good.jsonl', '--text_field=body'], "missing field 30; the first: "),
     (['--corpus=empty.jsonl'], 'empty.jsonl: no document in it; skipped: empty 1; the first: '),
     (['--corpus=nothing.jsonl'], 'nothing.jsonl: no document in it'),
@@ -706,6 +759,7 @@ def test_malformed_command_lines(tmp_path, monkeypatch, arguments, said):
     write_jsonl(tmp_path / 'one.jsonl', [' '.join(WORDS)])
     (tmp_path / 'empty.jsonl').write_bytes(b'{"text": ""}\n')
     (tmp_path / 'nothing.jsonl').write_bytes(b'')
+    (tmp_path / 'broken.zip').write_bytes(bytes(3000))
     (tmp_path / 'data.csv').write_bytes(b'a,b\n')
     if any(item.startswith('--tokenizer=character') for item in arguments):
         pytest.importorskip('tokenizers')

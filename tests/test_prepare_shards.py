@@ -25,7 +25,7 @@ from conftest import torchrun
 from test_prepare_data import NEEDS, SPECS, contents, knobs, make_chinese, make_texts, prepare, write_jsonl
 
 import prepare_data
-from configurator import UserError
+from configurator import UserError, configure
 
 FAULTS = int(os.environ.get('FAULTS', '1'))
 SETTINGS = ('--name=x', '--vocab_size=60', '--tokenizer_sample=100000', '--num_proc=2', '--val_fraction=0.1',
@@ -263,8 +263,16 @@ def test_what_is_damaged_or_foreign_is_one_line(sound, tmp_path, name, use):
 
 
 def test_folders_that_are_none(tmp_path):
-    with pytest.raises(UserError, match='not prepared .* prepare_data.py --name=none'):
+    with pytest.raises(UserError, match='not prepared .*: run python prepare_data.py --name=none --corp'):
         prepare_data.load_meta(str(tmp_path / 'none'))
+    for folder, words in (('data/wikipedia', 'config/data_wikipedia.py'),
+                          ('deep/c4', 'config/data_c4.py --data_dir=deep')):
+        with pytest.raises(UserError, match=f'{folder}: not prepared .*: run .* prepare_data.py {words}$'):
+            prepare_data.load_meta(folder)
+    for file in glob.glob(f'{prepare_data.ROOT}/config/data_*.py'):     # named as the folder they prepare
+        config = configure(dict(vars(prepare_data)), [file])[0]
+        name = config['name'] or prepare_data.find_corpus({**config, 'path': 'x'})[0]
+        assert os.path.basename(file) == f'data_{name}.py'
     (tmp_path / 'meta.json').write_text('{\n "format": 1,\n "name": "old"}')
     with pytest.raises(UserError, match='meta.json: .* or of another version of prepare_data.py: remove'):
         prepare_data.load_meta(str(tmp_path))
