@@ -400,21 +400,18 @@ def read_run(folder, plateau):
     """Results of a run as a flat dict, with its curve.  system: name of the folder without the seed"""
     config, lines = run_config(folder), train.read_metrics(folder)
     curve = [list(map(line.get, ('step', 'loss', 'accuracy'))) for line in lines if line['kind'] == 'val']
-    rates = [line['tokens_per_second'] for line in lines if line['kind'] == 'train']
-    if not curve or not rates:
-        raise UserError(f'{folder}: its metrics.jsonl holds no validation or no training step')
+    if not curve:
+        raise UserError(f'{folder}: its metrics.jsonl holds no validation')
     meta = load_meta(os.path.join(config['data_dir'], config['dataset']))
     with torch.device('meta'):
         model = train.OBJECTIVE[config['objective']][0](model_config(config, meta['vocab_size']))
     (last, loss, accuracy), left = curve[-1], plateau_end(curve, meta['unigram_entropy'] - plateau)
     finished = last == config['max_iters'] and loss is not None
-    tokens = config['total_batch'] * config['block_size']
     name = re.sub(rf"[-_]{config['seed']}$", '', os.path.basename(os.path.abspath(folder)))
     return {'system': name, 'parameters': count_parameters(model), 'steps': config['max_iters'],
             'unigram': meta['unigram_entropy'], 'seed': config['seed'],
             'end': 'finished' if finished else f'at step {last}', 'loss': loss if finished else None,
             'accuracy, %': 100 * accuracy if finished else None, 'plateau': left,
-            'seconds': None if left is None else left * tokens / float(np.median(rates)),
             'printed': printed('convergence', name), 'curve': curve}
 
 
@@ -422,8 +419,8 @@ def convergence(config, runtime):
     """Validation losses of runs of train.py, over seeds
 
     Mean (standard deviation) of finished runs. plateau: first validation step from which the loss stays below
-    the unigram entropy minus --plateau; seconds: training time until then. Runs of one recipe and seed share
-    data, order and masks, except _diff (one document per sequence) and plm (no masking).
+    the unigram entropy minus --plateau. Runs of one recipe and seed share data, order and masks, except _diff
+    (one document per sequence) and plm (no masking).
     """
     folders = folders_of(config['runs'])
     if not folders:
@@ -557,16 +554,11 @@ def draw_sentence(config, label, model, tokenizer, special):
 
 
 def partition(config, runtime):
-    """Shatter's partition of unity in BERT-base, layer by layer.  Tian et al. 2021, figure 2
-
-    error: largest |sum over parts - 1|; peaks: nearest distance at which each part is within 1 % of its peak.
-    """
+    """Shatter's partition of unity in BERT-base: largest |sum - 1| of a layer.  Tian et al. 2021, figure 2"""
     base = EncoderConfig(**SHAPES['base'], attention='shatter', position='none')
     tables = [Partition(base, layer).table for layer in range(base.n_layer)]            # (H, 1023) each
     for layer, table in enumerate(tables):
-        near = torch.where(table > 0.99 * table.amax(1, keepdim=True), torch.arange(-511, 512).abs(), 512)
-        yield {'layer': layer, 'error': (table.sum(0) - 1).abs().max().item(),
-               'peaks': ' '.join(map(str, sorted((near.argmin(1) - 511).tolist())))}
+        yield {'layer': layer, 'error': (table.sum(0) - 1).abs().max().item()}
     panels = {f'layer {layer}': table.T[383:640].numpy() for layer, table in enumerate(tables)}
     plot(config, 'partition', panels, lambda axis, y: axis.plot(range(-128, 129), y), 4, (3.5, 2.2))
 
@@ -655,9 +647,6 @@ def names_of(key, text, rows):
 def checked(config):
     """The knobs, with names split into lists.  Raises UserError for those that nothing else checks."""
     train.check_limits({**config, **{key: min(config[key], default=0) for key in LISTS}}, LIMITS)
-    for key in ('out_dir', 'dataset'):
-        if not config[key]:
-            raise UserError(f"{key}='': name a folder")
     config = {**config, 'shape': ' x '.join(str(config[key]) for key in SIZES),
               'peers': [] if config['peers'] == 'none' else names_of('peers', config['peers'], PEERS)}
     for key, rows in (('what', WHAT), ('variants', VARIANTS), ('modes', MODES)):

@@ -206,13 +206,12 @@ def test_where_a_curve_leaves_the_plateau():
     assert end([9, None, 6], 6.5) == 20 and end([9, 6.5, 6.4], 6.5) == 20
 
 
-def write_run(folder, corpus, seed, losses, rates=(256.0, 512.0), **knobs):
+def write_run(folder, corpus, seed, losses, **knobs):
     """A run folder of train.py as bench.py reads it: validations every 10 steps, up to 30 of 30."""
     data_dir, dataset = os.path.split(corpus)
     config = {'objective': 'mlm', 'total_batch': 8, 'block_size': 32, 'n_layer': 1, 'n_head': 4, 'n_embd': 16,
               'n_inner': 32, 'data_dir': data_dir, 'dataset': dataset, 'seed': seed, 'max_iters': 30, **knobs}
-    lines = [{'kind': 'train', 'step': 10, 'tokens_per_second': rate} for rate in rates]
-    lines += [{'kind': 'val', 'step': 10 * i, 'loss': loss, 'accuracy': i / 100}
+    lines = [{'kind': 'val', 'step': 10 * i, 'loss': loss, 'accuracy': i / 100}
               for i, loss in enumerate(losses)]
     folder.mkdir(parents=True)
     (folder / 'metrics.jsonl').write_text(''.join(json.dumps(line) + '\n' for line in lines))
@@ -230,7 +229,7 @@ def test_finished_runs_by_name(run, corpus, tmp_path):
     assert [row['system'] for row in (first, second, wide)] == ['plain', 'plain', 'wide']
     assert first['curve'][1] == [10, 5, 0.01]
     assert first['loss'] == 3 and first['accuracy, %'] == pytest.approx(3)
-    assert (first['plateau'], second['plateau']) == (20, 30) and first['seconds'] == 20 * 8 * 32 / 384
+    assert (first['plateau'], second['plateau']) == (20, 30)
     assert wide['end'] == 'at step 20' and wide['loss'] is None                  # unfinished, or diverged
     assert wide['parameters'] - first['parameters'] == 32 * (16 + 16 + 1)
     lines = [line.split('|')[1:-1] for line in out.splitlines() if line.startswith('|')]
@@ -240,7 +239,7 @@ def test_finished_runs_by_name(run, corpus, tmp_path):
     assert (rows[0]['loss'], rows[0]['plateau'], rows[0]['end']) == ('3.5 (0.71)', '25 (7.1)', 'finished')
     assert (tmp_path / 'out' / 'convergence.png').stat().st_size > 1000
     with pytest.raises(bench.UserError, match='holds no validation'):
-        write_run(tmp_path / 'new', corpus, 1, (), ())
+        write_run(tmp_path / 'new', corpus, 1, ())
         run('--what=convergence', f'--runs={tmp_path}/new')
 
 
@@ -351,9 +350,6 @@ def test_the_partition_sums_to_one(monkeypatch):
     monkeypatch.setattr(bench, 'plot', lambda *arguments: None)
     rows = list(bench.partition(CONFIG, CPU))
     assert len(rows) == 12 and all(row['error'] < 1e-6 for row in rows)
-    for row in rows:
-        peaks = list(map(int, row['peaks'].split()))
-        assert len(peaks) == 12 and peaks == sorted(peaks) == [-peak for peak in reversed(peaks)]
     table = Partition(EncoderConfig(1, 512, 12, 12, 24, 96, attention='shatter', position='none'), 3).table
     assert table.sum(0).sub(1).abs().max() < 1e-6
 
@@ -418,8 +414,6 @@ def test_plots_are_optional(monkeypatch, capsys):
     ('--lengths=0', 'lengths=0: must be at least 1'),
     ('--batches=', 'batches=0: must be at least 1'),
     ('--n_embd=18', 'n_embd=18: must be a multiple of n_head=4'),
-    ('--dataset=', "dataset='': name a folder"),
-    ('--out_dir=', "out_dir='': name a folder"),
 ])
 def test_bad_input_is_refused(knob, words, run):
     with pytest.raises(bench.UserError) as error:
