@@ -96,7 +96,7 @@ prepare = 'config/data_docstrings.py'   # config file for prepare_data.py, if da
 LISTS = 'lengths', 'batches', 'memory_lengths'
 LIMITS = {                      # knob: minimum, maximum
     **dict.fromkeys((*LISTS, 'rounds', 'warmup', 'steps', 'seeds', 'eval_interval', 'rank_rows'), (1, None)),
-    **dict.fromkeys(('threads', 'plateau', 'target_loss'), (0, None)), 'dropout': (0, 0.99),
+    **dict.fromkeys(('threads', 'plateau', 'target_loss'), (0, None)),
 }
 SIZES = ('n_layer', 'n_head', 'n_embd', 'n_inner')
 SHAPES = {name: dict(zip(SIZES, sizes, strict=True)) for name, sizes in {       # of the papers

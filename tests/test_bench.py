@@ -195,9 +195,7 @@ def test_dropout_and_a_vocabulary_of_its_own():
     assert bench.build('hf_bert', config, 16).model.config.hidden_dropout_prob == 0.1
 
 
-def test_a_rank_above_that_of_s_is_refused():
-    with pytest.raises(bench.UserError, match=r'pair_rank=8: choose 0 \(full\) or 1 to 4'):
-        bench.build('pairwise_rank_8', CONFIG, 16)
+def test_the_largest_rank_is_that_of_the_comparison_run():
     recipe = bench.configure(dict(vars(bench.train)), ['config/compare.py'])[0]
     assert max(VARIANTS[name]['pair_rank'] for name in RANKS) == recipe['n_embd'] // recipe['n_head']
 
@@ -482,6 +480,9 @@ def test_plots_are_optional(monkeypatch, capsys):
     ('--modes=backward', "modes='backward': choose one of forward, train"),
     ('--rounds=0', 'rounds=0: must be at least 1'),
     ('--plateau=-1', 'plateau=-1.0: must be at least 0'),
+    ('--dropout=1', 'dropout=1.0: must lie in [0, 1)'),
+    ('--target_loss=-1', 'target_loss=-1.0: must be at least 0'),
+    ('--variants=pairwise_rank_32', 'pair_rank=32: choose 0 (full) or 1 to 4'),
     ('--lengths=0', 'lengths=0: must be at least 1'),
     ('--batches=', 'batches=0: must be at least 1'),
     ('--n_embd=18', 'n_embd=18: must be a multiple of n_head=4'),
