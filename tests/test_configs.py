@@ -4,11 +4,12 @@ That each file loads, passes train.py's checks and gives an EncoderConfig: tests
 """
 import os
 import re
+import shlex
 
 import pytest
 import torch
 from conftest import ROOT
-from test_configurator import CONFIGS, stage_of
+from test_configurator import CONFIGS, STAGES, stage_of
 
 import finetune
 import prepare_data
@@ -183,3 +184,24 @@ def test_numbers_that_a_header_expects_are_those_of_papers_json():
         if re.search('Courtois|Kowsher|Tian|Liu', header(name)):
             unknown[name] = set(re.findall(r'(?<!v)\b\d+\.\d+|\d+(?= hours)', expected)) - known
     assert {name: numbers for name, numbers in unknown.items() if numbers} == {}
+
+
+@pytest.mark.parametrize('path', [path for path in CONFIGS if stage_of(path) != 'prepare_data'],
+                         ids=os.path.basename)
+def test_every_command_of_a_header_composes(path):
+    """Its knobs exist, and the tasks and levels of noise that it names; it starts from runs of config files."""
+    with open(path) as file:
+        text = file.read().replace('\\\n# ', '')
+    for command in re.findall(r'^# \$ (.*)', text, re.M):
+        words = shlex.split(command)
+        at = next(i for i, word in enumerate(words) if re.fullmatch(r'\w+\.py', word))
+        stage = STAGES[words[at].removesuffix('.py')]
+        settings = configure(dict(vars(stage)), [os.path.join(ROOT, word) if word.startswith('config/') else word
+                                                 for word in words[at + 1:]])[0]
+        if stage is train:
+            train.check_knobs(settings)
+        if stage is finetune:
+            finetune.noise_levels(settings['noise'])
+            assert [finetune.recipe(settings, task) for task in finetune.find_tasks(settings['tasks'])]
+            runs = {re.match(r'out/(\w+)', settings[key])[1] for key in ('init_from', 'compare') if settings[key]}
+            assert runs <= set(RECIPES), runs
