@@ -1087,7 +1087,7 @@ def test_an_error_of_the_device_is_not_told_as_a_full_disk(tmp_path):
     (['--attention=xlnet', '--position=none'], "attention is 'original' there and 'xlnet' here"),
     (['--block_size=64'], 'block_size is 32 there and 64 here'),
     (['--init_from=scratch'], 'holds ckpt_0000008.pt'),
-    (['--init_from=some/bert'], "init_from='some/bert': "),
+    (['--init_from=some/bert'], 'some/bert: neither a checkpoint nor a BERT: '),
     (['--init_from=no.pt'], 'no.pt: cannot be read: No such file'),
     (['--fill=no mask here'], "fill='no mask here': put a [MASK]"),
     (['--fill=' + '[MASK] ' * 31], 'tokens; the model reads at most 30'),
