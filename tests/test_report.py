@@ -22,9 +22,8 @@ def report(trials, paper='', compare=''):
 
 def printed(table):
     """{name: {label: points}} of the paper's rows, without deviations."""
-    rows = paper_rows(table).rename(lambda name: name.removeprefix('paper: ')).to_dict('index')
-    return {name: {key: float(text.split()[0]) for key, text in row.items() if text != '-'}
-            for name, row in rows.items()}
+    return {name.removeprefix('paper: '): {key: float(text.split()[0]) for key, text in row.items()}
+            for name, row in paper_rows(table).to_dict('index').items()}
 
 
 def trial(score, task='rte', seed=1, init='ours', step=100, attention='pairwise', shape=(12, 768), **more):
@@ -64,8 +63,7 @@ def test_a_printed_row_has_every_column_and_words_of_our_tables(table):
     assert {word for name in names for word in name.split(',')[0].split()} <= words
     columns = table['columns'].split()
     assert {key.split('.')[1] for key in columns if '.' in key and key[0] != '0'} <= METRICS.keys()
-    assert list(paper_rows(table)) == [*columns, *table.get('averages', ())]
-    assert paper_rows(table).notna().all(axis=None)
+    assert all(set(row) == {*columns, *table.get('averages', ())} for row in printed(table).values())
 
 
 def test_printed_averages_follow_from_the_columns_but_for_the_errata():
@@ -74,9 +72,10 @@ def test_printed_averages_follow_from_the_columns_but_for_the_errata():
         columns = table['columns'].split()
         for name, row in printed(table).items():
             for average, places in table.get('averages', {}).items():
-                told, parts = row[average], [row[columns[i]] for i in places if columns[i] in row]
-                if parts and abs(np.mean(parts) - told) > 0.0101:               # rounded or cut
-                    wrong[table['title'], name] = told, round(np.mean(parts), 2)
+                told = row[average]
+                mean = np.mean([row[columns[i]] for i in places])
+                if abs(mean - told) > 0.0101:                                   # rounded or cut
+                    wrong[table['title'], name] = told, round(mean, 2)
     assert wrong == {('Kowsher et al. 2024, table 1', 'symmetric base'): (74.28, 76.04),
                      ('Kowsher et al. 2024, table 1', 'pairwise base'): (79.03, 79.66),
                      ('Kowsher et al. 2024, table 2', 'shared base, TriviaQA too'): (83.05, 82.55)}
