@@ -324,6 +324,22 @@ def test_flops_and_hours(name):
     assert (flops, hours) == (f'{total / 1e18:.1f}', f'{total / OPERATIONS / 3600:.1f}')
 
 
+def test_numbers_in_the_text():
+    """The rows of GLUE, the most that fine-tuning takes, and Welch's t of Courtois's table 3."""
+    sizes = dict(row.split('; ') for row in read_papers()['kowsher']['sizes']['rows'])
+    rows = sum(float(cells.split('k')[0]) for name, cells in sizes.items() if not name.startswith('squad'))
+    assert round(rows) == 950 and 'GLUE has 950 thousand training rows' in PAGE
+    tokens = 25 * 1000 * rows * 512                     # 5 epochs, 5 seeds
+    flops = tokens * 12 * (6 * 12 * 768 ** 2 + 12 * 512 * 768)          # as test_training_flops_by_hand
+    assert (round(flops / 1e18), round(flops / OPERATIONS / 3600)) == (7, 5)
+    assert 'at most 7e18 FLOPs, 5 hours' in PAGE
+    (one, a), (other, b) = ((printed('courtois', 'table 3', f'{name} base')['average'], sd ** 2 / 5)
+                            for name, sd in (('pairwise', 0.37), ('original', 0.63)))
+    t, freedom = (one - other) / math.sqrt(a + b), (a + b) ** 2 / (a * a / 4 + b * b / 4)
+    assert f"the gain of {one - other:.2f} significant" in PAGE
+    assert f"Welch's t is {t:.2f} with {freedom:.1f} degrees" in PAGE
+
+
 def sources_of(config):
     """Folders, globs and files that a command reads as models or runs."""
     keys = 'init_from', 'compare', 'runs', 'checkpoint'
@@ -508,7 +524,7 @@ def test_liu_from_the_archives_to_tables(run):
     run('L2', only=slice(1))
     run('L3', only=slice(4, 6))
     run('L3', only=slice(1))
-    run('L4', '--overrides=', only=slice(2, 3))
+    run('L4', '--overrides=', '--block_size=64', only=slice(2, 3))
     table = results(run.home, 'clue_liu')
     assert 'gau_softmax_diff' in table and '67.61' in table
     run('L5')
