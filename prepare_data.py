@@ -53,6 +53,7 @@ import time
 import warnings
 import zipfile
 import zlib
+from pathlib import Path
 
 import numpy as np
 
@@ -527,7 +528,7 @@ def save_sentencepiece(kind, folder, argument, config, sample):
     """Copy a given model or train config[kind.knob] pieces.  num_threads, fixed, affects the result."""
     model, target, size = io.BytesIO(), os.path.join(folder, kind.file_name), config[kind.knob]
     if argument:
-        write_bytes(target, read_bytes(argument))
+        write_bytes(target, Path(argument).read_bytes())
         return {'trained': False}
     try:
         need('sentencepiece', 'this tokenizer').SentencePieceTrainer.train(
@@ -545,7 +546,7 @@ def save_sentencepiece(kind, folder, argument, config, sample):
 
 
 def load_sentencepiece(folder, file_name):
-    library, proto = need('sentencepiece', file_name), read_bytes(os.path.join(folder, file_name))
+    library, proto = need('sentencepiece', file_name), Path(folder, file_name).read_bytes()
     with contextlib.suppress(RuntimeError):
         if proto:                                               # b'' would count as no model given
             return library.SentencePieceProcessor(model_proto=proto)
@@ -604,12 +605,12 @@ class WordPieceTokenizer:
                 raise UserError(f'tokenizer: {source}: no such file')
             with named(source):
                 source = need('huggingface_hub', 'this tokenizer').hf_hub_download(source, 'vocab.txt')
-        write_bytes(os.path.join(folder, 'vocab.txt'), read_bytes(source))
+        write_bytes(os.path.join(folder, 'vocab.txt'), Path(source).read_bytes())
         return {'lower_case': config['lower_case']}
 
     def __init__(self, folder, facts):
         library = need('tokenizers', 'this tokenizer')
-        text = read_bytes(os.path.join(folder, self.file_name)).decode('utf-8', 'replace')
+        text = Path(folder, self.file_name).read_bytes().decode('utf-8', 'replace')
         self.pieces = text.replace('\r\n', '\n').removesuffix('\n').split('\n')        # U+2028 may be a piece
         vocabulary = {piece: i for i, piece in enumerate(self.pieces)}
         missing = {'[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]'} - set(vocabulary)
@@ -694,7 +695,7 @@ class TiktokenTokenizer:
     def save(cls, folder, argument, config, sample):
         target = os.path.join(folder, cls.file_name)
         if os.path.isfile(argument):
-            write_bytes(target, read_bytes(argument))
+            write_bytes(target, Path(argument).read_bytes())
             return {'name': os.path.basename(argument), 'pattern': cls.gpt2, 'ids': 0}
         with named(f"tokenizer='tiktoken:{argument}'", 'no such file, and tiktoken did not give it'):
             encoding = need('tiktoken', 'this tokenizer').get_encoding(argument)
@@ -703,7 +704,7 @@ class TiktokenTokenizer:
         return {'name': argument, 'pattern': encoding._pat_str, 'ids': encoding.n_vocab}
 
     def __init__(self, folder, facts):
-        library, data = need('tiktoken', 'this tokenizer'), read_bytes(os.path.join(folder, self.file_name))
+        library, data = need('tiktoken', 'this tokenizer'), Path(folder, self.file_name).read_bytes()
         try:
             rows = [line.split() for line in data.split(b'\n') if line]
             ranks = {base64.b64decode(token, validate=True): int(rank) for token, rank in rows}
@@ -832,11 +833,6 @@ def package_version(package):
     return importlib.metadata.version(package)
 
 
-def read_bytes(file_name):
-    with open(file_name, 'rb') as file:
-        return file.read()
-
-
 def temporary_name(target):
     return f'{target}~{platform.node()}~{os.getpid()}~{os.urandom(4).hex()}.tmp'
 
@@ -885,7 +881,7 @@ def write_json(file_name, value):
 def read_json(folder, name, key):
     """A dict with `key` from a JSON file of a prepared folder."""
     with contextlib.suppress(OSError, ValueError, RecursionError):
-        value = json.loads(read_bytes(os.path.join(folder, name)))
+        value = json.loads(Path(folder, name).read_bytes())
         if isinstance(value, dict) and key in value and value.get('format', FORMAT) == FORMAT:
             return value
     raise damaged(folder, name, 'missing, damaged or of another version of prepare_data.py')
@@ -1009,13 +1005,13 @@ def save_tools(folder, units, config):
     versions = {kind.package: package_version(kind.package) for kind, *_ in chosen.values()}
     sample = functools.cache(lambda: take_sample(units, config))
     for knob, (kind, name, argument) in chosen.items():
-        tools[knob] = {'kind': name}
+        tools[knob], target = {'kind': name}, Path(home, kind.file_name)
         if argument == config[knob]:                            # a prepared folder
             tools[knob] = load_meta(argument)['tokenizer']
-            write_bytes(f'{home}/{kind.file_name}', read_bytes(f'{argument}/tokenizer/{kind.file_name}'))
+            write_bytes(target, Path(argument, 'tokenizer', kind.file_name).read_bytes())
         elif kind.file_name:
             tools[knob] |= kind.save(home, argument, config, sample)
-            tools[knob]['sha256'] = hashlib.sha256(read_bytes(f'{home}/{kind.file_name}')).hexdigest()
+            tools[knob]['sha256'] = hashlib.sha256(target.read_bytes()).hexdigest()
     write_json(os.path.join(home, 'settings.json'), tools)
     load_tool(folder, 'segmenter')                              # raises if a given file is no model
     write_bytes(os.path.join(home, 'word_start.bin'), word_starts(load_tokenizer(folder)).tobytes())
@@ -1223,7 +1219,7 @@ def check_sizes(folder, meta):
 
 def check_file(folder, name, sha256):
     """Raises UserError if a file of a prepared folder is damaged."""
-    if hashlib.sha256(read_bytes(os.path.join(folder, name))).hexdigest() != sha256:
+    if hashlib.sha256(Path(folder, name).read_bytes()).hexdigest() != sha256:
         raise damaged(folder, name, 'damaged, its sha256 is not the recorded one')
 
 
@@ -1232,8 +1228,8 @@ def check_folder(folder):
     meta = load_meta(folder)
     check_sizes(folder, meta)
     load_tool(folder, 'segmenter')
-    if word_starts(load_tokenizer(folder)).tobytes() != read_bytes(f'{folder}/tokenizer/word_start.bin'):
-        raise damaged(folder, 'tokenizer/word_start.bin', 'damaged, not that of the tokenizer')
+    if word_starts(load_tokenizer(folder)).tobytes() != Path(folder, 'tokenizer/word_start.bin').read_bytes():
+        raise damaged(folder, 'tokenizer/word_start.bin', 'damaged, not what the tokenizer gives')
     for shard, ending, _ in shard_files(meta):
         split, number = shard['stem'].split('_')
         record = read_json(folder, f'unit_{number}.json', split)[split]
