@@ -612,7 +612,7 @@ def test_the_host_reads_the_device_where_it_logs_alone(interval, dtype, tmp_path
 # ---- two processes ----
 
 EQUAL = ['--max_iters=6', '--dropout=0', '--attention_dropout=0', '--learning_rate=1e-4',
-         '--packing=documents']
+         '--packing=documents', '--validation=tiny']    # its own corpus once more
 EIGHT = ['--max_iters=8', '--milestones=4']
 CASES = {                                               # name: knobs, what befalls a rank
     'two': (EQUAL, None), 'both': ([*EQUAL, '--batch_size=2'], None), 'whole': (EIGHT, None),
@@ -713,6 +713,8 @@ def test_two_processes_equal_accumulation_equal_one(pairs, tmp_path, train_here)
         for key, value in weights(folder / 'one' / 'ckpt_0000006.pt')['model'].items():
             other = weights(folder / name / 'ckpt_0000006.pt')['model'][key]
             assert (value - other).abs().max() < 6e-5, (name, key)      # Adam's steps are 1e-4 each
+        assert [line['tiny_loss'] for line in val_lines(folder / name)] == [
+            line['loss'] for line in metrics(folder / name, 'val')]
 
 
 def test_a_resumed_pair_of_processes_repeats_itself(pairs):
