@@ -42,9 +42,9 @@ from model import (
     SequenceClassifier,
     choose,
     count_parameters,
+    masked_sigmoid,
     masked_softmax,
     model_config,
-    sigmoid_weights,
     token_losses,
     transformers,
 )
@@ -490,7 +490,7 @@ def draw_curves(axis, rows):
 MATRICES = {                    # from scores (..., T, T).  Liu 2022, table 3; last: Tian et al. 2021, eq. 6
     'QK^T': lambda scores: scores, 'softmax': lambda scores: masked_softmax(scores, None),
     'relu^2': lambda scores: scores.relu().square(),
-    'l2 sigmoid': lambda scores: math.prod(sigmoid_weights(scores, None)),
+    'l2 sigmoid': lambda scores: masked_sigmoid(scores, None),
 }
 NORMALISERS = {torch.Tensor.softmax: 'softmax', torch.Tensor.relu: 'relu^2', F.logsigmoid: 'l2 sigmoid'}
 

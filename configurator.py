@@ -113,6 +113,14 @@ def parse(name, value, default, origin='command line'):
     raise UserError(f'{origin}: {name}={value!r}: must be {KINDS[kind]}')
 
 
+def check_limits(config, limits):
+    """Raise UserError for a knob outside its limits, {knob: (minimum, maximum or None)}."""
+    for key, (low, high) in limits.items():
+        if config[key] < low or (high is not None and config[key] > high):
+            rest = '' if high is None else f' and at most {high}'
+            raise UserError(f'{key}={config[key]}: must be at least {low}{rest}')
+
+
 def read_config_file(given):
     """Run a config file, from the given path or else from ROOT; yields (name, value, origin) of each knob."""
     path = given if os.path.isfile(given) else os.path.join(ROOT, given)

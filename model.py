@@ -52,6 +52,8 @@ class EncoderConfig:
     key_size: int = 128             # gau: s, width of queries and keys
     clip_distance: int = 128        # rpe: c, distances are clipped at +-(c - 1)
     recompute: bool = False         # Shatter: recompute A * N in the backward pass to save memory
+    same_partition: bool = False    # Shatter: each layer has the partition of the last
+    one_value_matrix: bool = False  # Shatter with one head: all parts have the same values: y = A v
     dropout: float = 0.1            # after the embeddings and after each sublayer
     attention_dropout: float = 0.1  # of attention weights
     pooling: str = 'cls'            # SequenceClassifier, MultipleChoice: a key of POOLING
@@ -70,20 +72,20 @@ class EncoderConfig:
                 raise UserError(f'{name}={value}: must lie in [0, 1); 0.1 is usual')
             if kind is str:
                 choose(name, value, tables[name])
-        allowed = ALLOWED_POSITIONS.get(self.attention, tuple(POSITION))
+        allowed = ALLOWED_POSITIONS.get(self.attention, POSITION)
         if self.position not in allowed:
             raise UserError(f'position={self.position!r}: cannot be combined with '
                             f"attention={self.attention!r}; choose {' or '.join(allowed)}")
         for name, (axis, rows) in APPLIES_TO.items():
-            value, default = getattr(self, name), type(self).__dataclass_fields__[name].default
+            value, default = getattr(self, name), getattr(EncoderConfig, name)
             if value != default and getattr(self, axis) not in rows:
-                raise UserError(f"{name}={value!r}: only {axis}={' or '.join(map(repr, rows))} has it; "
-                                f'choose {default!r}')
+                raise UserError(f"{name}={value!r}: only {axis}={' or '.join(map(repr, rows))} uses {name}; "
+                                f'leave it at {default!r}')
         if self.n_embd % self.n_head:
             raise UserError(f'n_embd={self.n_embd}: must be a multiple of n_head={self.n_head}')
         if self.position == 'rope' and self.query_size % 2:
-            raise UserError(f"position='rope': the size of a query, {self.query_size}, must be even: "
-                            "n_embd / n_head, or key_size of attention='gau'")
+            raise UserError(f"position='rope': n_embd / n_head (gau: key_size) is {self.query_size}; "
+                            'it must be even')
         if self.attention in SHATTER and (self.n_head % 2 or self.n_head < 4):
             raise UserError(f'n_head={self.n_head}: attention={self.attention!r} needs an even n_head >= 4')
         if not 0 <= self.pair_rank <= self.query_size:
@@ -298,11 +300,13 @@ class Partition(nn.Module):
         f_v(x) = B_v(u(x)) for x > 0,  f_(H/2 + v)(x) = B_v(u(-x)) for x < 0
 
     At x = 0, undefined in the paper, each half gets B_v(0) / 2, so that the H functions sum to 1.
+    With same_partition, a preliminary experiment of the paper, all layers have k = L - 1 (our choice of k).
     N[h, i, j] = f_h(j - i) is stored as table[h, j - i + block_size - 1], (H, 2 block_size - 1).
     """
 
     def __init__(self, config, layer):
         super().__init__()
+        layer = config.n_layer - 1 if config.same_partition else layer
         self.n_head, self.progress = config.n_head, (layer + 1) / config.n_layer
         self.resize(config.block_size)
 
@@ -380,14 +384,15 @@ class OneHeadAttention(nn.Module):
 
         y = concat_h((A * N_h) v_h),  v = x Wv;  A_part[i, h] = sum_j A_ij N[h, i, j],  N of Partition
 
-    R (H, D) is part_embedding; R Wv (H, D) leaves out the bias of v.
+    R (H, D) is part_embedding; R Wv (H, D) leaves out the bias of v. With one_value_matrix, a preliminary
+    experiment of section 3.2, all parts have all of v: y = sum_h (A * N_h) v = A v.
     Parameters: 2 (D^2 + D), plus H D for R if used, and D^2 + D for the output.
     """
 
     def __init__(self, config, layer, weights, part_bias=False, part_values=False):
         super().__init__()
         self.n_head, self.dropout, self.recompute = config.n_head, config.attention_dropout, config.recompute
-        self.weights, self.part_values = weights, part_values
+        self.weights, self.part_values, self.one_value_matrix = weights, part_values, config.one_value_matrix
         self.query, self.value, self.out = projections(3, config.n_embd, config.bias)
         shape = config.n_head, config.n_embd
         self.part_embedding = nn.Parameter(0.02 * torch.randn(shape)) if part_bias else None      # R
@@ -401,31 +406,25 @@ class OneHeadAttention(nn.Module):
         has_parts = self.part_embedding is not None and partition is not None
         if has_parts:
             scores = scores + torch.einsum('bih,hij->bij', F.linear(q, self.part_embedding), partition)
-        a, r = self.weights(scores, context.mask)                                       # A = a r
+        a = self.weights(scores, None if context.mask is None else context.mask.squeeze(1))
         a = F.dropout(a, self.dropout, self.training)
-        y = attend_parts(self, a[:, None], v, partition)
+        y = attend_parts(self, a[:, None], v, None if self.one_value_matrix else partition)
         if has_parts and self.part_values:
-            shares = torch.einsum('bij,hij->bih', a.to(v.dtype), partition)             # A_part / r
+            shares = torch.einsum('bij,hij->bih', a.to(v.dtype), partition)             # A_part
             y = y + shares @ F.linear(self.part_embedding, self.value.weight)
-        return self.out((y * r).flip(1))
+        return self.out(y.flip(1))
 
 
-def softmax_weights(scores, mask):
-    """(a, r) with A = a r: the softmax of the scores (B, Q, T), and 1."""
-    return masked_softmax(scores, None if mask is None else mask.squeeze(1)), 1.0
+def masked_sigmoid(scores, mask):
+    """Sigmoid of the scores (B, Q, T), divided by the L2 norm of its row; 0 where the mask is False.
 
-
-def sigmoid_weights(scores, mask):
-    """(a, r) with A = a r: the sigmoid of the scores (B, Q, T), divided by the L2 norm of the row.
-
-    a is the sigmoid divided by its row's maximum, so that squares do not underflow; 0 at masked keys.
-    r (B, Q, 1) is 1 / |a|. The caller multiplies y by r, which is cheaper than a * r: y has fewer entries.
+    It is first divided by the maximum of its row, so that squares do not underflow.
     """
     a = F.logsigmoid(scores)
     if mask is not None:
-        a = a.masked_fill(~mask.squeeze(1), -math.inf)
+        a = a.masked_fill(~mask, -math.inf)
     a = (a - a.detach().amax(-1, keepdim=True).clamp_min(torch.finfo(a.dtype).min)).exp()
-    return a, 1 / torch.linalg.vector_norm(a, dim=-1, keepdim=True).clamp_min(0.5)      # |a| >= 1, or 0
+    return F.normalize(a, dim=-1, eps=0.5)                                              # norm >= 1, or 0
 
 
 # ---- GAU: replaces both attention and MLP ----
@@ -482,8 +481,11 @@ def softmax_plus(scores, mask, n, size, scale):
 
 
 def squared_relu(scores, mask, n, size, scale):
-    """relu(q k^T)^2 / scale, as in Liu's table 1; table 2 has q k^T / sqrt(d_h) inside relu."""
-    a = (scores.relu() * scale(n, size).rsqrt().to(scores.dtype)).square()      # no overflow in float16
+    """relu(q k^T)^2 / scale, as in Liu's table 1; table 2 has q k^T / sqrt(d_h) inside relu.
+
+    In float16 the result overflows above 65,504: at 512 tokens with scale n from q k^T = 5,800 on.
+    """
+    a = (scores.relu() * scale(n, size).rsqrt().to(scores.dtype)).square()
     return a if mask is None else a.masked_fill(~mask, 0)
 
 
@@ -491,9 +493,10 @@ def scaled_squared_relu(scores, mask, n, size, scale):
     """relu(q k^T)^2 / sum_j relu(q k^T)^2: rows sum to 1, a row of zeros stays 0.  Liu 2022, section 3.3
 
     The paper has an extra factor 1 / (n s), with which rows would not sum to 1. Scores are divided by the
-    maximum of their row, which cancels out, so that squares of small scores do not underflow.
+    maximum of their row, which cancels out, in float32 (the dtype of n), so that small ones do not underflow.
     """
     a = scores.relu() if mask is None else scores.relu().masked_fill(~mask, 0)
+    a = a.to(n.dtype)
     a = (a / a.detach().amax(-1, keepdim=True).clamp_min(torch.finfo(a.dtype).tiny)).square()
     return a / a.sum(-1, keepdim=True).clamp_min(0.5)                                   # sum >= 1, or 0
 
@@ -515,7 +518,8 @@ class XLNetAttention(nn.Module):
         sinusoid(d) = (sin(d w_m) for all m, then cos(d w_m)),  w_m = 10000^(-2m / D),  m = 0, 1, ...
         y_i = sum_j softmax(score)_ij (x_j Wv),  u and v (D,), K entries per head;  no biases
 
-    Yang et al.'s code also applies dropout to the sinusoids; here only attention weights are dropped out.
+    Yang et al.'s code also applies dropout to the sinusoids, after the MLP's activation and to the final
+    states; here it is where BERT has it. A query without a key gives y_i = 0, in their code the mean of v.
     Parameters: 4 D^2 + 2 D, and D^2 for the output.
     """
 
@@ -553,10 +557,10 @@ class XLNetAttention(nn.Module):
 
 SHATTER = {                         # in the order of the paper's ablation
     'part_mask': PartMaskAttention,
-    'one_head_softmax': partial(OneHeadAttention, weights=softmax_weights),
-    'one_head_sigmoid': partial(OneHeadAttention, weights=sigmoid_weights),
-    'part_bias': partial(OneHeadAttention, weights=sigmoid_weights, part_bias=True),
-    'shatter': partial(OneHeadAttention, weights=sigmoid_weights, part_bias=True, part_values=True),
+    'one_head_softmax': partial(OneHeadAttention, weights=masked_softmax),
+    'one_head_sigmoid': partial(OneHeadAttention, weights=masked_sigmoid),
+    'part_bias': partial(OneHeadAttention, weights=masked_sigmoid, part_bias=True),
+    'shatter': partial(OneHeadAttention, weights=masked_sigmoid, part_bias=True, part_values=True),
 }
 ATTENTION = {
     'original': OriginalAttention, 'symmetric': SymmetricAttention, 'pairwise': PairwiseAttention,
@@ -569,7 +573,8 @@ APPLIES_TO = {                      # option -> (field, values of it that use th
     'pair_rank': ('attention', ('pairwise',)), 'pair_init': ('attention', ('pairwise',)),
     'normaliser': ('attention', ('gau',)), 'key_size': ('attention', ('gau',)),
     'relu_scale': ('normaliser', ('squared_relu',)), 'recompute': ('attention', tuple(SHATTER)),
-    'clip_distance': ('position', ('rpe',)),
+    'clip_distance': ('position', ('rpe',)), 'same_partition': ('attention', tuple(SHATTER)),
+    'one_value_matrix': ('attention', tuple(SHATTER)[1:]),
 }
 
 
@@ -691,7 +696,7 @@ class BiasPosition(AbsolutePosition):
         score_ij = q_i k_j / sqrt(K) + W[bucket(j - i)],  W (32, H);  `absolute` is kept as well
 
     16 buckets for j <= i and 16 for j > i: one for each distance up to 7, then 8 of logarithmic width up to
-    128; the last also takes all longer distances.
+    128; the last also takes all longer distances. As in T5, bucket 16, distance 0 for j > i, is never used.
     Parameters: 32 H + block_size D.
     """
 
@@ -888,11 +893,10 @@ class MaskedLM(nn.Module):
 
     def save_pretrained(self, folder):
         """Write a folder that transformers.BertForMaskedLM loads.  Raises UserError if this is not a BERT."""
-        ours = {name: getattr(self.config, name) for name in BERT_AXES}
-        if ours != BERT_AXES:
-            given, wanted = (', '.join(f'{name}={value!r}' for name, value in axes.items())
-                             for axes in (ours, BERT_AXES))
-            raise UserError(f"{given}: cannot be written as transformers' BERT, which is {wanted}")
+        for name in ('attention', 'position', 'norm', 'lm_head', 'bias'):
+            given, wanted = getattr(self.config, name), getattr(EncoderConfig, name)
+            if given != wanted:
+                raise UserError(f"{name}={given!r}: transformers' BERT has only {name}={wanted!r}")
         weights, names = self.state_dict(), hugging_face_names(self.config)
         sizes = {theirs: getattr(self.config, ours) for ours, theirs in BERT_SIZES.items()}
         bert = transformers().BertForMaskedLM(transformers().BertConfig(**sizes))
@@ -923,7 +927,7 @@ class PermutationLM(nn.Module):
     def __init__(self, config):
         super().__init__()
         if config.attention != 'xlnet':
-            raise UserError(f"attention={config.attention!r}: only attention='xlnet' has a query stream")
+            raise UserError(f"attention={config.attention!r}: only attention='xlnet' allows objective='plm'")
         self.encoder = Encoder(config)
         self.config = self.encoder.config
         self.head = LM_HEAD[config.lm_head](config)
@@ -965,6 +969,16 @@ class ClsPooling(nn.Module):
         return self.dense(encoder(ids, segments, attention_mask)[:, 0]).tanh()
 
 
+class FirstPooling(nn.Module):
+    """The final state of [CLS] as it is; the classifier is then one Linear.  Liu 2022, table 4."""
+
+    def __init__(self, config):
+        super().__init__()
+
+    def forward(self, encoder, ids, segments, attention_mask):
+        return encoder(ids, segments, attention_mask)[:, 0]
+
+
 class LayerwisePooling(nn.Module):
     """A learned query passes through all blocks and attends to the input of each.  Tian et al. 2021, 3.4
 
@@ -986,7 +1000,7 @@ class LayerwisePooling(nn.Module):
         return y[:, 0]
 
 
-POOLING = {'cls': ClsPooling, 'layerwise': LayerwisePooling}    # -> (B, D)
+POOLING = {'cls': ClsPooling, 'first': FirstPooling, 'layerwise': LayerwisePooling}     # -> (B, D)
 
 
 class SequenceClassifier(nn.Module):
@@ -1039,22 +1053,19 @@ BERT_CONFIG = {                     # required values of the keys that a config.
     'model_type': 'bert', 'hidden_act': 'gelu', 'layer_norm_eps': 1e-12, 'tie_word_embeddings': True,
     'is_decoder': False, 'position_embedding_type': 'absolute',
 }
-BERT_AXES = {                       # required to write a model as a Hugging Face BERT
-    'attention': 'original', 'position': 'absolute', 'norm': 'layer', 'lm_head': 'bert', 'bias': True,
-}
 BERT_SIZES = {                      # EncoderConfig field -> BertConfig field
     'vocab_size': 'vocab_size', 'block_size': 'max_position_embeddings', 'n_layer': 'num_hidden_layers',
     'n_head': 'num_attention_heads', 'n_embd': 'hidden_size', 'n_inner': 'intermediate_size',
     'n_segment': 'type_vocab_size', 'dropout': 'hidden_dropout_prob',
     'attention_dropout': 'attention_probs_dropout_prob',
 }
-BERT_NAMES = {                      # tensor, or module (weight and bias) -> name in BertForPreTraining
-    'encoder.token.weight': 'bert.embeddings.word_embeddings.weight',
-    'encoder.segment.weight': 'bert.embeddings.token_type_embeddings.weight',
-    'encoder.position.table.weight': 'bert.embeddings.position_embeddings.weight',
+BERT_NAMES = {                      # module -> in BertForPreTraining
+    'encoder.token': 'bert.embeddings.word_embeddings',
+    'encoder.segment': 'bert.embeddings.token_type_embeddings',
+    'encoder.position.table': 'bert.embeddings.position_embeddings',
     'encoder.norm': 'bert.embeddings.LayerNorm', 'pooler.dense': 'bert.pooler.dense',
     'head.transform': 'cls.predictions.transform.dense', 'head.norm': 'cls.predictions.transform.LayerNorm',
-    'head.bias': 'cls.predictions.bias',
+    'head': 'cls.predictions',
 }
 BERT_BLOCK = {                      # module in encoder.blocks.N -> in bert.encoder.layer.N
     'attention.query': 'attention.self.query', 'attention.key': 'attention.self.key',
@@ -1065,11 +1076,10 @@ BERT_BLOCK = {                      # module in encoder.blocks.N -> in bert.enco
 
 
 def hugging_face_names(config):
-    """{name in our state_dict: name in transformers} of encoder, pooler and masked-LM head."""
+    """{our name: name in transformers} of the weight and bias of each module, even where it has only one."""
     rows = BERT_NAMES | {f'encoder.blocks.{i}.{ours}': f'bert.encoder.layer.{i}.{theirs}'
                          for i in range(config.n_layer) for ours, theirs in BERT_BLOCK.items()}
-    return {ours + kind: theirs + kind for ours, theirs in rows.items()
-            for kind in ([''] if ours.endswith(('.weight', '.bias')) else ['.weight', '.bias'])}
+    return {ours + kind: theirs + kind for ours, theirs in rows.items() for kind in ('.weight', '.bias')}
 
 
 def pretrained_encoder(name, parts=('encoder.',), kind='BERT'):
@@ -1077,20 +1087,23 @@ def pretrained_encoder(name, parts=('encoder.',), kind='BERT'):
 
     parts  prefixes of required tensors (our names): if one is missing, UserError "not a `kind`"
     """
-    c = transformers().AutoConfig.from_pretrained(name)
+    try:
+        c = transformers().AutoConfig.from_pretrained(name)
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise UserError(f'{name}: neither a checkpoint nor a BERT: {reason}') from None
     for key, wanted in BERT_CONFIG.items():
         given = getattr(c, key, wanted)
         if given != wanted:
             raise UserError(f'{name}: {key}={given}: only a BERT with {key}={wanted} can be loaded')
     bert, report = transformers().BertForPreTraining.from_pretrained(name, output_loading_info=True)
     config = EncoderConfig(**{ours: getattr(c, theirs) for ours, theirs in BERT_SIZES.items()})
-    tensors, weights = bert.state_dict(), {}
-    for ours, theirs in hugging_face_names(config).items():
-        if theirs not in report['missing_keys']:
-            weights[ours] = tensors[theirs]
-        elif ours.startswith(parts):
+    tensors, names, missing = bert.state_dict(), hugging_face_names(config), report['missing_keys']
+    for ours, theirs in names.items():
+        if theirs in missing and ours.startswith(parts):
             raise UserError(f'{name}: has no {theirs}: not a {kind}')
-    return config, weights
+    found = tensors.keys() - missing
+    return config, {ours: tensors[theirs] for ours, theirs in names.items() if theirs in found}
 
 
 def transformers():

@@ -66,6 +66,8 @@ FREE = [{'attention': name} for name in ATTENTION if name not in ALLOWED_POSITIO
 FREE += [{'attention': 'pairwise', 'pair_rank': 2}]
 SYSTEMS = [system(**variant, position=position) for variant in FREE for position in POSITION]
 SYSTEMS += [system(name, position) for name in ALLOWED_POSITIONS for position in ALLOWED_POSITIONS[name]]
+SYSTEMS += [system('part_mask', 'none', same_partition=True)]
+SYSTEMS += [system('shatter', 'none', one_value_matrix=True)]
 GATED = [system('gau', 'rope', normaliser=name, **scale, bias=bias) for bias in (True, False)
          for name in NORMALISER for scale in ([{'relu_scale': x} for x in RELU_SCALE]
                                               if name in APPLIES_TO['relu_scale'][1] else [{}])]
@@ -220,7 +222,8 @@ def parted(place, i, h, j):
     """N[h, i, j]; 1 for a query without a position."""
     if place.at is None:
         return 1.0
-    return bernstein(h, j - place.at[i], place.config.n_head, place.layer, place.config.n_layer)
+    layer = place.config.n_layer - 1 if place.config.same_partition else place.layer
+    return bernstein(h, j - place.at[i], place.config.n_head, layer, place.config.n_layer)
 
 
 # weights of one query from its scores and the keys that it sees
@@ -300,6 +303,7 @@ def one_head(w, y, x, sees, place, weigh, biased=False, valued=False):
     """Tian et al. 2021, sections 3.2 and 3.3: one score matrix, whose keys are the input itself."""
     mixed, T = np.zeros((len(y), place.config.n_embd)), range(len(x))
     values = [linear(w, 'value', token) for token in x]
+    share = whole if place.config.one_value_matrix else parted      # a whole matrix: sum_h N_h = 1 remains
     for i, query in enumerate(y):
         q = linear(w, 'query', query)
         scores = [q @ token / math.sqrt(len(q)) for token in x]
@@ -310,7 +314,7 @@ def one_head(w, y, x, sees, place, weigh, biased=False, valued=False):
         weights = weigh(scores, sees[i])
         for h, head in heads:
             for j in T:
-                mixed[i, head] += weights[j] * parted(place, i, h, j) * values[j][head]
+                mixed[i, head] += weights[j] * share(place, i, h, j) * values[j][head]
             if valued and place.at is not None:
                 total = sum(weights[j] * parted(place, i, h, j) for j in T)
                 mixed[i] += total * (w['value.weight'] @ w['part_embedding'][h])
@@ -444,6 +448,11 @@ def cls(w, states, keep, config):
     return np.tanh(linear(w, 'pooler.dense', states[-1][0]))
 
 
+def first(w, states, keep, config):
+    assert not part(w, 'pooler.')
+    return states[-1][0]
+
+
 def layerwise(w, states, keep, config):
     """Tian et al. 2021, section 3.4: y_0 passes the layers, each of which sees the recorded X^k."""
     y = [w['pooler.query_embedding']]
@@ -453,7 +462,7 @@ def layerwise(w, states, keep, config):
 
 
 HEADS = {'bert': bert_head, 'decoder': decoder_head}
-POOLINGS = {'cls': cls, 'layerwise': layerwise}
+POOLINGS = {'cls': cls, 'first': first, 'layerwise': layerwise}
 
 
 def masked_lm_oracle(w, ids, segments, keep, config):
@@ -670,15 +679,17 @@ def test_matrices_of_tian_table_1(shape, attention, position, count):
 
 
 def test_classifiers_of_liu_table_4():
-    """It counts the rotary tables of the two RoFormers, and GAU without a pooler."""
+    """It counts the RoFormers' rotary tables, and GAU without b_q and b_k of section 4.1 (see the errata)."""
     rms = {'position': 'rope', 'norm': 'rms', 'lm_head': 'decoder', 'bias': False}
-    first, second = on_paper(SequenceClassifier, 'base', 50000, position='rope'), on_paper(
-        SequenceClassifier, 'base', 12000, **rms)
-    assert source.count_parameters(first) + 1536 * 64 == 124147970
-    assert source.count_parameters(second) + 512 * 64 == 94777090
+    version_1 = on_paper(SequenceClassifier, 'base', 50000, position='rope')
+    version_2 = on_paper(SequenceClassifier, 'base', 12000, **rms)
+    assert source.count_parameters(version_1) + 1536 * 64 == 124147970
+    assert source.count_parameters(version_2) + 512 * 64 == 94777090
+    gau = {**rms, 'attention': 'gau', 'pooling': 'first'}
     with torch.device('meta'):
-        third = SequenceClassifier(EncoderConfig(12000, 512, 24, 12, 768, 3072, attention='gau', **rms))
-    assert source.count_parameters(third) - source.count_parameters(third.pooler) == 96519170
+        for bias, count in [(False, 96519170), (True, 96525314)]:
+            config = EncoderConfig(12000, 512, 24, 12, 768, 3072, **{**gau, 'bias': bias})
+            assert source.count_parameters(SequenceClassifier(config)) == count
 
 
 @pytest.mark.parametrize('variant', rows_of([
@@ -791,7 +802,7 @@ def test_every_parameter_gets_a_gradient(settings):
         else:
             F.cross_entropy(model(ids, segments, KEEP), torch.tensor([0, 1, 1])).backward()
         for name, parameter in model.named_parameters():
-            ordered = pooling == 'cls' or not name.startswith('encoder.blocks.1')
+            ordered = pooling != 'layerwise' or not name.startswith('encoder.blocks.1')
             if not ordered and name.endswith(('part_embedding', 'distance.weight', 'distance_bias')):
                 continue                                # the last block has one query, without a position
             assert parameter.grad is not None and parameter.grad.isfinite().all(), name
@@ -1300,12 +1311,23 @@ def test_compiles_to_one_graph(kind, settings):
 def test_sigmoid_weights_of_rows_far_below_zero(shift, dtype, error):
     """The norm of a row brings its weights back to order 1, however small the sigmoids are."""
     scores = (torch.tensor([[[0.5, -1.0, 0.0, 2.0]]]) + shift).to(dtype).requires_grad_()
-    mask = torch.tensor([1, 1, 0, 1]).bool().view(1, 1, 1, 4)
-    a, r = source.sigmoid_weights(scores, mask)
+    mask = torch.tensor([1, 1, 0, 1]).bool().view(1, 1, 4)
+    weights = source.masked_sigmoid(scores, mask)
     wanted = sigmoid_l2(scores[0, 0].tolist(), mask.flatten().tolist())
-    assert difference((a * r)[0, 0].double(), torch.tensor(wanted)) < error
-    gradient, = torch.autograd.grad((a * r)[0, 0, 0], scores)
+    assert difference(weights[0, 0].double(), torch.tensor(wanted)) < error
+    gradient, = torch.autograd.grad(weights[0, 0, 0], scores)
     assert gradient.isfinite().all() and gradient[0, 0, 0] > 0.1
+
+
+@pytest.mark.parametrize('size', [1.0, 1e-3, 1e-5, 1e-7])
+def test_rows_of_scaled_squared_relu_sum_to_one_in_float16(size):
+    """Scores of 1e-5 and 1e-7 are subnormal numbers there."""
+    scores = (size * torch.randn(2, 6, 100, generator=torch.Generator().manual_seed(13))).half()
+    mask = (torch.arange(100) < 70).expand(2, 1, 100)
+    weights = NORMALISER['scaled_squared_relu'](scores, mask, torch.tensor(70.0), 128, None)
+    assert difference(weights.sum(-1), 1) < 1e-6 and (weights[..., 70:] == 0).all()
+    wanted = scaled_squared_relu(scores[1, 2].tolist(), mask[1, 0].tolist(), 128, 'ns')
+    assert difference(weights[1, 2], torch.tensor(wanted)) < 1e-6
 
 
 # ---- longer and shorter rows ----
@@ -1368,7 +1390,8 @@ def test_models_leave_the_config_they_are_given():
 # ---- what a user can get wrong ----
 
 KNOBS = {'pair_rank': 2, 'pair_init': 'normal', 'normaliser': 'softmax', 'key_size': 64,    # not defaults
-         'recompute': True, 'relu_scale': 'n', 'clip_distance': 5}
+         'recompute': True, 'relu_scale': 'n', 'clip_distance': 5, 'same_partition': True,
+         'one_value_matrix': True}
 
 
 def test_every_knob_of_one_row_is_tried():
@@ -1566,9 +1589,8 @@ BERT = {'attention': 'original', 'position': 'absolute', 'norm': 'layer', 'lm_he
 def test_export_refuses_what_bert_has_no_layer_for(settings, tmp_path):
     with pytest.raises(UserError) as error:
         build(**settings).save_pretrained(tmp_path)
-    given = next(f'{name}={value!r}' for name, value in settings.items() if BERT[name] != value)
-    for words in (given, *(f'{name}={value!r}' for name, value in BERT.items())):
-        assert words in str(error.value)
+    name, given = next((name, value) for name, value in settings.items() if BERT[name] != value)
+    assert str(error.value) == f"{name}={given!r}: transformers' BERT has only {name}={BERT[name]!r}"
     assert not list(tmp_path.iterdir())
 
 
@@ -1582,6 +1604,8 @@ def test_import_refuses_other_berts(setting, tmp_path, transformers):
 
 
 def test_import_refuses_what_is_no_masked_lm(tmp_path, transformers):
+    with pytest.raises(UserError, match='nowhere: neither a checkpoint nor a BERT: [^\n]*$'):
+        MaskedLM.from_pretrained(tmp_path / 'nowhere')
     transformers.BertModel(transformers.BertConfig(**SIZES)).save_pretrained(tmp_path / 'headless')
     with pytest.raises(UserError, match='headless: has no cls.predictions.*: not a masked-LM model'):
         MaskedLM.from_pretrained(tmp_path / 'headless')
@@ -1610,6 +1634,7 @@ def test_buckets_are_those_of_t5():
     wanted = t5.T5Attention._relative_position_bucket(torch.arange(-700, 701), True, 32, 128)
     assert torch.equal(encoder.position.buckets(701), wanted)
     assert wanted.tolist() == [bucket(d) for d in range(-700, 701)]
+    assert set(range(32)) - set(wanted.tolist()) == {16}
 
 
 @pytest.fixture(scope='module')

@@ -7,12 +7,11 @@
 A training step depends only on (weights, data, seed, step, samples drawn before it); they determine its
 sequences, masks and dropout. So a resumed run repeats an uninterrupted one, bit for bit on the CPU.
 """
-from configurator import ROOT, UserError, configure, run, say, table  # first: no traceback on Ctrl-C
+from configurator import ROOT, UserError, check_limits, configure, run, say, table  # first: quiet Ctrl-C
 
 # isort: split
 import atexit
 import contextlib
-import glob
 import hashlib
 import json
 import math
@@ -48,6 +47,7 @@ export = ''                     # a folder: write the checkpoint there for trans
 # data
 dataset = 'docstrings'          # folder below data_dir that prepare_data.py wrote
 data_dir = 'data'               # parent folder of prepared corpora
+validation = ''                 # further folders below data_dir to validate on too, e.g. ptb,books
 prepare = ''                    # config file of this repository for prepare_data.py, if dataset is missing
 block_size = 512                # tokens per sequence, including [CLS] and [SEP]
 packing = 'stream'              # stream: joined documents cut to length; documents: one per sequence, padded
@@ -108,8 +108,10 @@ SCHEDULE = {                    # progress after the warmup, 0 to 1 -> fraction 
     'thirds': lambda progress: (1.0, 0.2, 0.02)[min(2, int(3 * progress))],    # 1e-4, 2e-5, 2e-6: Kowsher A.4
 }
 PEAK_FLOPS = {                  # device -> dense 16-bit FLOP/s, from the vendor's data sheets
-    'NVIDIA H200': 989e12, 'NVIDIA H100 80GB HBM3': 989e12, 'NVIDIA A100': 312e12, 'NVIDIA L40S': 362e12,
-    'NVIDIA L4': 121e12, 'NVIDIA A10': 125e12, 'NVIDIA GeForce RTX 4090': 165e12,
+    'NVIDIA H200': 989e12, 'NVIDIA H200 NVL': 835e12, 'NVIDIA H100 80GB HBM3': 989e12,
+    'NVIDIA H100 NVL': 835e12, 'NVIDIA H100 PCIe': 756e12, 'NVIDIA A100': 312e12,
+    'NVIDIA A100 80GB PCIe': 312e12, 'NVIDIA L40S': 362e12, 'NVIDIA L4': 121e12, 'NVIDIA A10': 125e12,
+    'NVIDIA GeForce RTX 4090': 165e12,
 }
 LIMITS = {                      # knob: minimum, maximum (None: unlimited)
     'total_batch': (1, None), 'batch_size': (1, None), 'max_iters': (1, None), 'log_interval': (1, None),
@@ -139,7 +141,7 @@ class StreamRows:
             raise UserError(f'{folder}: {split} holds less than one row of block_size={block_size}')
 
     def __len__(self):
-        return int(self.ends[-1])
+        return int(self.ends.max(initial=0))
 
     def count(self, shard):
         """Number of rows in a shard; an incomplete last one is dropped."""
@@ -690,14 +692,11 @@ def checkpoint_name(step):
     return f'ckpt_{step:07d}.pt'
 
 
-def step_of(path):
-    return int(os.path.basename(path)[len('ckpt_'):-len('.pt')])
-
-
 def checkpoints(folder):
-    """Checkpoint files of a run, oldest first; other file names are ignored."""
-    paths = glob.glob(os.path.join(glob.escape(str(folder)), 'ckpt_*.pt'))
-    return sorted((path for path in paths if re.search(r'ckpt_\d{7,}\.pt$', path)), key=step_of)
+    """{step: path} of a run's checkpoints, oldest first; other file names are ignored."""
+    names = os.listdir(folder) if os.path.isdir(folder) else []
+    steps = [int(name[5:-3]) for name in names if re.fullmatch(r'ckpt_\d{7,}\.pt', name)]
+    return {step: os.path.join(folder, checkpoint_name(step)) for step in sorted(steps)}
 
 
 def write_checkpoint(path, content):
@@ -734,8 +733,11 @@ def read_checkpoint(path):
     return content
 
 
-def load_pretrained(path):
-    """(model, content of its checkpoint) of a run of train.py.  Raises UserError."""
+def load_pretrained(source):
+    """(model, content) of a checkpoint of train.py, or of a run's newest.  Raises UserError."""
+    path = source if source.endswith('.pt') else newest_checkpoint(source)
+    if path is None:
+        raise UserError(f'{source}: no checkpoint there')
     content = read_checkpoint(path)
     if 'objective' not in content['config']:
         raise UserError(f'{path}: fine-tuned by finetune.py; choose a checkpoint of train.py')
@@ -755,7 +757,7 @@ def checkpoint_identity(path):
 
 def newest_checkpoint(folder):
     """Path of the newest good checkpoint, or None; damaged ones are named on stderr."""
-    paths = checkpoints(folder)
+    paths = checkpoints(folder).values()
     for path in reversed(paths):
         try:
             read_checkpoint(path)
@@ -765,17 +767,6 @@ def newest_checkpoint(folder):
     if paths:
         raise UserError(f'{folder}: every checkpoint is damaged; start again in another out_dir')
     return None
-
-
-def find_checkpoint(init_from, out_dir):
-    """Path of the checkpoint, or name of the BERT, that init_from refers to; None: random weights."""
-    if init_from == 'scratch' or init_from.endswith('.pt'):
-        return None if init_from == 'scratch' else init_from
-    own = init_from in ('auto', 'resume')
-    path = newest_checkpoint(out_dir if own else init_from)
-    if path is None and init_from == 'resume':
-        raise UserError(f"init_from='resume': no checkpoint in {out_dir}")
-    return path or (None if own else init_from)
 
 
 def load_bert(name, read=MaskedLM.from_pretrained):
@@ -791,20 +782,25 @@ def load_bert(name, read=MaskedLM.from_pretrained):
 
 def start_from(init_from, out_dir, runtime):
     """(checkpoint or BERT to start from, its content); (None, {}) for random weights.  Raises UserError."""
-    newest = checkpoints(out_dir)[-1] if checkpoints(out_dir) else 'none'
-    seen = sorted({os.path.basename(path) for path in runtime.gather(newest)})
+    own, newest = init_from in ('auto', 'resume'), max(checkpoints(out_dir), default=-1)
+    seen = {checkpoint_name(step) if step >= 0 else 'none' for step in runtime.gather(newest)}
     if len(seen) > 1:
-        raise UserError(f"{out_dir}: the newest checkpoint is {' here and '.join(seen)} there; out_dir must "
-                        'be a folder that all machines share')
-    source = runtime.gather(find_checkpoint(init_from, out_dir) if runtime.main else None)[0]
+        raise UserError(f"{out_dir}: the newest checkpoint is {' here and '.join(sorted(seen))} there; "
+                        'out_dir must be a folder that all machines share')
+    source = None if own or init_from == 'scratch' else init_from
+    if runtime.main and init_from != 'scratch':
+        source = newest_checkpoint(out_dir if own else init_from) or source
+    source = runtime.gather(source)[0]
+    if init_from == 'resume' and source is None:
+        raise UserError(f"init_from='resume': no checkpoint in {out_dir}")
     content = read_checkpoint(source) if source and source.endswith('.pt') else {}
     if source and not content:                          # the keys of a checkpoint that a BERT has
         bert = load_bert(source)
         content = {'model': bert.state_dict(), 'model_config': asdict(bert.config),
                    'config': {'objective': 'mlm'}}
-    if newest != 'none' and step_of(newest) > content.get('step', -1) and init_from not in ('auto', 'resume'):
-        raise UserError(f'init_from={init_from!r}: {out_dir} holds {seen[0]}; go on from it with '
-                        '--init_from=resume, or choose another --out_dir')
+    if not own and newest > content.get('step', -1):
+        raise UserError(f'init_from={init_from!r}: {out_dir} holds {checkpoint_name(newest)}; go on from it '
+                        'with --init_from=resume, or choose another --out_dir')
     return source, content
 
 
@@ -925,9 +921,12 @@ def plot_losses(folder, unigram):
         return tell('no loss.png without matplotlib: pip install matplotlib')
     figure = Figure(figsize=(7, 4))
     axes = figure.subplots()
-    for kind in ('train', 'val'):
-        lines = [line for line in read_metrics(folder) if line['kind'] == kind and 'loss' in line]
-        axes.plot([line['step'] for line in lines], [line['loss'] for line in lines], label=kind)
+    curves = {}                                         # label: [(step, loss), ...]
+    for line in read_metrics(folder):
+        for key in (key for key in line if key.endswith('loss')):
+            curves.setdefault(f"{line['kind']} {key}", []).append((line['step'], line[key]))
+    for label, points in curves.items():
+        axes.plot(*zip(*points, strict=True), label=label)
     axes.axhline(unigram, color='gray', linestyle='--', label='unigram entropy')
     axes.set(xlabel='step', ylabel='loss, nats a predicted token', title=os.path.basename(folder))
     axes.legend()
@@ -937,31 +936,21 @@ def plot_losses(folder, unigram):
 # ---- fill and export ----
 
 @torch.no_grad()
-def fill_masks(model, tokenizer, ids):
-    """Print the top five tokens and probabilities of each [MASK] in `ids` (without [CLS] and [SEP])."""
+def fill_masks(model, tokenizer, parts):
+    """Print the top five tokens and probabilities of the [MASK] between each two parts, lists of ids."""
     special = tokenizer.special
-    row = torch.tensor([[special['cls'], *ids, special['sep']]], device=next(model.parameters()).device)
+    ids = [special['cls'], *parts[0]]
+    for part in parts[1:]:
+        ids += [special['mask'], *part]
+    if len(ids) >= model.config.block_size:
+        raise UserError(f'fill: {len(ids) - 1} tokens; the model reads at most {model.config.block_size - 2}')
+    row = torch.tensor([[*ids, special['sep']]], device=next(model.parameters()).device)
     masks = (row[0] == special['mask']).nonzero().T
     best = model.eval()(row, positions=masks)[0].float().softmax(-1).topk(5)
     for chances, tokens in zip(best.values.tolist(), best.indices.tolist(), strict=True):
         pieces = (tokenizer.pieces[token] for token in tokens)
         words = (piece.strip('\u2581 ') or piece for piece in pieces)     # without the word-start marker
         tell('    ' + '   '.join(f'{word} {p:.3f}' for word, p in zip(words, chances, strict=True)))
-
-
-def fill_text(model, tokenizer, text):
-    """Print `text` and the model's predictions.  Raises UserError if it has no [MASK] or is too long."""
-    text = text.encode('utf-8', 'surrogateescape').decode('utf-8', 'replace')   # argv in any locale
-    first, *others = text.split('[MASK]')
-    if not others:
-        raise UserError(f'fill={text!r}: put a [MASK] where a word is to be filled in')
-    ids, *parts = tokenizer.encode([first.rstrip(), *others])
-    for part in parts:
-        ids = [*ids, tokenizer.special['mask'], *part]
-    if len(ids) + 2 > model.config.block_size:
-        raise UserError(f'fill: {len(ids)} tokens, but the model reads at most {model.config.block_size - 2}')
-    tell(text)
-    fill_masks(model, tokenizer, ids)
 
 
 def show_sentences(model, documents, tokenizer, word_start, n):
@@ -977,7 +966,7 @@ def show_sentences(model, documents, tokenizer, word_start, n):
         i = words[len(words) // 2]
         before, word, after = map(tokenizer.decode, (ids[:i], ids[i:i + 1], ids[i + 1:]))
         tell(f'\n{before.strip()} [MASK] {after.strip()}\n    masked: {word.strip()}')
-        fill_masks(model, tokenizer, [*ids[:i], tokenizer.special['mask'], *ids[i + 1:]])
+        fill_masks(model, tokenizer, [ids[:i], ids[i + 1:]])
         n -= 1
         if not n:
             return
@@ -986,29 +975,25 @@ def show_sentences(model, documents, tokenizer, word_start, n):
 
 def use_checkpoint(fill, export, init_from, out_dir, folder, meta):
     """Load init_from's checkpoint, by default the run's newest; print predictions or export a BERT."""
-    path = find_checkpoint('resume' if init_from in ('auto', 'scratch') else init_from, out_dir)
-    model, content = load_pretrained(path)
+    source = out_dir if init_from in ('auto', 'resume', 'scratch') else init_from
+    model, content = load_pretrained(source)
     tokenizer = load_tokenizer(folder)
-    refuse_difference(path, content['data'], {'tokenizer': meta['identity']['tokenizer']}, 'the data')
+    refuse_difference(source, content['data'], {'tokenizer': meta['identity']['tokenizer']}, 'the data')
     if fill:
-        fill_text(model, tokenizer, fill)
+        text = fill.encode('utf-8', 'surrogateescape').decode('utf-8', 'replace')   # argv in any locale
+        if '[MASK]' not in text:
+            raise UserError(f'fill={text!r}: put a [MASK] where a word is to be filled in')
+        tell(text)
+        fill_masks(model, tokenizer, tokenizer.encode(re.split(r'\s*\[MASK\]', text)))
     if export:
         if not isinstance(model, MaskedLM):
-            raise UserError(f"export={export!r}: a BERT is no permuted language model, as {path} is")
+            raise UserError(f"export={export!r}: a BERT is no permuted language model, as {source} is")
         model.save_pretrained(export)
         shutil.copy(os.path.join(folder, 'tokenizer', tokenizer.file_name), export)
         tell(f'wrote {export}: transformers.BertForMaskedLM.from_pretrained({export!r}) loads it')
 
 
 # ---- main ----
-
-def check_limits(config, limits):
-    """Raise UserError for a knob outside its limits; other knobs are checked where they are used."""
-    for key, (low, high) in limits.items():
-        if config[key] < low or (high is not None and config[key] > high):
-            rest = '' if high is None else f' and at most {high}'
-            raise UserError(f'{key}={config[key]}: must be at least {low}{rest}')
-
 
 def check_knobs(config):
     check_limits(config, {**LIMITS, 'total_batch': (int(os.environ.get('WORLD_SIZE', 1)), None)})
@@ -1034,6 +1019,16 @@ def prepared(dataset, data_dir, prepare, runtime):
     if runtime.local == 0:
         check_sizes(folder, meta)
     return folder, meta
+
+
+def validation_rows(names, data_dir, packing, block_size, tokenizer, runtime):
+    """{name: rows} of further validation corpora, comma-separated.  tokenizer: the identity of theirs"""
+    rows = {}
+    for name in filter(None, names.replace(' ', '').split(',')):
+        folder, meta = prepared(name, data_dir, '', runtime)
+        refuse_difference(folder, meta['identity'], {'tokenizer': tokenizer}, 'the data')
+        rows[name] = PACKING[packing](folder, meta, 'val', block_size)
+    return rows
 
 
 def make_model(encoder_config, objective, source, content):
@@ -1062,9 +1057,11 @@ def main():
     model_class, masker_class = OBJECTIVE[objective]
     masker = masker_class(meta, block_size, mask_fraction, word_start if whole_word else None)
     train_rows, val_rows = (PACKING[packing](folder, meta, split, block_size) for split in ('train', 'val'))
-    val_loader = Loader(val_rows, masker, 0, EVAL_ROWS, runtime.share(EVAL_ROWS),
-                        limit=eval_samples or len(val_rows))
     identity, unigram = {'vocab_size': meta['vocab_size'], **meta['identity']}, meta['unigram_entropy']
+    others = validation_rows(validation, data_dir, packing, block_size, identity['tokenizer'], runtime)
+    val_loaders = {name: Loader(rows, masker, 0, EVAL_ROWS, runtime.share(EVAL_ROWS),
+                                limit=eval_samples or len(rows))
+                   for name, rows in {'': val_rows, **others}.items()}
 
     # model and optimizer: new, from a BERT or from a checkpoint
     source, content = start_from(init_from, out_dir, runtime)
@@ -1105,20 +1102,25 @@ def main():
         return step == max_iters or (interval and step % interval == 0)
 
     def validate():
-        """Log the validation loss; False if a signal interrupted it."""
-        scores = evaluate(raw, val_loader, batch_size, runtime, stop)
-        if scores:
-            log.write('val', step, f"step {step}: validation loss {scores['loss']:.4f} "
-                      f"(unigram {unigram:.4f}), masked accuracy {scores['accuracy']:.2%}, perplexity "
-                      f"{scores['perplexity']:.1f}", **scores)
-        return bool(scores)
+        """Log the loss on each validation corpus; False if a signal interrupted it."""
+        values, lines = {}, []
+        for name, val_loader in val_loaders.items():
+            scores = evaluate(raw, val_loader, batch_size, runtime, stop)
+            if not scores:
+                return False
+            values |= {f'{name}_{key}' if name else key: value for key, value in scores.items()}
+            known = f'on {name}' if name else f'(unigram {unigram:.4f})'
+            lines.append(f"step {step}: validation loss {scores['loss']:.4f} {known}, masked accuracy "
+                         f"{scores['accuracy']:.2%}, perplexity {scores['perplexity']:.1f}")
+        log.write('val', step, '\n'.join(lines), **values)
+        return True
 
     def save():
         content = {'step': step, 'samples': samples, 'model': raw.state_dict(), 'config': config,
                    'optimizer': optimizer.state_dict(), 'scaler': scaler.state_dict(),
                    'model_config': asdict(raw.config), 'data': identity, 'validated': validated}
         write_checkpoint(os.path.join(out_dir, checkpoint_name(step)), to_host(content, runtime))
-        others = [path for path in checkpoints(out_dir) if step_of(path) not in config['milestones']]
+        others = [path for at, path in checkpoints(out_dir).items() if at not in config['milestones']]
         for path in others[:-keep_checkpoints]:
             os.remove(path)
 

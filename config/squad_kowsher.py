@@ -1,7 +1,8 @@
-# SQuAD v1.1 and v2.0 as in Kowsher et al. 2024, A.4: 5 epochs, dropout 0.2 (attention 0.05), decay 0.1.
-# $ python finetune.py config/squad_kowsher.py --init_from=out/base_shared
-# With their extra questions, which TriviaQA's convert_to_squad_format.py makes:
-# $ python finetune.py config/squad_kowsher.py --init_from=out/base_shared --extra_train=triviaqa.json
+# SQuAD v1.1 and v2.0 as in Kowsher et al. 2024, A.4: 5 epochs, dropout 0.2 (attention 0.05), decay 0.1. Their
+# "SQuAD v1.2" is v2.0.
+# $ python finetune.py config/squad_kowsher.py --init_from=out/kowsher_shared --compare=out/kowsher_original
+# With the questions of TriviaQA too, which TriviaQA's convert_to_squad_format.py makes:
+# $ python finetune.py config/squad_kowsher.py --compare=out/kowsher_original --extra_train=triviaqa.json
 # Expect (their table 2, EM/F1): v1.1 83.53/92.32, v2.0 79.87/83.59 for `shared`; 82.18/90.01 and 79.35/83.65
 # for `original`.
 from config.glue_kowsher import *

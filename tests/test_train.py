@@ -32,7 +32,7 @@ from model import (
     PermutationLM,
     token_losses,
 )
-from prepare_data import WordPieceTokenizer, load_meta, load_tokenizer
+from prepare_data import WordPieceTokenizer, load_meta, load_tokenizer, write_json
 from train import (
     OBJECTIVE,
     PACKING,
@@ -113,6 +113,17 @@ def run_here(corpus, out_dir, *knobs, signal_at=None, number=signal.SIGTERM, sta
         source.HELD.clear()
         for number, handler in handlers.items():
             signal.signal(number, handler)
+
+
+@pytest.fixture
+def two(corpus, meta, tmp_path):
+    """Folder of the corpus, `tiny`, and of `other`, which has its tokenizer and is held out as a whole."""
+    os.symlink(corpus, tmp_path / 'tiny')
+    shutil.copytree(corpus, tmp_path / 'other')
+    write_json(tmp_path / 'other' / 'meta.json', {
+        **meta, 'splits': {'train': [], 'val': meta['splits']['train'][:2]},
+        'identity': {**meta['identity'], 'train': 'none', 'val': 'other'}})
+    return tmp_path
 
 
 @pytest.fixture
@@ -357,6 +368,78 @@ def test_evaluation_equals_full_logits(corpus, meta):
     assert scores['perplexity'] == pytest.approx(math.exp(np.mean(losses)), rel=1e-4)
 
 
+def val_lines(out_dir):
+    return [line for line in source.read_metrics(out_dir) if line['kind'] == 'val']
+
+
+def test_further_corpora_are_validated_on_and_change_nothing_else(two, tmp_path, train_here, capsys):
+    """Runs with and without them are equal to the bit, and each goes on from the other's checkpoint."""
+    knobs = ['--max_iters=4', '--eval_interval=2', '--milestones=2', '--packing=documents',
+             f'--data_dir={two}']
+    train_here(tmp_path / 'plain', *knobs)
+    capsys.readouterr()
+    train_here(tmp_path / 'both', *knobs, '--validation=other')
+    said = capsys.readouterr().out
+    for name in ('plain', 'both'):
+        other = tmp_path / f'from {name}'
+        other.mkdir()
+        for file in ('ckpt_0000002.pt', 'metrics.jsonl'):
+            shutil.copy(tmp_path / name / file, other)
+        train_here(other, *knobs, *['--validation=other'] * (name == 'plain'))
+        for run in (other, tmp_path / 'both'):
+            same_checkpoint(tmp_path / 'plain' / 'ckpt_0000004.pt', run / 'ckpt_0000004.pt')
+            for kind in ('train', 'val'):
+                assert metrics(tmp_path / 'plain', kind) == metrics(run, kind)
+    plain, both = val_lines(tmp_path / 'plain'), val_lines(tmp_path / 'both')
+    further = {f'other_{key}' for key in ('loss', 'accuracy', 'perplexity')}
+    assert [line.keys() - plain[0].keys() for line in both] == [further] * 3
+    assert val_lines(tmp_path / 'from plain') == plain[:2] + both[2:]
+    assert val_lines(tmp_path / 'from both') == both[:2] + plain[2:]
+    for line in both:
+        text = f"step {line['step']}: validation loss {line['other_loss']:.4f} on other, masked accuracy "
+        assert f"{text}{line['other_accuracy']:.2%}, perplexity {line['other_perplexity']:.1f}\n" in said
+    model, meta = source.load_pretrained(str(tmp_path / 'both'))[0], load_meta(two / 'other')
+    rows = DocumentRows(str(two / 'other'), meta, 'val', 32)
+    loader = Loader(rows, Masker(meta, 32, 0.15), 0, source.EVAL_ROWS, slice(0, source.EVAL_ROWS), limit=32)
+    for key, value in source.evaluate(model, loader, 8, Runtime(CPU)).items():
+        assert both[-1][f'other_{key}'] == pytest.approx(value, rel=1e-6) != both[-1][key]
+
+
+def test_a_corpus_of_another_tokenizer_and_one_without_training_documents_are_refused(two, train_here):
+    knobs = ['--max_iters=2', f'--data_dir={two}']
+    with pytest.raises(UserError, match='other: train holds less than one row of block_size=32'):
+        train_here(two / 'run', *knobs, '--dataset=other')
+    meta = load_meta(two / 'other')
+    meta['identity']['tokenizer'] = 'another'
+    write_json(two / 'other' / 'meta.json', meta)
+    with pytest.raises(UserError, match="other: the data differs: tokenizer is 'another' there and"):
+        train_here(two / 'run', *knobs, '--validation=tiny, other')
+
+
+def test_the_plot_has_a_curve_for_each_loss(tmp_path, monkeypatch):
+    pytest.importorskip('matplotlib')
+    lines = [{'kind': 'val', 'step': 0, 'loss': 6.0, 'other_loss': 7.0, 'other_accuracy': 0.1},
+             {'kind': 'train', 'step': 1, 'loss': 5.5, 'lr': 0.1}, {'kind': 'val', 'step': 2, 'loss': 5.0}]
+    (tmp_path / 'metrics.jsonl').write_text('\n'.join(map(json.dumps, lines)))
+    figures = []
+    monkeypatch.setattr('matplotlib.figure.Figure.savefig', lambda self, *a, **k: figures.append(self))
+    source.plot_losses(str(tmp_path), 5.75)
+    drawn = {line.get_label(): [list(line.get_xdata()), list(line.get_ydata())]
+             for line in figures[0].axes[0].get_lines()}
+    assert drawn == {'val loss': [[0, 2], [6.0, 5.0]], 'val other_loss': [[0], [7.0]],
+                     'train loss': [[1], [5.5]], 'unigram entropy': [[0, 1], [5.75, 5.75]]}
+
+
+@pytest.mark.parametrize('name, flops', [
+    ('NVIDIA H200', 989e12), ('NVIDIA H200 NVL', 835e12), ('NVIDIA H100 80GB HBM3', 989e12),
+    ('NVIDIA H100 PCIe', 756e12), ('NVIDIA A100-SXM4-80GB', 312e12), ('NVIDIA A100-PCIE-40GB', 312e12),
+    ('NVIDIA A100 80GB PCIe', 312e12), ('NVIDIA L40', None), ('NVIDIA H200 MIG 1g.18gb', None)])
+def test_peaks_are_known_by_the_whole_name(name, flops, monkeypatch):
+    monkeypatch.setattr(source, 'device_name', lambda device: name)
+    assert source.peak_flops(Runtime(CPU, torch.bfloat16)) == flops
+    assert source.peak_flops(Runtime(CPU)) is None      # float32
+
+
 # ---- resume ----
 
 GAU = ['--attention=gau', '--position=rope', '--key_size=8', '--n_layer=3']
@@ -407,8 +490,8 @@ def test_a_finished_run_stays_as_it_is_and_a_longer_one_takes_its_knobs(tmp_path
 
 def test_checkpoints_that_stay(tmp_path, train_here, capsys):
     train_here(tmp_path, '--max_iters=12', '--checkpoint_interval=2', '--milestones=3,4')
-    assert [os.path.basename(path) for path in source.checkpoints(tmp_path)] == [
-        f'ckpt_{step:07d}.pt' for step in (3, 4, 10, 12)]
+    assert list(source.checkpoints(tmp_path).items()) == [
+        (step, f'{tmp_path}/ckpt_{step:07d}.pt') for step in (3, 4, 10, 12)]
     content = weights(tmp_path / 'ckpt_0000012.pt')
     assert set(content) == {'step', 'samples', 'model', 'optimizer', 'scaler', 'config', 'model_config',
                             'data', 'validated'}
@@ -554,7 +637,7 @@ def befall(kind, rank, folder, patch):
     if kind in ('nan', 'inf') and rank == 1:
         harm(5, float(kind), patch)
     if kind == 'folder' and rank == 1:                  # a machine with a disk of its own
-        patch.setattr(source, 'checkpoints', lambda out_dir: ['out/ckpt_0000003.pt'])
+        patch.setattr(source, 'checkpoints', lambda out_dir: {3: 'out/ckpt_0000003.pt'})
 
 
 def interrupt(step, patch, number=signal.SIGTERM):
@@ -643,7 +726,7 @@ def test_a_signal_to_one_rank_saves_and_ends_all(pairs):
     folder, ends = pairs
     for name, step in (('cut', 5), ('late', 0)):
         assert ends[name] == [f'finished with {128 + signal.SIGTERM}'] * 2
-        assert weights(source.checkpoints(folder / name)[-1])['step'] == step
+        assert weights(folder / name / f'ckpt_{step:07d}.pt')['step'] == step
     assert not weights(folder / 'late' / 'ckpt_0000000.pt')['validated']
     assert not metrics(folder / 'late', 'val')
 
@@ -654,7 +737,7 @@ def test_what_is_not_finite_on_one_rank_ends_all_and_names_its_step(value, pairs
     folder, ends = pairs
     line = 'loss or gradient norm of step 6 is not finite; no checkpoint has it; try a lower learning_rate'
     assert ends[value] == [f'{folder / value}: {line}'] * 2
-    steps = [source.step_of(path) for path in source.checkpoints(folder / value)]
+    steps = list(source.checkpoints(folder / value))
     assert steps == {'nan': [], 'inf': [3]}[value]
     assert all(value.isfinite().all() for step in steps for value in
                weights(folder / 'inf' / f'ckpt_{step:07d}.pt')['model'].values())
@@ -726,22 +809,25 @@ def test_the_second_interrupt_ends_a_process_that_is_alone(monkeypatch):
             signal.signal(number, handler)
 
 
-def test_a_signal_in_a_validation_ends_it(tmp_path, train_here, monkeypatch):
+@pytest.mark.parametrize('validation, last', [('', 6), ('other', 14)])
+def test_a_signal_in_a_validation_ends_it(validation, last, two, tmp_path, train_here, monkeypatch):
+    """In the second of four batches of a corpus, the further one if there are two; second validation."""
     monkeypatch.setattr(source, 'EVAL_ROWS', 8)
+    knobs = ['--max_iters=4', '--eval_interval=2', f'--data_dir={two}', f'--validation={validation}']
     calls = []
 
     def signalled(*arguments):
         calls.append(1)
-        if len(calls) == 6:                             # the second of four batches, the second validation
+        if len(calls) == last:
             signal.raise_signal(signal.SIGTERM)
         return token_losses(*arguments)
     with monkeypatch.context() as patch:
         patch.setattr(source, 'token_losses', signalled)
-        train_here(tmp_path / 'cut', '--max_iters=4', '--eval_interval=2', status=128 + signal.SIGTERM)
-    assert len(calls) == 6 and weights(tmp_path / 'cut' / 'ckpt_0000002.pt')['validated'] is False
+        train_here(tmp_path / 'cut', *knobs, status=128 + signal.SIGTERM)
+    assert len(calls) == last and weights(tmp_path / 'cut' / 'ckpt_0000002.pt')['validated'] is False
     for name in ('cut', 'whole'):
-        train_here(tmp_path / name, '--max_iters=4', '--eval_interval=2')
-    assert metrics(tmp_path / 'cut', 'val') == metrics(tmp_path / 'whole', 'val')
+        train_here(tmp_path / name, *knobs)
+    assert val_lines(tmp_path / 'cut') == val_lines(tmp_path / 'whole')
     same_checkpoint(tmp_path / 'whole' / 'ckpt_0000004.pt', tmp_path / 'cut' / 'ckpt_0000004.pt')
 
 
@@ -752,7 +838,7 @@ def test_closed_output_ends_a_run_with_a_checkpoint(tmp_path, train_here, monkey
     with open(writing, 'w') as closed, monkeypatch.context() as patch:
         patch.setattr(sys, 'stdout', closed)
         train_here(tmp_path, '--max_iters=4', status=128 + signal.SIGTERM)
-    assert [source.step_of(path) for path in source.checkpoints(tmp_path)] == [0]
+    assert list(source.checkpoints(tmp_path)) == [0]
     train_here(tmp_path, '--max_iters=4')
     assert [line['step'] for line in metrics(tmp_path)] == [1, 2, 3, 4]
 
@@ -779,7 +865,7 @@ def test_a_kill_in_the_middle_of_a_save_loses_nothing(corpus, tmp_path, train_he
     (tmp_path / 'killed.py').write_text(KILL.format(root=ROOT))
     done = stage(str(tmp_path / 'killed.py'), *tiny(corpus, tmp_path / 'cut'), *knobs)
     assert done.returncode == -signal.SIGKILL
-    assert [os.path.basename(path) for path in source.checkpoints(tmp_path / 'cut')] == ['ckpt_0000004.pt']
+    assert list(source.checkpoints(tmp_path / 'cut')) == [4]
     assert os.path.exists(tmp_path / 'cut' / 'ckpt_0000008.pt.tmp')
     train_here(tmp_path / 'cut', *knobs)
     train_here(tmp_path / 'whole', *knobs)
@@ -854,7 +940,7 @@ def test_what_is_not_finite_is_refused_at_the_next_look(dtype, value, tmp_path, 
     with pytest.raises(UserError, match='loss or gradient norm of step 6 is not finite'):
         train_here(tmp_path, '--max_iters=20', '--checkpoint_interval=5', '--log_interval=100',
                    f'--dtype={dtype}')
-    assert [source.step_of(path) for path in source.checkpoints(tmp_path)] == [5]
+    assert list(source.checkpoints(tmp_path)) == [5]
 
 
 @pytest.mark.parametrize('place', ['one entry', 'the squares'])
@@ -938,7 +1024,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_taken(finished, tmp_pa
     said = capsys.readouterr()
     assert 'ckpt_0000008.pt: damaged' in said.err and 'ckpt_0000004.pt at step 4' in said.out
     same_checkpoint(finished / 'ckpt_0000008.pt', tmp_path / 'run' / 'ckpt_0000008.pt')
-    for path in source.checkpoints(tmp_path / 'run'):
+    for path in source.checkpoints(tmp_path / 'run').values():
         with open(path, 'w'):
             pass
     with pytest.raises(UserError, match='every checkpoint is damaged'):
@@ -1001,10 +1087,10 @@ def test_an_error_of_the_device_is_not_told_as_a_full_disk(tmp_path):
     (['--attention=xlnet', '--position=none'], "attention is 'original' there and 'xlnet' here"),
     (['--block_size=64'], 'block_size is 32 there and 64 here'),
     (['--init_from=scratch'], 'holds ckpt_0000008.pt'),
-    (['--init_from=some/bert'], "init_from='some/bert': "),
+    (['--init_from=some/bert'], 'some/bert: neither a checkpoint nor a BERT: '),
     (['--init_from=no.pt'], 'no.pt: cannot be read: No such file'),
     (['--fill=no mask here'], "fill='no mask here': put a [MASK]"),
-    (['--fill=' + '[MASK] ' * 31], 'tokens, but the model reads at most 30'),
+    (['--fill=' + '[MASK] ' * 31], 'tokens; the model reads at most 30'),
 ])
 def test_a_checkpoint_that_does_not_fit_is_refused(knobs, words, finished, train_here):
     with pytest.raises(UserError) as error:
@@ -1037,7 +1123,8 @@ def test_other_data_is_refused_by_name(part, finished, corpus, train_here, monke
     ('--packing=x', 'stream, documents'), ('--dtype=x', 'float32'),
     ('--device=x', "device='x'"), ('--device=cuda', "device='cuda'"), ('--compile=x', 'auto, true, false'),
     ('--block_size=4', 'block_size=4: must be at least 8'), ('--mask_fraction=1', 'mask_fraction=1.0: must'),
-    ('--dataset=none', 'none: not prepared'), ('--pair_rank=3', "pair_rank=3: only attention='pairwise'"),
+    ('--dataset=none', 'none: not prepared'), ('--validation=none', 'none: not prepared'),
+    ('--pair_rank=3', "pair_rank=3: only attention='pairwise'"),
     ('--init_from=some/bert', 'neither a checkpoint nor a BERT'),
     ('--init_from=resume', "init_from='resume': no checkpoint in"), ('--log_interval=0', 'log_interval=0'),
     ('--timeout=-1', 'timeout=-1: must be'), ('--device=tpu', 'choose auto, cpu, cuda, mps or xla'),
