@@ -2,6 +2,7 @@
 
     $ python finetune.py config/finetune_quickstart.py
     $ python finetune.py config/glue_courtois.py --init_from=out/base_pairwise --compare=out/base_original
+    $ python finetune.py config/glue_courtois.py --init_from='out/base_pairwise-*,out/base_shared-*'
     $ torchrun --standalone --nproc_per_node=8 finetune.py config/glue_courtois.py
 
 A trial fine-tunes one set of weights on one task with one seed, in one process; torchrun's processes divide
@@ -1484,8 +1485,7 @@ def run_trial(trial, levels, others, runtime):
 def read_papers():
     """Results printed in the papers, x 100, from results/papers.json: {paper: {'tables': [...], ...}}.
 
-    Columns: 'COLUMN.METRIC ...'; averages: {name: indices of columns}; rows: 'name; values averages (sd)',
-    with - for what is not printed; model: fields of the only models beside which the table is shown.
+    Columns: 'COLUMN.METRIC ...'; averages: {name: indices of columns}; rows: 'name; values averages (sd)'.
     """
     return load_json(os.path.join(ROOT, 'results', 'papers.json'))
 
@@ -1498,7 +1498,7 @@ def averages_of(table):
 
 def paper_rows(table):
     """DataFrame of the rows of a table of a paper, as text."""
-    rows = {f'paper: {name}': re.findall(r'-|[\d.]+(?: \([\d.]+\))?', numbers)
+    rows = {f'paper: {name}': re.findall(r'[\d.]+(?: \([\d.]+\))?', numbers)
             for name, numbers in (row.split(';') for row in table['rows'])}
     return pd.DataFrame.from_dict(rows, 'index', columns=[*table['columns'].split(), *averages_of(table)])
 
@@ -1556,16 +1556,16 @@ def markdown(title, frame, *notes):
 def row_names(trials):
     """Table row of each trial: its init, knobs that vary within a task, hashes of other data or weights."""
     frame = pd.DataFrame([{'run_seed': None, **trial} for trial in trials])
-    recipes, names, alone = pd.DataFrame(list(frame.recipe)), frame.init.copy(), frame.run_seed.isna()
-    names += pd.Series(' alone', frame.index).where(alone & (~alone).groupby(names).transform('any'), '')
+    recipes, alone = pd.DataFrame(list(frame.recipe)), frame.run_seed.isna()
+    words = pd.Series(' alone', frame.index).where(alone & (~alone).groupby(frame.init).transform('any'), '')
     for key in recipes:
         if recipes[key].groupby(frame.task).nunique(dropna=False).gt(1).any():
-            names += f' {key}=' + recipes[key].map(show)
-    for key, same in (('data', ['task']), ('weights', ['task', 'init', 'step', 'run_seed'])):
-        code = frame[key].map(lambda value: f'{text_hash(str(value)):016x}'[:6])
-        differs = code.groupby([frame[name] for name in same], dropna=False).transform('nunique') > 1
-        names += (' ' + code).where(differs, '')
-    return list(names)
+            words += f' {key}=' + recipes[key].map(show)
+    hashes = frame[['data', 'weights']].map(lambda value: f' {text_hash(str(value)):016x}'[:7])
+    for key, same in (('data', [frame.task, words]),
+                      ('weights', [frame.task, frame.init, frame.step, frame.run_seed])):
+        words += hashes[key].where(hashes[key].groupby(same, dropna=False).transform('nunique') > 1, '')
+    return list(frame.init + words)
 
 
 def tidy(trials):
@@ -1589,7 +1589,8 @@ def model_table(inits):
     models = [{'step': one['step'], **{key: one['model'][key] for key in kept}, 'device': one['device'],
                'date': one['date']} for one in inits.values()]
     return markdown(f"Fine-tuning: {', '.join(inits)}", pd.DataFrame(models, list(inits), dtype=object),
-                    'Points: mean (standard deviation) over seeds; ± 95 %: half the confidence interval.')
+                    'Points: mean (standard deviation) over seeds, or over the means of several pretraining '
+                    'seeds; ± 95 %: half the confidence interval.')
 
 
 def columns_of(table):
@@ -1597,10 +1598,9 @@ def columns_of(table):
 
 
 def choose_tables(book, trials):
-    """The paper's tables that share a column and a model with the trials; one of the other columns."""
+    """The paper's tables that share a column with the trials, then one in their form of the other columns."""
     ran = {f"{column}.{trial['metric']}": column for trial in trials for column in trial['scores']}
-    tables = [table for table in book.get('tables', ()) if columns_of(table) & set(ran.values()) and any(
-        table.get('model', {}).items() <= trial['model'].items() for trial in trials)]
+    tables = [table for table in book.get('tables', ()) if columns_of(table) & set(ran.values())]
     left = [key for key, column in ran.items() if not any(column in columns_of(table) for table in tables)]
     averages = {} if tables or len(left) < 2 else {'average': range(len(left))}
     other = {'title': 'Other tasks' if tables else 'Scores', 'columns': ' '.join(left), 'averages': averages}
@@ -1721,7 +1721,8 @@ def write_report(config, show_it):
     against = label(config['compare'])[0] if config['compare'] else ''
     trials = [one for one in map(read_result, folders) if one['task'] in TASKS]
     trials.sort(key=lambda one: (
-        one['init'] == against, one['init'], one['step'] or 0, order.index(one['task']), one['seed']))
+        one['init'] == against, one['init'], one['step'] or 0, one.get('run_seed') or 0,
+        order.index(one['task']), one['seed']))
     if not trials:
         raise UserError(f'{folder}: no trial has finished there yet')
     text, command = make_report(trials, config['paper'], against), ' '.join(['python', *sys.argv])
