@@ -4,12 +4,12 @@ That each file loads, passes train.py's checks and gives an EncoderConfig: tests
 """
 import os
 import re
-import shlex
 
 import pytest
 import torch
+from commands import resolved
 from conftest import ROOT
-from test_configurator import CONFIGS, STAGES, stage_of
+from test_configurator import CONFIGS, stage_of
 
 import finetune
 import prepare_data
@@ -17,7 +17,8 @@ import train
 from configurator import configure
 from model import NORMALISER, SHATTER, SequenceClassifier, count_parameters, model_config
 
-RECIPES = [os.path.basename(path)[:-3] for path in CONFIGS if stage_of(path) == 'train']
+STAGE = {os.path.basename(path)[:-3]: stage_of(path) for path in CONFIGS}
+RECIPES = [name for name in STAGE if STAGE[name] == 'train']
 COUNTED = [name for name in RECIPES if re.match(
     '(small|base|large|gpu|gau)_|tian_original|kowsher_(?!base)|tpu_base_pairwise', name)]
 KOWSHER = 'original', 'symmetric', 'pairwise', 'shared'
@@ -179,29 +180,23 @@ def test_milestones_are_the_steps_that_the_papers_evaluate():
 def test_numbers_that_a_header_expects_are_those_of_papers_json():
     """Every score, loss, ratio or count of hours after "Expect", in a recipe that names a paper."""
     known, unknown = set(re.findall(r'\d+\.?\d*', str(finetune.read_papers()))), {}
-    for name in (os.path.basename(path)[:-3] for path in CONFIGS if stage_of(path) in ('train', 'finetune')):
+    for name in (name for name in STAGE if STAGE[name] in ('train', 'finetune')):
         expected = re.split('Not in the paper| [$] ', header(name).partition('Expect')[2])[0]
         if re.search('Courtois|Kowsher|Tian|Liu', header(name)):
             unknown[name] = set(re.findall(r'(?<!v)\b\d+\.\d+|\d+(?= hours)', expected)) - known
     assert {name: numbers for name, numbers in unknown.items() if numbers} == {}
 
 
-@pytest.mark.parametrize('path', [path for path in CONFIGS if stage_of(path) != 'prepare_data'],
-                         ids=os.path.basename)
-def test_every_command_of_a_header_composes(path):
-    """Its knobs exist, and the tasks and levels of noise that it names; it starts from runs of config files."""
-    with open(path) as file:
-        text = file.read().replace('\\\n# ', '')
-    for command in re.findall(r'^# \$ (.*)', text, re.M):
-        words = shlex.split(command)
-        at = next(i for i, word in enumerate(words) if re.fullmatch(r'\w+\.py', word))
-        stage = STAGES[words[at].removesuffix('.py')]
-        settings = configure(dict(vars(stage)), [os.path.join(ROOT, word) if word.startswith('config/') else word
-                                                 for word in words[at + 1:]])[0]
+@pytest.mark.parametrize('name', [name for name in STAGE if STAGE[name] != 'prepare_data'])
+def test_every_command_of_a_header_composes(name):
+    """Its knobs exist, and the tasks, levels of noise and runs of config files that it names."""
+    with open(os.path.join(ROOT, 'config', f'{name}.py')) as file:
+        commands = re.findall(r'^# \$ (.*)', file.read().replace('\\\n# ', ''), re.M)
+    for stage, settings in map(resolved, commands):
         if stage is train:
             train.check_knobs(settings)
         if stage is finetune:
             finetune.noise_levels(settings['noise'])
             assert [finetune.recipe(settings, task) for task in finetune.find_tasks(settings['tasks'])]
-            runs = {re.match(r'out/(\w+)', settings[key])[1] for key in ('init_from', 'compare') if settings[key]}
-            assert runs <= set(RECIPES), runs
+            runs = re.findall(r'out/(\w+)', f"{settings['init_from']} {settings['compare']}")
+            assert set(runs) <= set(RECIPES)
