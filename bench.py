@@ -154,8 +154,7 @@ class Peer(nn.Module):
             vocab_size=config['vocab_size'], max_position_embeddings=length, hidden_size=config['n_embd'],
             num_hidden_layers=config['n_layer'], num_attention_heads=config['n_head'],
             intermediate_size=config['n_inner'], hidden_dropout_prob=config['dropout'],
-            attention_probs_dropout_prob=config['dropout'],
-            attn_implementation=attention)
+            attention_probs_dropout_prob=config['dropout'], attn_implementation=attention)
         self.model, self.masked = getattr(transformers(), f'{kind}ForMaskedLM')(shape), masked
 
     def forward(self, ids, positions, targets):

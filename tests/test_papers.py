@@ -1,14 +1,21 @@
 """results/errata.md and results/reproduce.md: numbers recomputed, commands resolved, small forms run."""
 import fnmatch
 import functools
+import gzip
+import json
 import math
 import os
 import re
+import shlex
+import shutil
+import zipfile
 from dataclasses import replace
 
 import pytest
 import torch
 from commands import READY, commands_of, prepared_name, read_page, resolved
+from conftest import ROOT, TINY, stage
+from published import publish
 from test_configs import knobs, vocabulary
 
 import finetune
@@ -278,7 +285,10 @@ def test_every_erratum_is_there():
 # ---- reproduce.md: its commands, in order, and its prices ----
 
 PAGE = read_page('results', 'reproduce.md')
-COMMANDS = commands_of(PAGE)
+LABELLED = {label: commands_of(f'```sh\n{script}\n```')
+            for block in re.findall(r'```sh\n(.*?)```', PAGE, re.S)
+            for script, label in re.findall(r'(.*?) # ([A-Z]\d+)$', block, re.S | re.M)}
+COMMANDS = [command for commands in LABELLED.values() for command in commands]
 PRICES = {name: cells for names, *cells in
           re.findall(r'^\|[^|]*\| (`\w+`.*?)' + 5 * r' \| ([\d,.]+(?: x \d+)?)' + r' \|', PAGE, re.M)
           for name in re.findall(r'`(\w+)`', names)}
@@ -312,6 +322,22 @@ def test_flops_and_hours(name):
     *_, flops, hours = PRICES[name]
     total = price(name)
     assert (flops, hours) == (f'{total / 1e18:.1f}', f'{total / OPERATIONS / 3600:.1f}')
+
+
+def test_numbers_in_the_text():
+    """The rows of GLUE, the most that fine-tuning takes, and Welch's t of Courtois's table 3."""
+    sizes = dict(row.split('; ') for row in read_papers()['kowsher']['sizes']['rows'])
+    rows = sum(float(cells.split('k')[0]) for name, cells in sizes.items() if not name.startswith('squad'))
+    assert round(rows) == 950 and 'GLUE has 950 thousand training rows' in PAGE
+    tokens = 25 * 1000 * rows * 512                     # 5 epochs, 5 seeds
+    flops = tokens * 12 * (6 * 12 * 768 ** 2 + 12 * 512 * 768)          # as test_training_flops_by_hand
+    assert (round(flops / 1e18), round(flops / OPERATIONS / 3600)) == (7, 5)
+    assert 'at most 7e18 FLOPs, 5 hours' in PAGE
+    (one, a), (other, b) = ((printed('courtois', 'table 3', f'{name} base')['average'], sd ** 2 / 5)
+                            for name, sd in (('pairwise', 0.37), ('original', 0.63)))
+    t, freedom = (one - other) / math.sqrt(a + b), (a + b) ** 2 / (a * a / 4 + b * b / 4)
+    assert f"the gain of {one - other:.2f} significant" in PAGE
+    assert f"Welch's t is {t:.2f} with {freedom:.1f} degrees" in PAGE
 
 
 def sources_of(config):
@@ -361,7 +387,7 @@ def test_every_command_finds_what_those_above_it_made(tmp_path, monkeypatch):
             wanted = {config['dataset'], *filter(None, config['validation'].split(','))}
             assert wanted <= corpora, command
             runs[config['out_dir']] = config
-    assert len(COMMANDS) > 80
+    assert commands_of(PAGE) == COMMANDS and len(COMMANDS) > 50
 
 
 def test_what_is_not_made_is_noticed():
@@ -383,3 +409,125 @@ def test_every_label_of_the_page():
         named = re.findall(rf'{letter}(\d+)(?: to {letter}(\d+))?', ' '.join(rows))
         used = {number for a, b in named for number in range(int(a), int(b or a) + 1)}
         assert used == set(range(1, len(labels) + 1)), letter
+
+
+# ---- the small form of one sequence of commands per paper, from corpus to tables ----
+
+SMALL = {                       # stage -> what makes its commands small, after those of the page
+    'prepare_data.py': ['--vocab_size=400', '--val_fraction=0.1', '--tokenizer_sample=1000000',
+                        '--max_documents=0', '--num_proc=1'],
+    'train.py': [*TINY, '--max_iters=4', '--milestones=2,4'],
+    'finetune.py': ['--data_dir=benchmarks', '--trials=1', '--epochs=1', '--train_samples=8', '--stride=16',
+                    '--eval_samples=12', '--device=cpu'],
+    'bench.py': ['--n_layer=1', '--n_head=4', '--n_embd=16', '--n_inner=32', '--vocab_size=400',
+                 '--lengths=16', '--memory_lengths=16', '--batches=2', '--rounds=1', '--warmup=1',
+                 '--rank_rows=1', '--device=cpu'],
+}
+
+
+@pytest.fixture
+def run(tmp_path, corpus):
+    """(label, *more knobs, only=slice of its commands) -> output of the commands in a folder of their own."""
+    for name in ('books_wikipedia', 'books_wikipedia_sp'):
+        shutil.copytree(corpus, tmp_path / 'data' / name)
+    for name in finetune.TASKS:
+        if not name.startswith('docstring'):
+            publish(name, tmp_path / 'benchmarks')
+
+    def call(label, *more, only=slice(None)):
+        out = []
+        for command in LABELLED[label][only]:
+            words = shlex.split(command)
+            at = next(i for i, word in enumerate(words) if word.endswith('.py'))
+            name = words[at]
+            done = stage(os.path.join(ROOT, name), *words[at + 1:], *SMALL[name], *more, cwd=tmp_path)
+            assert done.returncode == 0, (command, done.stderr)
+            out.append(done.stdout)
+        return ''.join(out)
+
+    call.home = tmp_path
+    return call
+
+
+def results(home, folder):
+    names = ('results.md', 'tables.md')
+    return next((home / 'out' / folder / name).read_text() for name in names
+                if (home / 'out' / folder / name).exists())
+
+
+@pytest.mark.slow
+def test_courtois_from_oscar_to_table_3(run, corpus):
+    """Appendix A's filter, three pretrainings, figure 2a, table 3 of the small models."""
+    english = {'identification': {'label': 'en', 'prob': 0.9}, 'quality_warnings': None, 'categories': None}
+    (run.home / 'oscar').mkdir()
+    with open(os.path.join(corpus, 'docstrings.jsonl')) as texts, \
+            gzip.open(run.home / 'oscar' / 'en_meta_part_1.jsonl.gz', 'wt') as file:
+        for number, line in enumerate(texts):
+            metadata = {**english, 'harmful_pp': 3.0 if number % 5 == 0 else 50.0}
+            print(json.dumps({'content': json.loads(line)['text'], 'metadata': metadata}), file=file)
+    run('C1', '--tokenizer=sentencepiece')
+    meta = json.loads((run.home / 'data' / 'oscar' / 'meta.json').read_text())
+    assert 'filtered: harmful_pp' in json.dumps(meta)
+    run('C2', only=slice(3))
+    run('C4', only=slice(1))
+    assert all(f'| small_{name} ' in results(run.home, 'courtois_small')
+               for name in ('original', 'symmetric', 'pairwise'))
+    run('C5', only=slice(1))
+    table = results(run.home, 'glue_courtois')
+    assert '81.04' in table and 'small_pairwise - small_original' in table
+
+
+@pytest.mark.slow
+def test_kowsher_from_pretraining_to_tables(run):
+    """Table 1, its models again for tables 5 and 6, table 2 with and without TriviaQA, figure 3."""
+    run('K2')
+    run('K4', '--overrides=')
+    for label in ('K5', 'K6'):
+        assert re.search(r'(\d+) trials, \1 of them finished before', run(label, '--overrides='))
+    table = results(run.home, 'glue_kowsher')
+    assert all(word in table for word in ('53.91', 'Noise on the embeddings', 'evaluated on (columns)'))
+    shutil.copy(run.home / 'benchmarks' / 'squad' / 'train-v1.1.json', run.home / 'triviaqa.json')
+    run('K7')
+    assert '0 of them finished before' in run('K8')
+    run('K9', '--overrides=')
+
+
+@pytest.mark.slow
+def test_tian_from_the_tokenizer_to_longer_rows(run):
+    """Penn Treebank in the corpus's tokens, its loss, table 2 at twice the length, tables 4 and 5."""
+    (run.home / 'ptb').mkdir()
+    for number in range(8):
+        (run.home / 'ptb' / f'wsj_{number}.txt').write_text('the value of the list is returned .\n' * 20)
+    run('T2', '--val_fraction=1')
+    run('T3', only=slice(0, 2))
+    run('T3', only=slice(-2, None))
+    lines = (run.home / 'out' / 'gpu_shatter' / 'metrics.jsonl').read_text().splitlines()
+    assert any('ptb_loss' in json.loads(line) for line in lines)
+    run('T5', '--block_size=64', '--overrides=', '--tasks=mrpc,rte')
+    assert 'gpu_shatter' in results(run.home, 'glue_tian')
+    run('T12', '--block_size=64')
+    run('T13')
+    assert 'exact_question' in results(run.home, 'superglue_tian')
+    curve = results(run.home, 'boolq_curve')
+    assert re.search(r'large_shatter by pretraining step.*\| 2 \|.*\| 4 \|', curve, re.S)
+
+
+@pytest.mark.slow
+def test_liu_from_the_archives_to_tables(run):
+    """CLUECorpusSmall's own form, a scale, one normaliser at both lengths with CLUE, table 3, table 4."""
+    (run.home / 'clue').mkdir()
+    with zipfile.ZipFile(run.home / 'clue' / 'wiki_zh.zip', 'w') as archive:
+        for number in range(6):
+            rows = [''.join(2 * chr(0x4e00 + (i * j * number) % 90) for j in range(1, 50)) for i in range(30)]
+            archive.writestr(f'wiki_zh/{number}.txt', '\n\n'.join(rows))
+    run('L1', '--segmenter=sentencepiece', '--segmenter_vocab=150')
+    run('L2', only=slice(1))
+    run('L3', only=slice(4, 6))
+    run('L3', only=slice(1))
+    run('L4', '--overrides=', '--block_size=64', only=slice(2, 3))
+    table = results(run.home, 'clue_liu')
+    assert 'gau_softmax_diff' in table and '67.61' in table
+    run('L5')
+    assert '0.9983' in results(run.home, 'liu_rank')
+    run('L6')
+    assert '124.6' in results(run.home, 'bench_liu')
