@@ -2,6 +2,7 @@
 
     $ python finetune.py config/finetune_quickstart.py
     $ python finetune.py config/glue_courtois.py --init_from=out/base_pairwise --compare=out/base_original
+    $ python finetune.py config/glue_courtois.py --init_from='out/base_pairwise-*,out/base_shared-*'
     $ torchrun --standalone --nproc_per_node=8 finetune.py config/glue_courtois.py
 
 A trial fine-tunes one set of weights on one task with one seed, in one process; torchrun's processes divide
@@ -9,7 +10,7 @@ the trials among themselves. Its folder in out_dir holds its log, result, predic
 command again skips finished trials and restarts interrupted ones. A training step depends only on (weights,
 data, seed, step).
 """
-from configurator import ROOT, UserError, configure, parse, run, say  # first: no traceback on Ctrl-C
+from configurator import ROOT, UserError, configure, parse, run, say, show, table  # first: quiet Ctrl-C
 
 # isort: split
 import contextlib
@@ -45,8 +46,6 @@ from torch import nn
 
 import prepare_data
 import train
-from configurator import show as show_knob
-from configurator import table as knob_table
 from model import (
     POOLING,
     EncoderConfig,
@@ -61,8 +60,8 @@ from prepare_data import text_hash, write_bytes
 
 # the run
 out_dir = 'out/finetune'        # results.json, results.md and a folder for each trial go here
-init_from = 'out/quickstart'    # a run of train.py, a checkpoint, a glob of them or a Hugging Face BERT
-compare = ''                    # baseline, as init_from: fine-tuned too; differences are paired by seed
+init_from = 'out/quickstart'    # runs of train.py, checkpoints, BERTs; what globs mean is said below
+compare = ''                    # baseline, as init_from; differences are paired by seed and pretraining seed
 tasks = 'glue'                  # keys of TASKS and GROUPS: glue, sst2,rte, squad, superglue, clue
 trials = 5                      # number of seeds per task
 seed = 1                        # first seed; for the new head, the order of examples and dropout
@@ -74,7 +73,7 @@ report = False                  # no training: rewrite the report of the finishe
 keep_models = True              # keep each trial's weights: predict, noise and cross need them later
 # data
 data_dir = ''                   # folder of the published files, glue/CoLA/train.tsv ...; empty: from the hub
-extra_train = ''                # file in SQuAD's format with more training questions, such as TriviaQA
+extra_train = ''                # span: file in SQuAD's format to train on first, such as converted TriviaQA
 tokenizer = ''                  # prepared folder with the tokenizer; empty: that of the checkpoint
 lower_case = True               # for a Hugging Face BERT without `tokenizer`: is its vocabulary uncased?
 block_size = 0                  # maximum sequence length, may exceed the pretrained one; 0: that one
@@ -83,7 +82,7 @@ pad_to_block = False            # pad to block_size, for TPUs; else to the longe
 train_samples = 0               # maximum of training examples, the same for every seed; 0: all
 eval_samples = 0                # maximum of each evaluation set; 0: all
 # model
-pooling = 'cls'                 # cls or layerwise
+pooling = 'cls'                 # cls, first (no dense layer) or layerwise
 dropout = 0.1                   # after embeddings and sublayers and before the classifier
 attention_dropout = 0.1         # of attention weights
 # optimization
@@ -128,7 +127,7 @@ QUESTION = 64                   # maximum tokens of a question.  Devlin et al. 2
 
 # ---- labelled files: entries of TASKS, and how records become Examples ----
 
-LABELLED = ('train', 'dev', 'dev_mm')   # splits with labels
+LABELLED = ('train', 'extra_train', 'dev', 'dev_mm')    # splits with labels
 BLANK = re.compile(r'#idiom\d+#')       # blank in CHID
 BLANK_AROUND = 56                       # characters kept on each side of a blank; CLUE's baseline keeps 28
 DISPUTED = "no gold label ('-')"        # normal in NLI data: annotators disagreed
@@ -388,7 +387,7 @@ def load_examples(name, split, data_dir, extra_train=''):
 
     split        a split of the task, or the path of a file in its format, with or without labels
     data_dir     contains the task's folder, at any depth, or is it; empty: read from the hub
-    extra_train  a file with more training examples, for span tasks
+    extra_train  the file that the split `extra_train` of a span task reads
     Raises a UserError naming the first bad record if more than 1 % (and more than one) are bad, if none is
     good, or if any is bad in a file to predict.  Label '-' and find_nearest's repairs do not count as bad.
     """
@@ -398,12 +397,10 @@ def load_examples(name, split, data_dir, extra_train=''):
     if task.source:
         raise UserError(f'{name}: made of docstrings, so it has no {split}')
     if split not in task.files:
-        paths = [split]
+        paths = [extra_train if split == 'extra_train' else split]
     else:
         paths = find_split(task, split, data_dir) if data_dir else []
     parts = [read_path(task, path) for path in paths] or [read_hub(task, split)]
-    if extra_train and split == 'train' and task.head == 'span':
-        parts.append(read_path(task, extra_train))
     return collect(task, itertools.chain(*parts), split, ', '.join(paths) or f'{task.hub} {split}')
 
 
@@ -432,7 +429,7 @@ def collect(task, records, split, source):
 def check_label(task, example, split):
     if example.label is None:
         raise Bad('no label', f"expected one in {task.label.replace('|', ' or ')}")
-    if split == 'train' and task.head == 'span' and example.label and example.label[0][1] < 0:
+    if split.endswith('train') and task.head == 'span' and example.label and example.label[0][1] < 0:
         raise Bad('question without a usable answer')
 
 
@@ -566,10 +563,21 @@ def accuracy(targets, predictions):
 
 
 def f1(targets, predictions):
-    """F1 of class 1; 0 if neither targets nor predictions have it.  MultiRC's F1a, over all its answers."""
+    """F1 of class 1; 0 if neither targets nor predictions have it.  Over all answers it is MultiRC's F1a."""
     targets, predictions = np.equal(targets, 1), np.equal(predictions, 1)
     claims = targets.sum() + predictions.sum()
     return float(2 * (targets & predictions).sum() / claims) if claims else 0.0
+
+
+def exact_question(targets, predictions, ids=()):
+    """Fraction of questions whose answers are all classified right.  MultiRC's EM; Khashabi et al. 2018
+
+    ids  (paragraph, question, answer) of each answer; without them each answer is a question
+    """
+    questions = defaultdict(list)
+    for item, right in zip(ids or enumerate(targets), np.equal(targets, predictions), strict=True):
+        questions[item[:2]].append(right)
+    return mean([all(answers) for answers in questions.values()])
 
 
 def pearson(targets, predictions):
@@ -632,6 +640,8 @@ def score_spans(score, tokens, targets, predictions):
 METRICS = {
     'accuracy': accuracy,
     'f1': f1,
+    'f1a': f1,
+    'exact_question': exact_question,
     'f1_accuracy': both(f1, accuracy),
     'matthews': pearson,
     'pearson': pearson,
@@ -701,7 +711,7 @@ TASKS = {
                     unanswerable=True),
     'boolq': row('superglue/BoolQ', 'accuracy f1', 'false true', 'passage, question', files=JSONL,
                  hub='aps/super_glue:boolq', read=read_records, write='idx', submission='BoolQ.jsonl'),
-    'multirc': row('superglue/MultiRC', 'accuracy f1', '0 1', 'paragraph, question+answer',
+    'multirc': row('superglue/MultiRC', 'accuracy f1a exact_question', '0 1', 'paragraph, question+answer',
                    hub='aps/super_glue:multirc', read=read_multirc, files=JSONL, write='nested',
                    submission='MultiRC.jsonl'),
     'afqmc': clue('afqmc', 'accuracy', '0 1', PAIR, files=JSON | {'train': 'train.json|train.csv'}),
@@ -964,41 +974,97 @@ class Start(NamedTuple):
     data: dict                  # digests of the data it was trained on
 
 
-def find_checkpoints(text):
-    """Checkpoint files of init_from or compare, sorted by step; the name of a BERT is returned unchanged."""
-    if glob.has_magic(text):
-        found = [path for part in glob.glob(text) for path in find_checkpoints(part)]
-        if not found:
-            raise UserError(f'{text}: no such file')
-        return sorted(found, key=lambda path: (label(path)[0], label(path)[1] or 0))
+class Source(NamedTuple):
+    """Pretrained weights that init_from or compare names."""
+    path: str                   # checkpoint, or name of a Hugging Face BERT
+    run: str                    # with the step, the folder of its trials
+    step: int | None            # of pretraining
+    init: str                   # its table row: the run, or what several pretraining seeds are called
+    run_seed: int | None = None     # seed of pretraining; None: a run alone
+
+
+def find_checkpoint(text):
+    """Newest checkpoint of a run; a file, or the name of a BERT, is returned unchanged."""
     if text.endswith('.pt') or os.path.exists(os.path.join(text, 'config.json')):
-        return [text]
+        return text
     path = train.newest_checkpoint(text)
     if not path and (os.path.isdir(text) or text.startswith(('out/', '.', '/'))):
         config = os.path.join('config', f'{os.path.basename(os.path.abspath(text))}.py')
         words = config if os.path.exists(os.path.join(ROOT, config)) else f'--out_dir={text}'
         raise UserError(f'{text}: no checkpoint there; python train.py {words} makes it')
-    return [path or text]
+    return path or text
 
 
 def label(source):
-    """(pretraining run, step or None) of a source, used to name folders and table rows."""
+    """(name of the run, step or None) of a source; for a glob of folders their common name."""
     run, name = os.path.abspath(source).split(os.sep)[-2:]
     stem, suffix = os.path.splitext(name)
     if stem.startswith('ckpt_'):
         return run, int(stem[5:]) if stem[5:].isdigit() else None       # a glob has no step
+    if glob.has_magic(name):
+        return re.sub(r'\[.*?\]|[*?]', '', name).strip('-_.') or source, None
     return f'{run}_{stem}' if suffix == '.pt' else name, None
+
+
+def milestones_of(files):
+    """Checkpoints of each run at its knob `milestones`, not those kept for resuming; all if it has none."""
+    kept = []
+    for folder, found in pd.Series(files).groupby([os.path.dirname(path) for path in files]):
+        found = sorted(found, key=lambda path: label(path)[1] or 0)
+        steps = {*train.read_checkpoint(found[-1])['config'].get('milestones', ())}
+        rolling = [path for path in found if label(path)[1] not in steps]
+        rolling = [] if rolling == found else rolling           # a run without milestones
+        if rolling:
+            say(f"{folder}: the curve leaves out {', '.join(map(os.path.basename, rolling))}, which are not "
+                'among its milestones; a checkpoint that is named without a glob is used')
+        kept += [path for path in found if path not in rolling]
+    return kept
+
+
+def seeds_of(text, folders):
+    """Sources of a glob of folders: runs of one system that differ in the knob `seed` of train.py."""
+    sources, first = [], {}
+    for number, folder in enumerate(sorted(folders), 1):
+        path = find_checkpoint(folder)
+        content = train.read_checkpoint(path) if path.endswith('.pt') else {'config': {}, 'model_config': {}}
+        ours = {**content['model_config'], **content.get('data', {}), 'step': content.get('step')}
+        first = first or ours
+        train.refuse_difference(path, ours, first, f'a glob of folders means seeds of one system; {text}')
+        seed = content['config'].get('seed', number)        # a BERT has none
+        if seed in [source.run_seed for source in sources]:
+            raise UserError(f'{path}: another run of {text} has the same seed={seed}: pretrain with --seed=N')
+        sources.append(Source(path, *label(path), label(text)[0], seed))
+    return sources
+
+
+def sources_of(text):
+    """Sources that a comma-separated list of runs, checkpoints, BERTs and globs names.  Raises UserError."""
+    sources = []
+    for part in re.split(r',(?![^[]*])', text):                 # not in [1,2] of a glob
+        found = sorted(glob.glob(part))
+        files, folders = [path for path in found if path.endswith('.pt')], [*filter(os.path.isdir, found)]
+        if not glob.has_magic(part):
+            files = [find_checkpoint(part)]
+        elif not files + folders:
+            raise UserError(f'{part}: no such file')
+        elif files:
+            files = milestones_of(files)
+        sources += [Source(path, *label(path), label(path)[0]) for path in files] or seeds_of(part, folders)
+    return sources
 
 
 def find_sources(init_from, compare):
     """Sources of both knobs, those of `compare` last.  Raises UserError if two have the same name."""
-    sources, others = find_checkpoints(init_from), find_checkpoints(compare) if compare else []
-    called = Counter(map(label, sources + others))
-    both_have = {label(source)[0] for source in sources} & {label(other)[0] for other in others}
+    sources, others = sources_of(init_from), sources_of(compare) if compare else []
+    called = Counter((source.run, source.step) for source in sources + others)
+    both = {source.init for source in sources} & {other.init for other in others}
     for source in sources + others:
-        if called[label(source)] > 1 or label(source)[0] in both_have:
-            raise UserError(f'{source}: another of init_from and compare is called {label(source)[0]} too; '
-                            'rename a folder, or give both to init_from, as a glob, for a curve')
+        if called[source.run, source.step] > 1 or source.init in both:
+            raise UserError(f'{source.path}: two of init_from and compare are called {source.init}; name it '
+                            'once, rename a folder, or give both to init_from, as a glob, for a curve')
+    if len({other.init for other in others}) > 1:
+        raise UserError(f'compare={compare!r}: several systems; name the baseline alone, and the others in '
+                        'init_from with commas between them')
     return sources + others
 
 
@@ -1060,6 +1126,11 @@ def splits_of(name, kind):
     return {name + split.removeprefix(kind): split for split in TASKS[name].files if split.startswith(kind)}
 
 
+def training_splits(name, extra_train):
+    """Splits to train on, one after the other: TriviaQA before SQuAD as in Devlin et al. 2018, section 4.2"""
+    return ['extra_train', 'train'] if extra_train and TASKS[name].head == 'span' else ['train']
+
+
 def to_predict(name, predict):
     """{column: split or file} that `predict` asks for."""
     found = splits_of(name, 'test') if predict == 'test' else {name: predict} if predict else {}
@@ -1087,7 +1158,7 @@ def survey(name, config):
     Returns ({labelled split: hash of its examples}, a line with the size of every split).
     """
     counts, hashes = [], {}
-    labelled = [split for split in TASKS[name].files if split in LABELLED]
+    labelled = [*training_splits(name, config['extra_train']), *splits_of(name, 'dev').values()]
     for split in [*labelled, *to_predict(name, config['predict']).values()]:
         examples, skipped = load_examples(name, split, config['data_dir'], config['extra_train'])
         notes = ''.join(f' ({kind}: {n})' for kind, n in skipped.items())
@@ -1098,12 +1169,12 @@ def survey(name, config):
 
 def majority_of(name, examples, n):
     """n predictions of a trivial baseline: the most frequent training label, or the mean for regression."""
+    labels = [example.label for example in examples]
     if TASKS[name].head == 'regress':
-        return np.full(n, np.mean([example.label for example in examples]))
-    span = TASKS[name].head == 'span'
-    labels = [example.label[0][0] if span and example.label else example.label for example in examples]
-    most = Counter(labels).most_common(1)[0][0]
-    return [most or ''] * n if span else np.full(n, most)
+        return [np.mean(labels)] * n
+    if TASKS[name].head == 'span':
+        labels = [answers[0][0] if answers else '' for answers in labels]
+    return [Counter(labels).most_common(1)[0][0]] * n
 
 
 def score(name, examples, predictions):
@@ -1111,7 +1182,9 @@ def score(name, examples, predictions):
     targets = [example.label for example in examples]
     if TASKS[name].head == 'span':
         targets = [tuple(text for text, _ in answers) for answers in targets]
-    return {metric: float(METRICS[metric](targets, predictions)) for metric in TASKS[name].metrics}
+    ids = {'exact_question': ([example.id for example in examples],)}
+    return {metric: float(METRICS[metric](targets, predictions, *ids.get(metric, ())))
+            for metric in TASKS[name].metrics}
 
 
 # ---- trials ----
@@ -1138,7 +1211,7 @@ def recipe(config, name):
 @dataclass(frozen=True)
 class Trial:
     """One task fine-tuned with one seed from one source of weights."""
-    source: str
+    source: Source
     name: str
     seed: int
     knobs: SimpleNamespace      # of the command, with the task's overrides
@@ -1147,13 +1220,22 @@ class Trial:
     task = property(lambda self: TASKS[self.name])
     head = property(lambda self: HEADS[self.task.head])
     metric = property(lambda self: self.knobs.metric or self.task.metrics[0])
-    start = property(lambda self: read_start(self.source, self.knobs.tokenizer, self.knobs.lower_case))
+    start = property(lambda self: read_start(self.source.path, self.knobs.tokenizer, self.knobs.lower_case))
     length = property(lambda self: self.knobs.block_size or self.start.config.block_size)
+
+    @property
+    def named(self):
+        """Names in the report, which the last command decides."""
+        return {'init': self.source.init, 'step': self.source.step, 'run_seed': self.source.run_seed}
+
+    @property
+    def phases(self):
+        return training_splits(self.name, self.knobs.extra_train)
 
     @property
     def folder(self):
         """out_dir/RUN@STEP/TASK_SEED_HASH, with a hash of the identity."""
-        run, step = label(self.source)
+        run, step = self.source.run, self.source.step
         code = f'{text_hash(json.dumps(self.identity, sort_keys=True)):016x}'[:6]
         place = run if step is None else f'{run}@{step}'
         return os.path.join(self.knobs.out_dir, place, f'{self.name}_{self.seed}_{code}')
@@ -1161,7 +1243,8 @@ class Trial:
     def split(self, split, name=''):
         """Split of this trial's task, or of task `name`, with this trial's tokenizer."""
         k = self.knobs
-        most = {'train': k.train_samples, 'dev': k.eval_samples, 'dev_mm': k.eval_samples}.get(split, 0)
+        most = {'dev': k.eval_samples, 'dev_mm': k.eval_samples}.get(split, 0)
+        most = k.train_samples if split in self.phases else most
         return load_split(name or self.name, split, self.start.tokenizer, self.length, k.stride,
                           (k.data_dir, k.extra_train), most)
 
@@ -1228,8 +1311,20 @@ def add_noise(model, features, form, runtime, fraction):
 
 def fine_tune(trial, model, runtime):
     """Train and evaluate a trial.  Returns the content of result.json."""
-    k, data, name = trial.knobs, trial.split('train'), f'{trial.name} seed {trial.seed}'
     os.makedirs(trial.folder, exist_ok=True)
+    log, done = train.Log(trial.folder, 0, runtime, trial.knobs.wandb_project, vars(trial.knobs)), 0
+    for split in trial.phases:
+        done, best, seconds = fit(trial, split, model, runtime, log, done)
+    return finish(trial, model, runtime, best, seconds)
+
+
+def fit(trial, split, model, runtime, log, done):
+    """Train on a split with a schedule of its own; validate unless it is extra_train.
+
+    done  steps on the split before.  Returns (steps on both, result of validate(), seconds of each epoch)
+    """
+    k, data, name = trial.knobs, trial.split(split), f'{trial.name} seed {trial.seed}'
+    name += '' if split == 'train' else f' {split}'
     make = partial(training_batch, features=data.features, seed=trial.seed, total_batch=k.total_batch,
                    form=trial.form(runtime))
     per_epoch = -(-len(data.features) // k.total_batch)
@@ -1239,8 +1334,7 @@ def fine_tune(trial, model, runtime):
     optimizer = train.make_optimizer(model, k.learning_rate, betas, k.adam_eps, k.weight_decay, runtime)
     scaler = torch.amp.GradScaler(runtime.device.type, enabled=runtime.dtype == torch.float16)
     learner = train.compiled(learner, k.compile, make(0), k.batch_size, runtime)
-    log, health = train.Log(trial.folder, 0, runtime, k.wandb_project, vars(k)), train.Health(runtime)
-    best, seconds, since = {}, [0.0] * k.epochs, time.perf_counter()
+    health, best, seconds, since = train.Health(runtime), {}, [0.0] * k.epochs, time.perf_counter()
     for step, batch in enumerate(train.prefetch(make, range(steps)), 1):
         lr = train.get_lr(step - 1, k.learning_rate, k.min_lr, warmup, steps, k.schedule)
         train.set_lr(optimizer, lr, runtime)
@@ -1256,12 +1350,12 @@ def fine_tune(trial, model, runtime):
         if logs:
             eta = timedelta(seconds=int((steps - step) * sum(seconds) / step))
             text = f'{name} step {step}/{steps}: loss {loss:.4f}, lr {lr:.2e}, norm {norm:.2f}, eta {eta}'
-            log.write('train', step, text, loss=loss, lr=lr, norm=norm, **train.compilations(runtime))
-        if validates:
-            found = validate(trial, model, runtime, step, log)
+            log.write(split, done + step, text, loss=loss, lr=lr, norm=norm, **train.compilations(runtime))
+        if validates and split == 'train':
+            found = validate(trial, model, runtime, done + step, log)
             best = found if not k.keep_best or found['value'] > best.get('value', -math.inf) else best
         since = time.perf_counter()
-    return finish(trial, model, runtime, best, seconds)
+    return done + steps, best, seconds
 
 
 def validate(trial, model, runtime, step, log):
@@ -1269,12 +1363,12 @@ def validate(trial, model, runtime, step, log):
     scores, lines = {}, []
     for column, split in trial.dev().items():
         predictions, outputs = predict_split(model, split, trial, runtime)
-        scores[column], windows = score(trial.name, split.examples, predictions), defaultdict(list)
+        scores[column] = score(trial.name, split.examples, predictions)
+        found = [{'column': column, 'id': example.id, 'prediction': prediction, 'outputs': []}
+                 for example, prediction in zip(split.examples, predictions, strict=True)]
         for feature, output in zip(split.features, outputs, strict=True):
-            windows[feature.example].append(output)
-        for i, (example, prediction) in enumerate(zip(split.examples, list(predictions), strict=True)):
-            lines.append({'column': column, 'id': example.id, 'prediction': prediction,
-                          'outputs': windows[i]})
+            found[feature.example]['outputs'].append(output)            # of each window
+        lines += found
     text = '; '.join(f'{column} {100 * row[trial.metric]:.2f}' for column, row in scores.items())
     log.write('val', step, f'{trial.name} seed {trial.seed} step {step}: {trial.metric} of {text}',
               **scores[trial.name])
@@ -1287,7 +1381,7 @@ def finish(trial, model, runtime, best, seconds):
     """Write predictions, weights and, last, result.json."""
     if best['weights']:
         model.load_state_dict(best['weights'])
-    (run, step), data, dev = label(trial.source), trial.split('train'), trial.dev()
+    data, dev = {split: trial.split(split) for split in trial.phases}, trial.dev()
     pd.DataFrame(best['lines']).to_json(os.path.join(trial.folder, 'predictions.jsonl'), orient='records',
                                         lines=True, force_ascii=False)
     if trial.knobs.keep_models:
@@ -1296,16 +1390,21 @@ def finish(trial, model, runtime, best, seconds):
             'config': {**trial.identity['recipe'], 'tokenizer': trial.start.folder},
             'model_config': asdict(model.config), 'data': trial.start.data})
     result = {
-        'init': run, 'step': step, 'model': asdict(model.config), 'task': trial.name, 'seed': trial.seed,
+        **trial.named, 'model': asdict(model.config), 'task': trial.name, 'seed': trial.seed,
         'metric': trial.metric, 'scores': best['scores'], 'best_step': best['step'],
         'majority': {column: score(trial.name, split.examples, majority_of(
-            trial.name, data.examples, len(split.examples))) for column, split in dev.items()},
-        'n_train': len(data.examples), 'n_dev': {column: len(dev[column].examples) for column in dev},
-        'skipped': {split: found.skipped for split, found in {'train': data, **dev}.items()},
+            trial.name, data['train'].examples, len(split.examples))) for column, split in dev.items()},
+        **{f'n_{split}': len(found.examples) for split, found in data.items()},
+        'n_dev': {column: len(split.examples) for column, split in dev.items()},
+        'skipped': {split: found.skipped for split, found in {**data, **dev}.items()},
         'epochs': trial.knobs.epochs, 'seconds_per_epoch': float(np.median(seconds)), **trial.identity,
         'device': train.device_name(runtime.device), 'date': time.strftime('%Y-%m-%dT%H:%M:%S%z')}
-    write_bytes(os.path.join(trial.folder, 'result.json'), json.dumps(result, indent=1).encode())
+    write_result(trial, result)
     return result
+
+
+def write_result(trial, result):
+    write_bytes(os.path.join(trial.folder, 'result.json'), json.dumps(result, indent=1).encode())
 
 
 def read_result(folder):
@@ -1355,12 +1454,14 @@ def submit(trial, model, runtime):
 
 def run_trial(trial, levels, others, runtime):
     """Fine-tune unless done before; then noise, cross and predict.  Returns whether anything was done."""
-    result = read_result(trial.folder)
-    before = result or {}
+    before = read_result(trial.folder) or {}
+    result = before and {**before, **trial.named}
     levels = [level for level in levels if f'{level:g}' not in before.get('noise', {}).get(trial.name, {})]
     others = [name for name in others if name not in before.get('cross', {}) and trial.task.positive]
     if result and not (levels or others or trial.knobs.predict):
-        return False
+        if result != before:                            # another command named it differently
+            write_result(trial, result)
+        return result != before
     torch.manual_seed(trial.seed)
     model = make_classifier(trial.start, trial.head, trial.knobs, max(1, len(trial.task.labels)))
     if result:
@@ -1373,7 +1474,7 @@ def run_trial(trial, levels, others, runtime):
             predictions, _ = predict_split(model, split, trial, runtime, level)
             found[f'{level:g}'] = score(trial.name, split.examples, predictions)[trial.metric]
     result.setdefault('cross', {}).update(cross_scores(trial, model, runtime, others))
-    write_bytes(os.path.join(trial.folder, 'result.json'), json.dumps(result, indent=1).encode())
+    write_result(trial, result)
     submit(trial, model, runtime)
     return True
 
@@ -1389,12 +1490,17 @@ def read_papers():
     return load_json(os.path.join(ROOT, 'results', 'papers.json'))
 
 
+def averages_of(table):
+    """{average: its columns} of a table in the form of papers.json."""
+    columns = table['columns'].split()
+    return {name: [columns[i] for i in places] for name, places in table.get('averages', {}).items()}
+
+
 def paper_rows(table):
     """DataFrame of the rows of a table of a paper, as text."""
     rows = {f'paper: {name}': re.findall(r'[\d.]+(?: \([\d.]+\))?', numbers)
             for name, numbers in (row.split(';') for row in table['rows'])}
-    columns = [*table['columns'].split(), *table.get('averages', ())]
-    return pd.DataFrame.from_dict(rows, 'index', columns=columns)
+    return pd.DataFrame.from_dict(rows, 'index', columns=[*table['columns'].split(), *averages_of(table)])
 
 
 @functools.cache
@@ -1406,63 +1512,75 @@ def t_quantile(freedom, inside=0.95):
     return math.sqrt(freedom) * math.tan(np.interp(inside, below / below[-1], angles))
 
 
-def over_seeds(wide):
-    """For each column, over seeds (rows): 'mean (sd)', half of the 95 % interval, number of seeds."""
+def over_seeds(wide, counted='seeds'):
+    """For each column, over its lines: 'mean (sd)', half of the 95 % interval, number of lines."""
     cells = {}
     for name, points in wide.items():
         n, mean, sd = points.count(), points.mean(), points.std()
         half = t_quantile(n - 1) * sd / math.sqrt(n) if n > 1 else math.nan
-        cells[name] = [show(mean) + (f' ({show(sd)})' if n > 1 else ''), show(half), show(n or None)]
-    return pd.DataFrame(cells, ['mean', '± 95 %', 'seeds'], dtype=object)
+        cells[name] = [cell(mean) + (f' ({cell(sd)})' if n > 1 else ''), cell(half), cell(n or None)]
+    return pd.DataFrame(cells, ['mean', '± 95 %', counted], dtype=object)
+
+
+def by_run(row, wide):
+    """(name, lines, what a line is): of several pretraining runs first their means over seeds, then each run.
+
+    wide  lines of a table row, with index levels run (-1: a run alone) and seed
+    """
+    runs = wide.groupby('run')
+    if runs.ngroups > 1:
+        yield row, runs.mean(), 'pretraining seeds'
+    for seed, lines in runs:
+        yield row if runs.ngroups == 1 else f'{row}, pretraining seed {seed}', lines, 'seeds'
 
 
 def each_row(wide, row='row'):
-    """'mean (sd)' over seeds, a line for each value of the index level `row`."""
-    return pd.DataFrame({name: over_seeds(seeds).loc['mean'] for name, seeds in wide.groupby(row)}).T
+    """'mean (sd)' over pretraining runs or seeds, a line for each value of the index level `row`."""
+    return pd.DataFrame({name: over_seeds(next(by_run(name, lines))[1]).loc['mean']
+                         for name, lines in wide.groupby(row)}).T
 
 
-def show(value):
+def cell(value):
     """A value as a table cell: floats with two decimals, '-' if missing."""
     return '-' if pd.isna(value) else f'{value:.2f}' if isinstance(value, float) else str(value)
 
 
 def markdown(title, frame, *notes):
     """A heading, a DataFrame as a Markdown table and notes; '' if the DataFrame is empty."""
-    cells = frame.astype(object).map(show).reset_index().values.tolist()
+    cells = frame.astype(object).map(cell).reset_index().values.tolist()
     rows = [['', *frame.columns], ['---'] * (1 + len(frame.columns)), *cells]
     table = '\n'.join(f"| {' | '.join(map(str, row))} |" for row in rows)
     return '\n\n'.join([f'## {title}', table, *filter(None, notes)]) if cells else ''
 
 
 def row_names(trials):
-    """Table row of each trial: its init, plus knobs and hashes of data or weights that differ in a task."""
-    frame = pd.DataFrame([{**one, **{key: text_hash(str(one[key])) for key in ('data', 'weights')}}
-                          for one in trials])
-    differ = [(key, frame.groupby(keys, dropna=False)[key].transform('nunique') > 1) for key, keys in (
-        ('data', ['task']), ('weights', ['task', 'init', 'step']))]
-    recipes = pd.DataFrame(list(frame.recipe))
-    varies = recipes.groupby(frame.task).nunique(dropna=False).gt(1).any()
-    knobs = varies.index[varies]
-    names = []
-    for i, one in enumerate(trials):
-        words = [f"{key}={show_knob(one['recipe'].get(key))}" for key in knobs]
-        words += [f'{frame[key][i]:016x}'[:6] for key, which in differ if which[i]]
-        names.append(' '.join([one['init'], *words]))
-    return names
+    """Table row of each trial: its init, knobs that vary within a task, hashes of other data or weights."""
+    frame = pd.DataFrame([{'run_seed': None, **trial} for trial in trials])
+    recipes, alone = pd.DataFrame(list(frame.recipe)), frame.run_seed.isna()
+    words = pd.Series(' alone', frame.index).where(alone & (~alone).groupby(frame.init).transform('any'), '')
+    for key in recipes:
+        if recipes[key].groupby(frame.task).nunique(dropna=False).gt(1).any():
+            words += f' {key}=' + recipes[key].map(show)
+    hashes = frame[['data', 'weights']].map(lambda value: f' {text_hash(str(value)):016x}'[:7])
+    for key, same in (('data', [frame.task, words]),
+                      ('weights', [frame.task, frame.init, frame.step, frame.run_seed])):
+        words += hashes[key].where(hashes[key].groupby(same, dropna=False).transform('nunique') > 1, '')
+    return list(frame.init + words)
 
 
 def tidy(trials):
-    """Long-format DataFrame of the numbers of finished trials, x 100; step -1: no pretraining step."""
+    """Long-format DataFrame of finished trials, scores x 100; -1: no step, or no pretraining seed."""
     lines = []
     for trial, row in zip(trials, row_names(trials), strict=True):
-        parts = [(kind, column, name, 100 * value) for kind in ('scores', 'majority', 'noise')
-                 for column, values in trial.get(kind, {}).items() for name, value in values.items()]
-        parts += [('cross', trial['task'], other, 100 * value)
-                  for other, value in trial.get('cross', {}).items()]
-        parts.append(('seconds', trial['task'], '', trial['seconds_per_epoch']))
-        step = -1 if trial['step'] is None else trial['step']
-        lines += [(row, step, trial['seed'], *part) for part in parts]
-    return pd.DataFrame(lines, columns=['row', 'step', 'seed', 'kind', 'column', 'name', 'points'])
+        values = [(kind, column, name, value) for kind in ('scores', 'majority', 'noise')
+                  for column, found in trial.get(kind, {}).items() for name, value in found.items()]
+        values += [('cross', trial['task'], other, value) for other, value in trial.get('cross', {}).items()]
+        values.append(('seconds', trial['task'], '', trial['seconds_per_epoch']))
+        step, run = (-1 if trial.get(key) is None else trial[key] for key in ('step', 'run_seed'))
+        lines += [(row, step, run, trial['seed'], *value) for value in values]
+    frame = pd.DataFrame(lines, columns=['row', 'step', 'run', 'seed', 'kind', 'column', 'name', 'points'])
+    frame.loc[frame.kind != 'seconds', 'points'] *= 100
+    return frame
 
 
 def model_table(inits):
@@ -1471,53 +1589,50 @@ def model_table(inits):
     models = [{'step': one['step'], **{key: one['model'][key] for key in kept}, 'device': one['device'],
                'date': one['date']} for one in inits.values()]
     return markdown(f"Fine-tuning: {', '.join(inits)}", pd.DataFrame(models, list(inits), dtype=object),
-                    'Points: mean (standard deviation) over seeds; ± 95 %: half the confidence interval.')
+                    'Points: mean (standard deviation) over seeds, or over the means of several pretraining '
+                    'seeds; ± 95 %: half the confidence interval.')
 
 
-def layouts(book, trials):
-    """(title, columns, {average: columns}, rows of the paper, note) of each table.
+def columns_of(table):
+    return {key.split('.')[0] for key in table['columns'].split()}
 
-    The paper's tables that share a column with the trials, then one table of the remaining columns.
-    """
+
+def choose_tables(book, trials):
+    """The paper's tables that share a column with the trials, then one in their form of the other columns."""
     ran = {f"{column}.{trial['metric']}": column for trial in trials for column in trial['scores']}
-    tables, shown = [], set()
-    for table in book.get('tables', ()):
-        columns = table['columns'].split()
-        own = {key.split('.')[0] for key in columns}
-        if own & set(ran.values()):
-            averages = {name: [columns[i] for i in places]
-                        for name, places in table.get('averages', {}).items()}
-            tables.append((table['title'], columns, averages, paper_rows(table), table.get('note')))
-            shown |= own
-    left = [key for key, column in ran.items() if column not in shown]
-    averages = {} if tables or len(left) < 2 else {'average': left}
-    return tables + ([('Other tasks' if tables else 'Scores', left, averages, None, None)] if left else [])
+    tables = [table for table in book.get('tables', ()) if columns_of(table) & set(ran.values())]
+    left = [key for key, column in ran.items() if not any(column in columns_of(table) for table in tables)]
+    averages = {} if tables or len(left) < 2 else {'average': range(len(left))}
+    other = {'title': 'Other tasks' if tables else 'Scores', 'columns': ' '.join(left), 'averages': averages}
+    return tables + ([{**other, 'rows': ()}] if left else [])
 
 
 def score_table(table, last, majority):
     """Rows of our models, the majority class and the paper; notes on what the averages leave out."""
-    title, columns, averages, book, note = table
-    parts, notes = [], [note]
+    columns, averages = table['columns'].split(), averages_of(table)
+    parts, notes = [], [table.get('note')]
     for row, seeds in last.groupby('row'):
-        parts.append(over_seeds(seeds[[*columns, *averages]]).rename({'mean': f'ours: {row}'}))
+        parts += [over_seeds(lines[[*columns, *averages]], counted).rename({'mean': f'ours: {name}'})
+                  for name, lines, counted in by_run(row, seeds)]
         for name, keys in averages.items():
             missing = [key for key in keys if not seeds[key].count()] or ['a seed with all']
             notes += [] if seeds[name].count() else [f"No {name} of {row}: missing {', '.join(missing)}."]
     for name, keys in averages.items():
         outside = [key for key in columns if key not in keys]
         notes += [f"{name} leaves out {', '.join(outside)}."] if outside else []
-    return markdown(title, pd.concat([*parts, majority[[*columns, *averages]], book]), *notes)
+    parts += [majority[[*columns, *averages]], paper_rows(table)]
+    return markdown(table['title'], pd.concat(parts), *notes)
 
 
 def curve_table(row, seeds, note):
     """Score by pretraining step; first step with 95 % of the last score.  Courtois et al. 2024, figure 3"""
-    means = seeds.groupby('step').mean().dropna(axis=1, thresh=2)
+    means = seeds.groupby(['step', 'run']).mean().groupby('step').mean().dropna(axis=1, thresh=2)
     if means.empty:
         return ''
     aim = 0.95 * means.ffill().iloc[-1]
     good = (means >= aim) & (aim > 0)
     cells = each_row(seeds[means.columns], 'step').rename('{:,}'.format)
-    cells.loc['95 % of the last'] = aim.map(show)
+    cells.loc['95 % of the last'] = aim.map(cell)
     cells.loc['reached at'] = [f'{found.idxmax():,}' if found.any() else '-' for _, found in good.items()]
     return markdown(f'{row} by pretraining step', cells, note)
 
@@ -1525,14 +1640,15 @@ def curve_table(row, seeds, note):
 def make_report(trials, paper='', compare=''):
     """Markdown report of finished trials.  Tables show the last pretraining step of each row."""
     book = choose('paper', paper, read_papers()) if paper else {}
-    frame, tables = tidy(trials), layouts(book, trials)
+    frame, tables = tidy(trials), choose_tables(book, trials)
     inits = dict(zip(row_names(trials), trials, strict=True))           # {row: its last trial}
-    labels = list(dict.fromkeys(name for _, keys, averages, *_ in tables for name in (*keys, *averages)))
+    averages = {name: keys for table in tables for name, keys in averages_of(table).items()}
+    labels = [*dict.fromkeys(' '.join(table['columns'] for table in tables).split()), *averages]
     scores = frame[frame.kind.isin(['scores', 'majority'])]
     wide = scores.assign(name=scores.column + '.' + scores.name).pivot(
-        index=['kind', 'row', 'step', 'seed'], columns='name', values='points')
+        index=['kind', 'row', 'step', 'run', 'seed'], columns='name', values='points')
     wide = wide.reindex(columns=[*labels, *wide.columns.difference(labels)])
-    for name, keys in (item for _, _, averages, *_ in tables for item in averages.items()):
+    for name, keys in averages.items():
         wide[name] = wide[keys].mean(axis=1, skipna=False)          # NaN unless the seed has them all
     ends = frame.groupby('row').step.max()
     frame = frame[frame.step == frame.row.map(ends)]
@@ -1545,8 +1661,10 @@ def make_report(trials, paper='', compare=''):
     for row, one in inits.items():
         other = compare + row[len(one['init']):]                    # same recipe, from `compare`
         if compare and one['init'] != compare and other in inits:
-            pairs = (last.loc[row] - last.loc[other])[labels].dropna(axis=1, how='all')
-            parts.append(markdown(f'{row} - {other}, paired by seed', over_seeds(pairs).T))
+            pairs = (last.loc[row] - last.loc[other])[labels].dropna(how='all').dropna(axis=1, how='all')
+            parts += [markdown(f'{name} - {other}, paired by seed', over_seeds(lines, counted).T)
+                      for name, lines, counted in by_run(row, pairs)]
+            parts += [] if len(pairs) else [f'No difference of {row} and {other}: no seed in common.']
     parts += [curve_table(row, seeds.droplevel('row'), book.get('curve'))
               for row, seeds in wide.loc['scores', labels].groupby('row')]
     every = pd.concat([each_row(last), majority])[[name for name in wide.columns if '.' in name]].T
@@ -1554,7 +1672,7 @@ def make_report(trials, paper='', compare=''):
     for kind, title in (('noise', 'Noise on the embeddings, as a fraction of their mean norm'),
                         ('cross', 'Trained on (rows), evaluated on (columns)')):
         found = frame.assign(row=frame.row + ', ' + frame.column)[frame.kind == kind]
-        ours = each_row(found.pivot_table(index=['row', 'seed'], columns='name', values='points'))
+        ours = each_row(found.pivot_table(index=['row', 'run', 'seed'], columns='name', values='points'))
         theirs = paper_rows(book[kind]) if len(found) and kind in book else None
         parts.append(markdown(title, pd.concat([ours, theirs], sort=True)))
     times = frame[frame.kind == 'seconds'].pivot_table('points', 'column', 'row', sort=False)
@@ -1575,22 +1693,25 @@ def find_tasks(text):
 
 def noise_levels(text):
     """'0:0.4:0.05' -> [0.0, 0.05, ..., 0.4]"""
+    if not text:
+        return []
     with contextlib.suppress(ValueError):
         first, last, step = map(float, text.split(':'))
         if 0 <= first <= last < first + 1000 * step:
             return [round(level, 6) for level in np.arange(first, last + step / 2, step).tolist()]
-    if text:
-        raise UserError(f'noise={text!r}: write first:last:step, parts of the embedding norm: 0:0.4:0.05')
-    return []
+    raise UserError(f'noise={text!r}: write first:last:step, parts of the embedding norm: 0:0.4:0.05')
 
 
-def task_table():
-    """The entries of TASKS, for --help."""
+def help_end():
+    """What --help says of init_from and of TASKS."""
     groups = {name: group for group, names in GROUPS.items() for name in names}
     lines = [f"  {name:18} {groups.get(name, '-'):11} {task.folder}/ {' '.join(task.files.values())}: "
              f"{', '.join(task.metrics)}" for name, task in TASKS.items()]
+    sources = ('init_from: runs, checkpoints or Hugging Face BERTs, with commas between them.  A glob of '
+               'folders,\n  out/base-*, means pretraining seeds of one system; one of checkpoints, '
+               'out/base/ckpt_*.pt, the score\n  at each milestone.')
     title = 'tasks: group, folder below data_dir and its files (a|b: either, a+b: both), metrics:'
-    return '\n'.join(['', title, *lines])
+    return '\n'.join(['', sources, '', title, *lines])
 
 
 def write_report(config, show_it):
@@ -1600,7 +1721,8 @@ def write_report(config, show_it):
     against = label(config['compare'])[0] if config['compare'] else ''
     trials = [one for one in map(read_result, folders) if one['task'] in TASKS]
     trials.sort(key=lambda one: (
-        one['init'] == against, one['init'], one['step'] or 0, order.index(one['task']), one['seed']))
+        one['init'] == against, one['init'], one['step'] or 0, one.get('run_seed') or 0,
+        order.index(one['task']), one['seed']))
     if not trials:
         raise UserError(f'{folder}: no trial has finished there yet')
     text, command = make_report(trials, config['paper'], against), ' '.join(['python', *sys.argv])
@@ -1622,7 +1744,7 @@ def main():
     try:
         config, origins = configure(globals())
     except SystemExit:                                  # --help
-        print(task_table())
+        print(help_end())
         raise
     if paper:
         choose('paper', paper, read_papers())
@@ -1643,14 +1765,14 @@ def main():
     data, plan = {name: survey(name, config) for name in names}, []
     for source, name in itertools.product(sources, names):
         knobs = SimpleNamespace(**{**config, **recipes[name]}, unanswerable=TASKS[name].unanswerable)
-        identity = {'recipe': recipes[name], 'weights': weights_of(source), 'data': data[name][0]}
+        identity = {'recipe': recipes[name], 'weights': weights_of(source.path), 'data': data[name][0]}
         plan += [Trial(source, name, number, knobs, identity) for number in range(seed, seed + trials)]
     mine = plan[runtime.rank::runtime.world]
     if runtime.main:
         train.hold(out_dir)
-        train.write_manifest(out_dir, config, {'init_from': sources}, runtime)
+        train.write_manifest(out_dir, config, {'init_from': [source.path for source in sources]}, runtime)
         done = sum(read_result(trial.folder) is not None for trial in plan)
-        print(knob_table(config, origins), *(line for _, line in data.values()), sep='\n')
+        print(table(config, origins), *(line for _, line in data.values()), sep='\n')
         print(f'{len(plan)} trials, {done} of them finished before; {runtime.device}, '
               f'{str(runtime.dtype)[6:]}, {runtime.world} process(es)', flush=True)
 

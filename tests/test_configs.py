@@ -7,32 +7,41 @@ import re
 
 import pytest
 import torch
+from commands import resolved
 from conftest import ROOT
 from test_configurator import CONFIGS, stage_of
 
+import finetune
 import prepare_data
 import train
 from configurator import configure
-from model import NORMALISER, SHATTER, Encoder, SequenceClassifier, count_parameters, model_config
+from model import NORMALISER, SHATTER, SequenceClassifier, count_parameters, model_config
 
-RECIPES = [os.path.basename(path)[:-3] for path in CONFIGS if stage_of(path) == 'train']
-COUNTED = [name for name in RECIPES if re.match('(small|base|large|gpu|tpu|gau)_|tian_original', name)]
+STAGE = {os.path.basename(path)[:-3]: stage_of(path) for path in CONFIGS}
+RECIPES = [name for name in STAGE if STAGE[name] == 'train']
+COUNTED = [name for name in RECIPES if re.match(
+    '(small|base|large|gpu|gau)_|tian_original|kowsher_(?!base)|tpu_base_pairwise', name)]
+KOWSHER = 'original', 'symmetric', 'pairwise', 'shared'
+TWINS = {                           # recipe for a TPU: the same for a GPU
+    'tpu_base_pairwise': 'tian_base', 'tpu_base_shatter': 'base_shatter',
+    **{f'tpu_{name}': name for name in ('large_original', 'large_shatter', 'tian_original')},
+    **{f'tpu_tian_{system}': f'base_{system}' for system in ('rpe', 'rab', 'xlnet')},
+}
 TPU, GPU = (256, 512, 1_000_000, 10_000, 1e-4), (128, 256, 1_600_000, 10_000, 1e-4)
 STEPS = {                           # of the papers: rows a step, tokens a row, steps, warmup, rate
     **dict.fromkeys(('tian_original', 'base_no_position', 'base_rpe', 'base_rab', 'base_xlnet'), TPU),
     **{f'base_{attention}': TPU for attention in SHATTER},
-    **dict.fromkeys(('tpu_base_shatter', 'tpu_base_pairwise'), TPU), 'tpu_large_shatter': (1024, *TPU[1:]),
+    **{name: (1024, *TPU[1:]) if 'large' in name else TPU for name in TWINS},
     **{f'gpu_{attention}': GPU for attention in ('original', 'shatter')},
     **{f'large_{attention}': (1024, *TPU[1:]) for attention in ('original', 'shatter')},
     **{f'base_{name}': (256, 512, 30_000, 3000, 3e-4) for name in ('roformer_v1', 'roformer_v2', 'gau')},
     **{f'gau_{row}_{rows}': (256, 512, 10_000, 1000, 3e-4) for row in NORMALISER for rows in ('512', 'diff')},
-    'gau_scales': (256, 512, 5000, 500, 3e-4),
+    'gau_scales': (256, 512, 5000, 500, 3e-4), 'base_gau_100k': (256, 512, 100_000, 10_000, 3e-4),
 }
 MATRICES = {                        # Tian's table 1: without vectors and embeddings
     'tian_original': 84934656, 'base_shatter': 77967360, 'base_rpe': 87284736, 'base_xlnet': 92012544,
     'base_rab': 84934656, 'gpu_original': 84934656, 'gpu_shatter': 77967360,
     'large_original': 301989888, 'large_shatter': 277217280,        # printed as half of it
-    'tpu_base_shatter': 77967360, 'tpu_large_shatter': 277217280,
 }
 
 
@@ -52,9 +61,9 @@ def vocabulary(dataset):
     return 30522 if corpus['tokenizer'] == 'wordpiece' else corpus['vocab_size']
 
 
-def build(name, kind=None, vocab_size=None):
+def build(name, kind=None, vocab_size=None, pooling='cls'):
     """The model of a config file, of the class that its objective or `kind` says, without storage."""
-    settings = knobs(name)
+    settings = {**knobs(name), 'pooling': pooling}
     with torch.device('meta'):
         return (kind or train.OBJECTIVE[settings['objective']][0])(
             model_config(settings, vocab_size or vocabulary(settings['dataset'])))
@@ -64,6 +73,10 @@ def count_matrices(model):
     """Entries of the encoder's matrices: not its embeddings, nor XLNet's u and v, vectors of each head."""
     return sum(p.numel() for module in model.encoder.modules() if not isinstance(module, torch.nn.Embedding)
                for name, p in module.named_parameters(recurse=False) if p.dim() > 1 and 'bias' not in name)
+
+
+def test_a_header_says_what_to_expect():
+    assert [name for name in STAGE if 'Expect' not in header(name)] == []
 
 
 @pytest.mark.parametrize('name', RECIPES)
@@ -89,14 +102,15 @@ def test_matrices_of_tians_table_1(name):
     assert f'{MATRICES[name]:,} in matrices' in header(name)
 
 
-@pytest.mark.parametrize('name, kind, vocab_size, besides, count', [
-    ('base_roformer_v1', SequenceClassifier, 50000, 1536 * 64, 124147970),      # and tables of rotary angles
-    ('base_roformer_v2', SequenceClassifier, 12000, 512 * 64, 94777090),
-    ('base_gau', Encoder, 12000, 768 * 2 + 2, 96519170),                        # and a Linear(D, 2)
+@pytest.mark.parametrize('name, task, vocab_size, angles, count', [
+    ('base_roformer_v1', 'clue_liu_roformer', 50000, 1536 * 64, 124147970),
+    ('base_roformer_v2', 'clue_liu_roformer', 12000, 512 * 64, 94777090),
+    ('base_gau', 'clue_liu', 12000, 0, 96519170),
 ])
-def test_classifiers_of_lius_table_4(name, kind, vocab_size, besides, count):
-    assert count_parameters(build(name, kind, vocab_size)) + besides == count
-    assert f'{count:,} in ' in header(name)
+def test_classifiers_of_lius_table_4(name, task, vocab_size, angles, count):
+    """With the pooling of the config file that fine-tunes them; the RoFormers' counts hold their angles."""
+    model = build(name, SequenceClassifier, vocab_size, knobs(task, finetune)['pooling'])
+    assert count_parameters(model) + angles == count and f'{count:,} in ' in header(name)
 
 
 @pytest.mark.parametrize('name', STEPS)
@@ -124,7 +138,69 @@ def test_each_cell_of_lius_table_2(normaliser, rows, packing):
 
 @pytest.mark.parametrize('name', [name for name in RECIPES if name.startswith('tpu_')])
 def test_recipes_for_tpus_change_the_device_alone(name):
-    twin = knobs('tian_base' if name == 'tpu_base_pairwise' else name.removeprefix('tpu_'))
     ours = {'out_dir': f'out/{name}', 'device': 'xla', 'dtype': 'bfloat16'}
     ours |= {'attention': 'pairwise'} if name == 'tpu_base_pairwise' else {}
-    assert knobs(name) == {**twin, **ours}
+    assert knobs(name) == {**knobs(TWINS[name]), **ours}
+    if name != 'tpu_base_pairwise':                     # whose count is a test of its own
+        counts, twins = (re.findall(r'([\d,]+) (?:parameters|in matrices)', header(which))
+                         for which in (name, TWINS[name]))
+        assert len(counts) == 2 and counts == twins
+
+
+def test_kowshers_four_attentions_have_one_recipe():
+    """Section 2.5: the corpora of BERT, 4 devices x 132 rows of 512, dropouts 0.1, Adam's 0.9 and 0.999."""
+    base = knobs('kowsher_base')
+    told = {'dataset': 'books_wikipedia', 'total_batch': 528, 'block_size': 512, 'n_layer': 12, 'n_head': 12,
+            'n_embd': 768, 'dropout': 0.1, 'attention_dropout': 0.1, 'mask_fraction': 0.15, 'beta1': 0.9,
+            'beta2': 0.999}
+    assert base.items() >= told.items()
+    assert base['total_batch'] == 4 * 132 and 132 % base['batch_size'] == 0
+    for name in KOWSHER:
+        ours = {'out_dir': f'out/kowsher_{name}', 'attention': name}
+        assert knobs(f'kowsher_{name}') == {**base, **ours}
+        assert knobs(f'base_{name}') == {**knobs('base'), **ours, 'out_dir': f'out/base_{name}'}
+    steps = 20 * 3.2e9 / (528 * 512)
+    words = f'{steps:,.0f} steps', f'max_iters={steps:.0f}', f'{base["max_iters"] / steps * 20:.1f} epochs'
+    assert all(word in header('kowsher_base') for word in words)
+
+
+def test_kowshers_configs_compare_his_runs():
+    for name in ('glue_kowsher', 'squad_kowsher'):
+        runs = set(re.findall(r'out/(\w+)', re.sub(r'--out_dir=\S+', '', header(name))))
+        assert runs <= {f'kowsher_{attention}' for attention in KOWSHER} and 'kowsher_original' in runs
+        assert knobs(name, finetune)['init_from'] == 'out/kowsher_shared'
+
+
+def test_milestones_are_the_steps_that_the_papers_evaluate():
+    """Courtois's figure 3 names 30,000 and 65,000, Tian's tables 2 and 5 400,000; the last step is one."""
+    for name in RECIPES:
+        settings = knobs(name)
+        steps = settings['milestones']
+        assert not steps or (list(steps) == sorted(set(steps)) and steps[-1] == settings['max_iters'])
+    assert {30_000, 65_000} <= set(knobs('base')['milestones'])
+    assert all(400_000 in knobs(name)['milestones'] for name in ('tian_base', 'tian_gpu', 'tian_large'))
+
+
+def test_numbers_that_a_header_expects_are_those_of_papers_json():
+    """Every score, loss, ratio or count of hours after "Expect", in a recipe that names a paper."""
+    known, unknown = set(re.findall(r'\d+\.?\d*', str(finetune.read_papers()))), {}
+    for name in (name for name in STAGE if STAGE[name] in ('train', 'finetune')):
+        expected = re.split('Not in the paper| [$] ', header(name).partition('Expect')[2])[0]
+        if re.search('Courtois|Kowsher|Tian|Liu', header(name)):
+            unknown[name] = set(re.findall(r'(?<!v)\b\d+\.\d+|\d+(?= hours)', expected)) - known
+    assert {name: numbers for name, numbers in unknown.items() if numbers} == {}
+
+
+@pytest.mark.parametrize('name', [name for name in STAGE if STAGE[name] != 'prepare_data'])
+def test_every_command_of_a_header_composes(name):
+    """Its knobs exist, and the tasks, levels of noise and runs of config files that it names."""
+    with open(os.path.join(ROOT, 'config', f'{name}.py')) as file:
+        commands = re.findall(r'^# \$ (.*)', file.read().replace('\\\n# ', ''), re.M)
+    for stage, settings in map(resolved, commands):
+        if stage is train:
+            train.check_knobs(settings)
+        if stage is finetune:
+            finetune.noise_levels(settings['noise'])
+            assert [finetune.recipe(settings, task) for task in finetune.find_tasks(settings['tasks'])]
+            runs = re.findall(r'out/(\w+)', f"{settings['init_from']} {settings['compare']}")
+            assert set(runs) <= set(RECIPES)

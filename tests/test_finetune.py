@@ -62,7 +62,7 @@ def tokenizers(corpus, tmp_path_factory):
     return {'sentencepiece': corpus, 'character': str(folder / 'zh')}
 
 
-def pretrained(folder, tokenizer, step=3, seed=0, **changes):
+def pretrained(folder, tokenizer, step=3, seed=0, milestones=(), **changes):
     """Write a checkpoint as train.py does, of random weights; returns the run folder."""
     meta = load_meta(tokenizer)
     torch.manual_seed(seed)
@@ -71,7 +71,8 @@ def pretrained(folder, tokenizer, step=3, seed=0, **changes):
     os.makedirs(folder, exist_ok=True)
     train.write_checkpoint(os.path.join(folder, train.checkpoint_name(step)), {
         'step': step, 'model': model.state_dict(), 'config': {'objective': 'mlm', 'data_dir': data_dir,
-                                                              'dataset': dataset},
+                                                              'dataset': dataset, 'seed': seed,
+                                                              'milestones': milestones},
         'model_config': asdict(model.config), 'data': {**meta['identity'], 'vocab_size': meta['vocab_size']}})
     return str(folder)
 
@@ -520,6 +521,78 @@ def test_report_alone_shows_every_finished_trial(run, tmp_path, finetune_here, m
         finetune_here('--report=true', f'--out_dir={tmp_path}/none')
 
 
+# ---- where weights come from ----
+
+def test_a_glob_of_folders_is_one_system_and_one_of_checkpoints_a_curve(tokenizers, tmp_path, capsys):
+    """Milestones alone, if the run has some: not what train.py keeps for resuming.  Commas join all kinds."""
+    english, chinese = tokenizers['sentencepiece'], tokenizers['character']
+    for seed in (7, 4):
+        for step in (1, 3):
+            pretrained(tmp_path / f'pair-{seed}', english, step, seed, (1,))
+    for step in (2, 4, 5):
+        pretrained(tmp_path / 'plain', chinese, step, 1)
+    (tmp_path / 'pair-7.log').write_text('')
+
+    def told(init_from, compare=''):
+        return [(source.init, source.step, source.run, source.run_seed) for source in finetune.find_sources(
+            init_from, compare)]
+
+    seeds = [('pair', 3, 'pair-4', 4), ('pair', 3, 'pair-7', 7)]
+    assert told(f'{tmp_path}/pair-*') == told(f'{tmp_path}/pair-[4,7]') == seeds
+    curve = [('plain', step, 'plain', None) for step in (2, 4, 5)]
+    assert told(f'{tmp_path}/plain/ckpt_*.pt') == curve
+    assert told(f'{tmp_path}/plain/*.pt,{tmp_path}/pair-?') == curve + seeds
+    assert told(f'{tmp_path}/pair-7,{tmp_path}/plain', f'{tmp_path}/pair-4') == [
+        ('pair-7', 3, 'pair-7', None), curve[-1], ('pair-4', 3, 'pair-4', None)]
+    assert capsys.readouterr().err == ''
+    assert told(f'{tmp_path}/pair-4/ckpt_*.pt') == [('pair-4', 1, 'pair-4', None)]
+    assert f'{tmp_path}/pair-4: the curve leaves out ckpt_0000003.pt' in capsys.readouterr().err
+    assert told(f'{tmp_path}/pair-4/ckpt_*.pt,{tmp_path}/pair-4')[1:] == [('pair-4', 3, 'pair-4', None)]
+
+
+@pytest.mark.parametrize('changes, message', [
+    ({'attention': 'shared'}, "attention is 'shared' there and 'original' here"),
+    ({'step': 9}, 'step is 9 there and 3 here'), ({'seed': 1}, 'the same seed=1')])
+def test_runs_that_are_no_seeds_of_one_system_are_refused(tokenizers, tmp_path, changes, message):
+    pretrained(tmp_path / 'run-1', tokenizers['sentencepiece'], seed=1)
+    pretrained(tmp_path / 'run-2', tokenizers['sentencepiece'], **{'seed': 2, **changes})
+    with pytest.raises(UserError, match=message):
+        finetune.find_sources(f'{tmp_path}/run-*', '')
+
+
+def test_the_baseline_is_one_system(run, tokenizers, tmp_path):
+    for name in 'ab':
+        pretrained(tmp_path / name, tokenizers['sentencepiece'])
+    with pytest.raises(UserError, match='several systems; name the baseline alone'):
+        finetune.find_sources(run, f'{tmp_path}/a,{tmp_path}/b')
+
+
+def test_pretraining_seeds_and_several_systems_in_one_command(run, tokenizers, tmp_path, finetune_here,
+                                                              monkeypatch, capsys):
+    """Every system has a row in every table.  The trials of a run are the same ones, whatever names it."""
+    for name in ('pair', 'plain'):
+        for seed in (1, 2):
+            pretrained(tmp_path / f'{name}-{seed}', tokenizers['sentencepiece'], seed=seed)
+    files, out = published(tmp_path, 'cola', n_train=8, n_dev=6), f'--out_dir={tmp_path}/out'
+    common = ['--tasks=cola', files, out, '--epochs=1']
+    trials = finetune_here(f'--init_from={tmp_path}/pair-*,{run}', f'--compare={tmp_path}/plain-*', *common,
+                           '--trials=2', '--noise=0:0.2:0.2')
+    assert [(trial['init'], trial['run_seed'], trial['seed']) for trial in trials] == [
+        *(('pair', *pair) for pair in itertools.product((1, 2), (1, 2))), ('run', None, 1), ('run', None, 2),
+        *(('plain', *pair) for pair in itertools.product((1, 2), (1, 2)))]
+    assert len(glob.glob(f'{tmp_path}/out/pair-1@3/cola_?_*')) == 2
+    page = capsys.readouterr().out
+    assert 'ours: pair, pretraining seed 2 |' in page and '## pair - plain, paired by seed' in page
+    noise = page[page.index('## Noise'):]
+    assert re.findall(r'^\| (.*), cola \| \S+ \(\S+\) \|', noise, re.M) == ['pair', 'plain', 'run']
+    monkeypatch.setattr(train, 'update', None)
+    trials = finetune_here(f'--init_from={tmp_path}/pair-1', *common)
+    assert [trial['run_seed'] for trial in trials if trial['init'] == 'pair-1'] == [None]
+    page = (tmp_path / 'out' / 'results.md').read_text()
+    finetune_here('--report=true', out)
+    assert (tmp_path / 'out' / 'results.md').read_text().split('\n', 1)[1] == page.split('\n', 1)[1]
+
+
 def test_two_starts_of_one_name_are_refused_before_anything_runs(run, tokenizers, tmp_path, finetune_here):
     other = pretrained(tmp_path / 'run', tokenizers['sentencepiece'], seed=5)
     later = pretrained(tmp_path / 'run', tokenizers['sentencepiece'], step=9, seed=5)
@@ -612,19 +685,36 @@ def test_help_ends_with_the_tasks(monkeypatch, capsys):
     assert ' '.join(rows[0]) == 'cola glue glue/CoLA/ train.tsv dev.tsv test.tsv: matthews, accuracy'
 
 
-def test_bad_rows_of_extra_questions_are_counted(run, tmp_path, finetune_here):
-    files = published(tmp_path, 'squad1')
+def test_extra_questions_come_first_and_in_a_trial_of_their_own(run, tmp_path, finetune_here):
+    """Each part with its own schedule, as in two commands; the plain trial shares neither folder nor row."""
+    files = published(tmp_path, 'squad1', n_train=12)
     with open(tmp_path / 'labelled' / 'squad' / 'train-v1.1.json') as file:
         extra = json.load(file)
     question = extra['data'][0]['paragraphs'][0]['qas'][0]
     question['answers'] = [{'text': 'nowhere to be found', 'answer_start': 0}]
     (tmp_path / 'extra.json').write_text(json.dumps(extra))
-    plain, = finetune_here(f'--init_from={run}', '--tasks=squad1', files, f'--out_dir={tmp_path}/a')
-    more, = finetune_here(f'--init_from={run}', '--tasks=squad1', files, f'--out_dir={tmp_path}/b',
-                          f'--extra_train={tmp_path}/extra.json')
-    assert plain['n_train'] < more['n_train'] < 2 * plain['n_train']
-    key = 'question without a usable answer'
-    assert more['skipped']['train'][key] - plain['skipped']['train'].get(key, 0) == 1
+    arguments = [f'--init_from={run}', '--tasks=squad1', files, f'--out_dir={tmp_path}/out',
+                 '--log_interval=1', *PLAIN]
+    plain, = finetune_here(*arguments)
+    more, = (trial for trial in finetune_here(*arguments, f'--extra_train={tmp_path}/extra.json')
+             if 'n_extra_train' in trial)
+    assert more['n_train'] == plain['n_train'] == 12 and more['n_extra_train'] == 11
+    assert more['skipped']['extra_train'] == {'question without a usable answer': 1, finetune.ABSENT: 1}
+    assert more['data'].keys() - plain['data'].keys() == {'extra_train'}
+    page = (tmp_path / 'out' / 'results.md').read_text()
+    assert 'ours: run extra_train= |' in page and f'ours: run extra_train={tmp_path}/extra.json |' in page
+
+    def lines(folder):
+        with open(os.path.join(folder, 'metrics.jsonl')) as file:
+            return [line for line in map(json.loads, file) if line['kind'] != 'val']
+
+    alone, both = sorted(map(lines, glob.glob(f'{tmp_path}/out/*/squad1_1_*')), key=len)        # two folders
+    first = [line for line in both if line['kind'] == 'extra_train']
+    assert both[:len(first)] == first and [line['step'] for line in both] == [*range(1, len(both) + 1)]
+    assert [line['lr'] for line in both[len(first):]] == [line['lr'] for line in alone]
+    assert first[-1]['lr'] < first[0]['lr'] and both[len(first)]['loss'] != alone[0]['loss']
+    (tmp_path / 'extra.json').write_text(json.dumps({'data': extra['data'][1:]}))       # of the same name
+    assert len(finetune_here(*arguments, f'--extra_train={tmp_path}/extra.json')) == 3
 
 
 def test_seeds_change_the_head_and_the_order(run, tmp_path, finetune_here):
@@ -742,8 +832,8 @@ def test_evaluation_is_that_of_single_rows(run):
 
 def test_majority_is_the_most_frequent_training_label():
     examples = [Example(i, ('a',), label) for i, label in enumerate([1, 1, 0])]
-    assert finetune.majority_of('cola', examples, 4).tolist() == [1] * 4
-    assert finetune.majority_of('stsb', examples, 2).tolist() == [2 / 3] * 2
+    assert finetune.majority_of('cola', examples, 4) == [1] * 4
+    assert finetune.majority_of('stsb', examples, 2) == [2 / 3] * 2
     spans = [Example(i, ('q', 'c'), label) for i, label in enumerate([(), (('x', 0),), ()])]
     assert finetune.majority_of('squad2', spans, 2) == ['', '']
 

@@ -7,6 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
+import finetune
 from finetune import METRICS, chinese_tokens
 
 random_state = np.random.default_rng(1)
@@ -30,6 +31,34 @@ def test_classes(targets, predictions):
                 'matthews': sklearn.matthews_corrcoef(targets, predictions)}
     for name, value in expected.items():
         assert METRICS[name](targets, predictions) == pytest.approx(value, abs=1e-12), name
+
+
+def multirc_oracle(ids, targets, predictions):
+    """(F1a, EM) as SuperGLUE defines them: F1 of all answers, and questions with every answer right."""
+    sklearn = pytest.importorskip('sklearn.metrics')
+    questions = {}
+    for (paragraph, question, _), target, guess in zip(ids, targets, predictions, strict=True):
+        questions.setdefault(f'{paragraph}-{question}', []).append(target == guess)
+    right = sum(sum(answers) == len(answers) for answers in questions.values())
+    return sklearn.f1_score(targets, predictions), right / len(questions)
+
+
+def test_multirc():
+    """Questions of different paragraphs share numbers; answers of one need not be neighbours."""
+    pick = random.Random(3)
+    ids = [(paragraph, question, answer) for paragraph in range(30) for question in range(3)
+           for answer in range(pick.randint(1, 4))]
+    pick.shuffle(ids)
+    targets = [pick.randint(0, 1) for _ in ids]
+    predictions = [target if pick.random() < 0.8 else 1 - target for target in targets]
+    f1a, exact = multirc_oracle(ids, targets, predictions)
+    assert METRICS['f1a'](targets, predictions) == pytest.approx(f1a)
+    assert METRICS['exact_question'](targets, predictions, ids) == pytest.approx(exact) and 0.3 < exact < 0.8
+    examples = [finetune.Example(item, (), target) for item, target in zip(ids, targets, strict=True)]
+    assert finetune.score('multirc', examples, predictions) == pytest.approx(
+        {'accuracy': np.mean(np.equal(targets, predictions)), 'f1a': f1a, 'exact_question': exact})
+    assert METRICS['exact_question']([1, 0, 1, 1], [1, 0, 0, 1], [(0, 0, 0), (0, 0, 1), (0, 1, 0), (1, 0, 0)]
+                                     ) == pytest.approx(2 / 3)
 
 
 @pytest.mark.parametrize('targets, predictions', NUMBERS)

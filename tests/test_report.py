@@ -185,8 +185,9 @@ def test_a_single_seed_has_no_interval():
 
 def test_tasks_outside_the_papers_tables_are_shown_too():
     text = report([trial(60), trial(70, 'c3')], 'tian')
-    assert re.findall('^## (.*)', text, re.M)[1:3] == ['Tian et al. 2021, tables 2, 6 and 7', 'Other tasks']
-    assert rows(text, 'ours: ours')[1] == ['70.00']
+    assert re.findall('^## (.*)', text, re.M)[1:4] == [
+        'Tian et al. 2021, tables 2, 6 and 7', 'Tian et al. 2021, table 2, test sets', 'Other tasks']
+    assert rows(text, 'ours: ours')[2] == ['70.00']
 
 
 def test_differences_are_paired_by_common_seeds():
@@ -201,6 +202,63 @@ def test_differences_are_paired_by_common_seeds():
         assert 'paired' not in text
     other = trial(60, init='base', recipe={'learning_rate': 1e-4})
     assert 'paired' not in report([trial(70), other], compare='base')           # another recipe is no pair
+
+
+def pretrained(*runs, init='ours', **more):
+    """RTE of several pretraining runs: (pretraining seed, score of seed 1, score of seed 2 ...) each."""
+    return [trial(score, seed=seed, init=init, run_seed=run, weights=f'{init} {run}', **more)
+            for run, *scores in runs for seed, score in enumerate(scores, 1)]
+
+
+def test_deviation_over_pretraining_runs_is_apart_from_that_over_seeds():
+    """Of each run's mean, whatever its number of seeds; t of two and of one degree of freedom."""
+    text = report(pretrained((1, 70, 74), (2, 80, 86), (5, 61)))
+    mean, sd = np.mean([72, 83, 61]), np.std([72, 83, 61], ddof=1)
+    assert rows(text, 'ours: ours') == [[f'{mean:.2f} ({sd:.2f})'], ['72.00 (2.83)'], ['83.00 (4.24)'],
+                                        ['61.00']]
+    assert rows(text, '±') == [[f'{4.302653 * sd / 3 ** 0.5:.2f}'], ['25.41'], ['38.12'], ['-']]
+    assert rows(text, 'pretraining seeds') == [['3']] and rows(text, 'seeds') == [['2'], ['2'], ['1']]
+    assert 'ours: ours, pretraining seed 5 |' in text
+    assert rows(text, 'rte.accuracy') == [[f'{mean:.2f} ({sd:.2f})', '50.00']]  # every form of a metric
+
+
+def test_a_run_without_all_tasks_is_not_in_the_average():
+    runs = [one for run, score in ((1, 70), (2, 80)) for one in glue(score, score, run_seed=run)]
+    text = report([*runs, *pretrained((3, 95))], 'courtois')
+    assert rows(text, 'ours: ours')[0][-1] == '75.11 (7.07)' and rows(text, 'pretraining')[0][-1] == '2'
+
+
+def test_differences_are_paired_by_pretraining_seed_and_seed():
+    """Not by the order of the runs: of 1, 2, 4 and 2, 4, 7 only 2 and 4 are pairs."""
+    base = pretrained((2, 60, 70), (4, 50), (7, 0), init='base')
+    text = report(pretrained((1, 99), (2, 64, 72), (4, 51, 80)) + base, compare='base')
+    paired = text[text.index('ours - base, paired'):]
+    assert rows(paired, 'rte.accuracy')[:3] == [['2.00 (1.41)', '12.71', '2'], ['3.00 (1.41)', '12.71', '2'],
+                                                ['1.00', '-', '1']]
+    assert 'pretraining seeds |' in paired and 'ours, pretraining seed 4 - base, paired' in paired
+    alone = trial(60, init='base')                      # it has no pretraining seed
+    text = report([*pretrained((1, 99)), alone], compare='base')
+    assert 'paired' not in text and 'No difference of ours and base: no seed in common.' in text
+
+
+def test_a_run_alone_is_no_pretraining_seed_of_a_system_with_its_name():
+    text = report([trial(10), *pretrained((1, 70), (2, 74))])
+    assert rows(text, 'ours: ours |') == [] and rows(text, 'ours: ours alone') == [['10.00']]
+    assert rows(text, 'ours: ours')[:1] == [['72.00 (2.83)']]
+
+
+def test_a_curve_over_pretraining_runs():
+    trials = [one for step, scores in ((10, (50, 52)), (20, (60, 70))) for one in pretrained(
+        *enumerate(scores, 1), step=step)]
+    curve = report(trials)
+    curve = curve[curve.index('## ours by pretraining step'):]
+    assert rows(curve, '10')[0] == ['51.00 (1.41)'] and rows(curve, '20')[0] == ['65.00 (7.07)']
+
+
+def test_names_of_averages_are_of_one_table_alone():
+    for book in PAPERS.values():
+        names = [name for table in book['tables'] for name in table.get('averages', {})]
+        assert len(names) == len(set(names))
 
 
 def test_curve_and_the_step_of_95_percent():
