@@ -120,6 +120,13 @@ FREE = {                        # knobs that do not affect a trial's result
     'report', 'keep_models', 'data_dir', 'batch_size', 'overrides', 'log_interval', 'wandb_project', 'device',
     'compile',
 }
+SOURCES = """\
+init_from takes one or, with commas between them, several of: a run, a checkpoint, the name of a BERT,
+  a glob of runs, out/base-*: pretraining seeds of one system, called base in the report,
+  a glob of checkpoints, out/base/ckpt_*.pt: the score by pretraining step, at the run's milestones alone, as
+    the others are those kept for resuming; if it has no milestones, at all of them.
+compare takes one. Differences are between equal seeds of pretraining (the run's `seed`) and of fine-tuning.
+"""
 EVAL_ROWS = 64                  # sequences per evaluation batch; the noise depends on it
 QUESTION = 64                   # maximum tokens of a question.  Devlin et al. 2018's code
 
@@ -1650,13 +1657,13 @@ def make_report(trials, paper='', compare=''):
     majority = majority.rename('majority: {}'.format)
 
     parts = [model_table(inits), *(score_table(table, last, majority) for table in tables)]
-    for row, one in inits.items():
-        other = compare + row[len(one['init']):]                    # same recipe, from `compare`
-        if compare and one['init'] != compare and other in inits:
-            pairs = (last.loc[row] - last.loc[other])[labels].dropna(how='all').dropna(axis=1, how='all')
-            parts += [markdown(f'{name} - {other}, paired by seed', over_seeds(lines, counted).T)
-                      for name, lines, counted in by_run(row, pairs)]
-            parts += [] if len(pairs) else [f'No difference of {row} and {other}: no seed in common.']
+    same = {row: compare + row[len(one['init']):] for row, one in inits.items()}        # recipe, of `compare`
+    rivals = {row: other for row, other in same.items() if row != other and other in inits}
+    for row, other in rivals.items():
+        pairs = (last.loc[row] - last.loc[other])[labels].dropna(how='all').dropna(axis=1, how='all')
+        parts += [markdown(f'{name} - {other}, paired by seed', over_seeds(lines, counted).T)
+                  for name, lines, counted in by_run(row, pairs)]
+        parts += [] if len(pairs) else [f'No difference of {row} and {other}: no seed in common.']
     parts += [curve_table(row, seeds.droplevel('row'), book.get('curve'))
               for row, seeds in wide.loc['scores', labels].groupby('row')]
     every = pd.concat([each_row(last), majority])[[name for name in wide.columns if '.' in name]].T
@@ -1668,8 +1675,8 @@ def make_report(trials, paper='', compare=''):
         theirs = paper_rows(book[kind]) if len(found) and kind in book else None
         parts.append(markdown(title, pd.concat([ours, theirs], sort=True)))
     times = frame[frame.kind == 'seconds'].pivot_table('points', 'column', 'row', sort=False)
-    for row in times.columns.drop(compare) if compare in times else ():
-        times[f'{row} / {compare}'] = times[row] / times[compare]
+    for row, other in rivals.items():
+        times[f'{row} / {other}'] = times[row] / times[other]
     parts.append(markdown('Seconds an epoch', times, book.get('seconds')))
     return '\n\n'.join(filter(None, parts))
 
@@ -1699,11 +1706,8 @@ def help_end():
     groups = {name: group for group, names in GROUPS.items() for name in names}
     lines = [f"  {name:18} {groups.get(name, '-'):11} {task.folder}/ {' '.join(task.files.values())}: "
              f"{', '.join(task.metrics)}" for name, task in TASKS.items()]
-    sources = ('init_from: runs, checkpoints or Hugging Face BERTs, with commas between them.  A glob of '
-               'folders,\n  out/base-*, means pretraining seeds of one system; one of checkpoints, '
-               'out/base/ckpt_*.pt, the score\n  at each milestone.')
     title = 'tasks: group, folder below data_dir and its files (a|b: either, a+b: both), metrics:'
-    return '\n'.join(['', sources, '', title, *lines])
+    return '\n'.join(['', SOURCES, title, *lines])
 
 
 def write_report(config, show_it):

@@ -673,6 +673,7 @@ def test_help_ends_with_the_tasks(monkeypatch, capsys):
         finetune.main()
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith('usage') and sum(line.startswith('  --') for line in lines) > 40
+    assert {'pretraining', 'milestones', 'commas'} <= set(' '.join(lines[-len(TASKS) - 9:]).split())
     rows = [line.split() for line in lines[-len(TASKS):]]
     assert [row[0] for row in rows] == list(TASKS)
     assert ' '.join(rows[0]) == 'cola glue glue/CoLA/ train.tsv dev.tsv test.tsv: matthews, accuracy'
