@@ -62,8 +62,10 @@ n_layer = 4                     # blocks
 n_head = 4                      # heads; must divide n_embd
 n_embd = 256                    # width
 n_inner = 1024                  # width of the MLP
-vocab_size = 30522              # BERT's
+vocab_size = 30522              # BERT's, for variants without their own; convergence has its corpus's
 position = 'absolute'           # for variants that do not set it; rope ...
+dropout = 0.0                   # for speed and memory, of attention weights too; 0.1 in the papers
+full_logits = False             # run the masked-LM head on all positions, not only on the predicted ones
 # speed
 modes = 'forward,train,finetune'        # keys of MODES
 lengths = (128,)                # tokens per sequence
@@ -81,6 +83,7 @@ steps = 300                     # per run, a tenth of them warmup
 seeds = 2                       # runs per variant, with seeds from 1
 eval_interval = 20              # steps between validations: the resolution of the curves
 plateau = 0.1                   # the plateau ends this many nats below the unigram entropy
+target_loss = 0.0               # count the steps to this validation loss, in nats; 0: do not
 # rank, and pictures of attention
 checkpoint = ''                 # checkpoints, run folders or globs; empty: the runs of convergence
 rank_rows = 4                   # validation sequences whose attention is analysed
@@ -93,27 +96,34 @@ prepare = 'config/data_docstrings.py'   # config file for prepare_data.py, if da
 LISTS = 'lengths', 'batches', 'memory_lengths'
 LIMITS = {                      # knob: minimum, maximum
     **dict.fromkeys((*LISTS, 'rounds', 'warmup', 'steps', 'seeds', 'eval_interval', 'rank_rows'), (1, None)),
-    **dict.fromkeys(('threads', 'plateau'), (0, None)),
+    **dict.fromkeys(('threads', 'plateau', 'target_loss'), (0, None)),
 }
 SIZES = ('n_layer', 'n_head', 'n_embd', 'n_inner')
 SHAPES = {name: dict(zip(SIZES, sizes, strict=True)) for name, sizes in {       # of the papers
     'small': (4, 8, 512, 2048), 'base': (12, 12, 768, 3072), 'large': (24, 16, 1024, 4096)}.items()}
 GAU = {'attention': 'gau', 'position': 'rope', 'norm': 'rms', 'bias': False, 'lm_head': 'decoder'}
-GAUS = {'gau': GAU, **{f'gau_{name}': {**GAU, 'normaliser': name}                # Liu 2022, table 2
-                       for name in ('softmax', 'squared_relu', 'scaled_squared_relu')}}
+GAUS = {                        # Liu 2022, tables 1 and 2
+    'gau': GAU, **{f'gau_{name}': {**GAU, 'normaliser': name}
+                   for name in ('softmax', 'squared_relu', 'scaled_squared_relu')},
+    **{f'gau_{scale}': {**GAU, 'normaliser': 'squared_relu', 'relu_scale': scale}
+       for scale in ('n2', 'n', 's2')},
+}
 XLNET = {'attention': 'xlnet', 'position': 'none'}
-VARIANTS = {                    # the systems of the README -> knobs of train.py
+VARIANTS = {                    # the systems of the README -> knobs of train.py, or a vocabulary of their own
     'original': {}, 'symmetric': {'attention': 'symmetric'}, 'pairwise': {'attention': 'pairwise'},
+    **{f'pairwise_rank_{r}': {'attention': 'pairwise', 'pair_rank': r} for r in (1, 2, 4, 8, 16, 32)},
     'shared': {'attention': 'shared'}, 'no_position': {'position': 'none'}, 'rpe': {'position': 'rpe'},
     'rab': {'position': 'rab'}, 'roformer_v1': {'position': 'rope'},
     'roformer_v2': {**GAU, 'attention': 'original'},
     **{name: {'attention': name, 'position': 'none'} for name in SHATTER},
     'shatter_recompute': {'attention': 'shatter', 'position': 'none', 'recompute': True},
     **GAUS, **{f'{name}_diff': {**knobs, 'packing': 'documents'} for name, knobs in GAUS.items()},
-    **{f'gau_{scale}': {**GAUS['gau_squared_relu'], 'relu_scale': scale} for scale in ('n2', 'n', 's2')},
+    'roformer_v1_50k': {'position': 'rope', 'vocab_size': 50_000},                  # Liu 2022, table 4
+    'roformer_v2_12k': {**GAU, 'attention': 'original', 'vocab_size': 12_000},
+    'gau_12k': {**GAU, 'vocab_size': 12_000},
     'xlnet': XLNET, 'xlnet_plm': {**XLNET, 'objective': 'plm'},
 }
-DEFAULTS = {key: vars(train)[key] for row in VARIANTS.values() for key in row}      # for absent knobs
+DEFAULTS = {key: vars(train)[key] for row in VARIANTS.values() for key in row if key != 'vocab_size'}
 GROUPS = {                      # of parameters -> regex of names; first match wins
     'head': r'(head|pooler|classifier)\.|query_embedding$', 'norms': r'.*norm\.',
     'embedding': r'encoder\.(token|segment)\.',
@@ -126,8 +136,13 @@ GROUPS = {                      # of parameters -> regex of names; first match w
 
 def knobs_of(name, config):
     """Knobs of train.py for a variant at the sizes of `config`."""
-    knobs = {**DEFAULTS, **{key: config[key] for key in ('position', *SIZES)}, **VARIANTS[name]}
+    given = {**DEFAULTS, **{key: config[key] for key in ('position', *SIZES)}, **VARIANTS[name]}
+    knobs = {key: given[key] for key in (*DEFAULTS, *SIZES)}            # without a vocabulary
     return {**knobs, 'n_layer': knobs['n_layer'] * (2 if knobs['attention'] == 'gau' else 1)}
+
+
+def vocabulary(name, config):
+    return VARIANTS.get(name, {}).get('vocab_size', config['vocab_size'])
 
 
 class Peer(nn.Module):
@@ -138,8 +153,8 @@ class Peer(nn.Module):
         shape = getattr(transformers(), f'{kind}Config')(
             vocab_size=config['vocab_size'], max_position_embeddings=length, hidden_size=config['n_embd'],
             num_hidden_layers=config['n_layer'], num_attention_heads=config['n_head'],
-            intermediate_size=config['n_inner'], hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
-            attn_implementation=attention)
+            intermediate_size=config['n_inner'], hidden_dropout_prob=config['dropout'],
+            attention_probs_dropout_prob=config['dropout'], attn_implementation=attention)
         self.model, self.masked = getattr(transformers(), f'{kind}ForMaskedLM')(shape), masked
 
     def forward(self, ids, positions, targets):
@@ -161,6 +176,13 @@ def masked_loss(model, ids, positions, targets):
     return model(ids, positions, targets).mean()
 
 
+def full_loss(model, ids, positions, targets):
+    """The same loss, from the logits of all positions."""
+    logits = model(ids, torch.arange(ids.size(1), device=ids.device).expand_as(ids))
+    labels = torch.full_like(ids, -100).scatter(1, positions, targets)          # the mean leaves -100 out
+    return F.cross_entropy(logits.float().flatten(0, 1), labels.flatten())
+
+
 def classify_loss(model, ids, positions, targets):
     return F.cross_entropy(model(ids).float(), torch.arange(len(ids), device=ids.device) % 2)
 
@@ -172,18 +194,19 @@ MODES = {                       # name -> (loss, model; None: the objective's, b
 
 
 def build(name, config, length, mode='train'):
-    """Model of a variant or peer at the sizes of `config`, without dropout."""
+    """Model of a variant or peer at the sizes of `config`."""
     if name in PEERS:
         return Peer(*PEERS[name], config, length)
-    knobs = {**knobs_of(name, config), 'block_size': length, 'dropout': 0.0, 'attention_dropout': 0.0}
+    knobs = {**knobs_of(name, config), 'block_size': length,
+             **dict.fromkeys(('dropout', 'attention_dropout'), config['dropout'])}
     kind = MODES[mode][1] or train.OBJECTIVE[knobs['objective']][0]
-    return kind(model_config(knobs, config['vocab_size']))
+    return kind(model_config(knobs, vocabulary(name, config)))
 
 
-def make_rows(n, length, config, device):
+def make_rows(n, length, vocab_size, device):
     """(ids (n, length), positions (n, k), targets (n, k)) of random tokens."""
     generator, k = torch.Generator().manual_seed(1), math.ceil(0.15 * length - 1e-9)
-    ids = torch.randint(config['vocab_size'], (n, length), generator=generator)
+    ids = torch.randint(vocab_size, (n, length), generator=generator)
     positions = torch.rand(n, length, generator=generator).argsort(1)[:, :k]
     return [x.to(device) for x in (ids, positions, ids.gather(1, positions))]
 
@@ -191,8 +214,10 @@ def make_rows(n, length, config, device):
 def make_step(name, mode, n, length, config, runtime):
     """A function that runs one step of a system in a mode on n random rows, and waits for the device."""
     loss, _, backward = MODES[mode]
-    model = train.to_device(build(name, config, length, mode), runtime)
-    rows = make_rows(n, length, config, runtime.device)
+    if config['full_logits'] and loss is masked_loss and name not in PEERS:
+        loss = full_loss
+    model = train.to_device(build(name, config, length, mode), runtime).train(backward)
+    rows = make_rows(n, length, vocabulary(name, config), runtime.device)
     optimizer = train.make_optimizer(model, 1e-4, (0.9, 0.999), 1e-12, 0.01, runtime)
     if config['compile']:
         model.compile(dynamic=False)
@@ -220,11 +245,18 @@ def paper_rows(kind):
             for row in book.get('bench', {}).get(kind, ())]
 
 
-def printed(kind, *words):
-    """Table cell of the papers' values for system words[0], from their rows that have all `words`."""
-    cells = [f"{value} ({' '.join([paper, *theirs.split()[1:]])}: {source})" for paper, theirs, value, source
-             in paper_rows(kind) if theirs.split()[0] == words[0] and set(words) <= set(theirs.split())]
-    return '; '.join(cells) or None
+def printed(kind, system, *words, length=None):
+    """Table cell of the papers' values for a system, from their rows that have all `words`.
+
+    If there are any for `length` tokens, those alone. A system with its own vocabulary, as gau_12k, is gau.
+    """
+    found, system = [], re.sub(r'_\d+k$', '', system)
+    for paper, theirs, value, source in paper_rows(kind):
+        name, *rest = theirs.split()
+        if name == system and set(words) <= set(rest):
+            found.append((str(length) in rest, f"{value} ({' '.join([paper, *rest])}: {source})"))
+    same = max((row[0] for row in found), default=False)
+    return '; '.join(cell for is_same, cell in found if is_same == same) or None
 
 
 # ---- params ----
@@ -297,8 +329,9 @@ def speed(config, runtime):
                 row |= {'ms': 1000 * middle, 'least': 1000 * min(seconds), 'most': 1000 * max(seconds),
                         'tokens/s': n * length / middle}
                 row |= {f'time / {base}': float(np.median(np.divide(seconds, timings[base])))
-                        for base in ('original', 'gau', 'hf_bert') if isinstance(timings.get(base), list)}
-                row |= {'printed': printed('time', name, mode), 'seconds': seconds}
+                        for base in ('original', 'gau', 'gau_12k', 'hf_bert')
+                        if isinstance(timings.get(base), list)}
+                row |= {'printed': printed('time', name, mode, length=length), 'seconds': seconds}
             yield row
 
 
@@ -347,7 +380,7 @@ def memory(config, runtime):
     """Memory of a training step at its peak
 
     MiB: CUDA allocator, else resident memory, in a new process, minus the value before the model was built;
-    / gau: ratio to gau; half: memory at half the length / memory at this length.
+    / gau: ratio to gau, or gau_12k; half: memory at half the length / memory at this length.
     """
     os.environ['MALLOC_MMAP_THRESHOLD_'] = '65536'      # glibc frees tensors at once: reproducible peaks
     cases = list(itertools.product(config['variants'], config['batches'], config['memory_lengths']))
@@ -355,10 +388,12 @@ def memory(config, runtime):
         cells = dict(zip(cases, pool.map(lambda case: in_fresh_process(*case, config), cases), strict=True))
     del os.environ['MALLOC_MMAP_THRESHOLD_']
     for (name, n, length), mib in cells.items():
-        gau, half = cells.get(('gau', n, length)), cells.get((name, n, length // 2))
+        gau = cells.get(('gau', n, length)) or cells.get(('gau_12k', n, length))
+        half = cells.get((name, n, length // 2))
         yield {'rows': n, 'length': length, 'shape': config['shape'], 'system': name,
                'MiB': mib or 'out of memory', '/ gau': mib / gau if mib and gau else None,
-               'half': half / mib if mib and half else None, 'printed': printed('memory', name)}
+               'half': half / mib if mib and half else None,
+               'printed': printed('memory', name, length=length)}
 
 
 # ---- convergence ----
@@ -373,7 +408,7 @@ def train_run(config, name, seed):
              **{key: config[key] for key in ('eval_interval', 'dataset', 'data_dir', 'device', 'dtype')}}
     if os.path.exists(os.path.join(folder, 'run.json')):
         wanted = json.loads(json.dumps({**base, **knobs}))
-        train.refuse_difference(folder, run_config(folder), wanted, 'the run')
+        train.refuse_difference(folder, last_launch(folder)['config'], wanted, 'the run')
     words = [config['recipe'], *(f'--{key}={show(value)}' for key, value in knobs.items())]
     done = subprocess.run([sys.executable, train.__file__, *words], text=True,
                           capture_output=True, env={'OMP_NUM_THREADS': '1', **os.environ})
@@ -384,10 +419,10 @@ def train_run(config, name, seed):
     return folder
 
 
-def run_config(folder):
-    """Knobs of the last launch of a run."""
+def last_launch(folder):
+    """The last entry of a run's run.json; its 'config' has the knobs."""
     with open(os.path.join(folder, 'run.json')) as file:
-        return json.load(file)[-1]['config']
+        return json.load(file)[-1]
 
 
 def plateau_end(curve, level):
@@ -396,34 +431,36 @@ def plateau_end(curve, level):
     return next((step for step, *_ in curve if step > last), None)
 
 
-def read_run(folder, plateau):
+def read_run(folder, plateau, target):
     """Results of a run as a flat dict, with its curve.  system: name of the folder without the seed"""
-    config, lines = run_config(folder), train.read_metrics(folder)
+    launch, lines = last_launch(folder), train.read_metrics(folder)
+    config = launch['config']
     curve = [list(map(line.get, ('step', 'loss', 'accuracy'))) for line in lines if line['kind'] == 'val']
-    rates = [line['tokens_per_second'] for line in lines if line['kind'] == 'train']
-    if not curve or not rates:
-        raise UserError(f'{folder}: its metrics.jsonl holds no validation or no training step')
+    if not curve:
+        raise UserError(f'{folder}: its metrics.jsonl holds no validation')
     meta = load_meta(os.path.join(config['data_dir'], config['dataset']))
     with torch.device('meta'):
         model = train.OBJECTIVE[config['objective']][0](model_config(config, meta['vocab_size']))
     (last, loss, accuracy), left = curve[-1], plateau_end(curve, meta['unigram_entropy'] - plateau)
     finished = last == config['max_iters'] and loss is not None
-    tokens = config['total_batch'] * config['block_size']
     name = re.sub(rf"[-_]{config['seed']}$", '', os.path.basename(os.path.abspath(folder)))
+    size, _, rest = name.partition('_')                                 # base_pairwise: pairwise, base
+    words = (rest, size) if size in SHAPES else (name,)
     return {'system': name, 'parameters': count_parameters(model), 'steps': config['max_iters'],
-            'unigram': meta['unigram_entropy'], 'seed': config['seed'],
+            'unigram': meta['unigram_entropy'], 'processes': launch['world_size'], 'seed': config['seed'],
             'end': 'finished' if finished else f'at step {last}', 'loss': loss if finished else None,
             'accuracy, %': 100 * accuracy if finished else None, 'plateau': left,
-            'seconds': None if left is None else left * tokens / float(np.median(rates)),
-            'printed': printed('convergence', name), 'curve': curve}
+            f'steps to {target:g}': plateau_end(curve, target) if target else None,
+            'printed': printed('convergence', *words), 'curve': curve}
 
 
 def convergence(config, runtime):
     """Validation losses of runs of train.py, over seeds
 
-    Mean (standard deviation) of finished runs. plateau: first validation step from which the loss stays below
-    the unigram entropy minus --plateau; seconds: training time until then. Runs of one recipe and seed share
-    data, order and masks, except _diff (one document per sequence) and plm (no masking).
+    Mean (standard deviation) of finished runs; "2 of 3": of the runs that have a value. plateau: first
+    validation step from which the loss stays below the unigram entropy minus --plateau; steps to X: the same
+    below --target_loss. Runs of one recipe and seed share data, order and masks, except _diff (one document
+    per sequence) and plm (no masking).
     """
     folders = folders_of(config['runs'])
     if not folders:
@@ -431,7 +468,7 @@ def convergence(config, runtime):
         jobs = itertools.product(range(1, config['seeds'] + 1), config['variants'])
         with ThreadPoolExecutor(1 if runtime.device.type == 'cuda' else os.cpu_count()) as pool:
             folders = list(pool.map(lambda job: train_run(config, job[1], job[0]), jobs))
-    rows = [read_run(folder, config['plateau']) for folder in folders]
+    rows = [read_run(folder, config['plateau'], config['target_loss']) for folder in folders]
     plot(config, 'convergence', {'': rows}, draw_curves, 1, (7, 4))
     yield from rows
 
@@ -557,16 +594,11 @@ def draw_sentence(config, label, model, tokenizer, special):
 
 
 def partition(config, runtime):
-    """Shatter's partition of unity in BERT-base, layer by layer.  Tian et al. 2021, figure 2
-
-    error: largest |sum over parts - 1|; peaks: nearest distance at which each part is within 1 % of its peak.
-    """
+    """Shatter's partition of unity in BERT-base: largest |sum - 1| of a layer.  Tian et al. 2021, figure 2"""
     base = EncoderConfig(**SHAPES['base'], attention='shatter', position='none')
     tables = [Partition(base, layer).table for layer in range(base.n_layer)]            # (H, 1023) each
     for layer, table in enumerate(tables):
-        near = torch.where(table > 0.99 * table.amax(1, keepdim=True), torch.arange(-511, 512).abs(), 512)
-        yield {'layer': layer, 'error': (table.sum(0) - 1).abs().max().item(),
-               'peaks': ' '.join(map(str, sorted((near.argmin(1) - 511).tolist())))}
+        yield {'layer': layer, 'error': (table.sum(0) - 1).abs().max().item()}
     panels = {f'layer {layer}': table.T[383:640].numpy() for layer, table in enumerate(tables)}
     plot(config, 'partition', panels, lambda axis, y: axis.plot(range(-128, 129), y), 4, (3.5, 2.2))
 
@@ -596,11 +628,12 @@ def cell(value):
 
 
 def mean_cell(values):
-    """Cell for several runs: mean (standard deviation) of numbers, the distinct strings of texts."""
+    """Cell for several runs: mean (standard deviation) of known numbers, the distinct strings of texts."""
     known = values.dropna()
     if known.empty or isinstance(known.iloc[0], str):
         return ', '.join(dict.fromkeys(known)) or None
-    return cell(float(known.mean())) + (f' ({known.std():.2g})' if len(known) > 1 else '')
+    count = f', {len(known)} of {len(values)}' if len(known) < len(values) else ''
+    return cell(float(known.mean())) + (f' ({known.std():.2g})' if len(known) > 1 else '') + count
 
 
 def markdown(head, *rows):
@@ -610,8 +643,8 @@ def markdown(head, *rows):
             for row in rows]
     frame = pd.DataFrame(flat, dtype=object).dropna(axis=1, how='all')
     if 'seed' in frame:                                 # one line for runs that differ only in seed
-        groups = frame.astype({'seed': str}).groupby(['system', 'parameters', 'steps', 'unigram'], sort=False)
-        frame = groups.agg(mean_cell).reset_index()
+        same = list(frame)[:list(frame).index('seed')]
+        frame = frame.astype({'seed': str}).groupby(same, sort=False).agg(mean_cell).reset_index()
     lines = [list(frame), *([cell(value) for value in line] for line in frame.itertuples(index=False))]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     widths[-1] = 3                                      # the last column may be long
@@ -655,9 +688,6 @@ def names_of(key, text, rows):
 def checked(config):
     """The knobs, with names split into lists.  Raises UserError for those that nothing else checks."""
     train.check_limits({**config, **{key: min(config[key], default=0) for key in LISTS}}, LIMITS)
-    for key in ('out_dir', 'dataset'):
-        if not config[key]:
-            raise UserError(f"{key}='': name a folder")
     config = {**config, 'shape': ' x '.join(str(config[key]) for key in SIZES),
               'peers': [] if config['peers'] == 'none' else names_of('peers', config['peers'], PEERS)}
     for key, rows in (('what', WHAT), ('variants', VARIANTS), ('modes', MODES)):

@@ -114,7 +114,7 @@ def parse(name, value, default, origin='command line'):
 
 
 def check_limits(config, limits):
-    """Raise UserError for a knob outside its limits; other knobs are checked where they are used."""
+    """Raise UserError for a knob outside its limits, {knob: (minimum, maximum or None)}."""
     for key, (low, high) in limits.items():
         if config[key] < low or (high is not None and config[key] > high):
             rest = '' if high is None else f' and at most {high}'

@@ -22,7 +22,7 @@ data/<name>/ holds, for split in train and val and each unit:
     docstrings.jsonl        corpus='docstrings' only: texts with package, file and line
     meta.json               description of the corpus, see write_meta
 """
-from configurator import UserError, configure, run, say  # first: no traceback on Ctrl-C
+from configurator import ROOT, UserError, check_limits, configure, run, say  # first: no traceback on Ctrl-C
 
 # isort: split
 import ast
@@ -51,25 +51,27 @@ import sysconfig
 import threading
 import time
 import warnings
+import zipfile
 import zlib
+from pathlib import Path
 
 import numpy as np
 
 corpus = 'docstrings'           # keys of CORPORA, e.g. books+wikipedia; a path, a glob, a hub id owner/name
-path = ''                       # overrides the source in CORPORA: files for oscar, packages for docstrings
+path = ''                       # source in CORPORA: files of oscar or cluecorpussmall, packages of docstrings
 name = ''                       # folder under data_dir; empty: derived from the corpus
 data_dir = 'data'               # folder of all prepared corpora
 subset = ''                     # configuration of a hub dataset; empty: that in CORPORA
 split = 'train'                 # split of a hub dataset
 revision = ''                   # git revision of a hub dataset; empty: the newest (recorded in units.json)
 text_field = 'text'             # field or column that holds the text
-tokenizer = 'sentencepiece'     # sentencepiece, wordpiece or character, optionally :file, or tiktoken:NAME
+tokenizer = 'sentencepiece'     # or wordpiece, character; KIND:FILE; tiktoken:NAME; data/NAME: of that folder
 vocab_size = 4096               # if trained here: 4096 for small models, 32000 for base, 12000 for Chinese
 lower_case = True               # for uncased vocabularies; no effect on tiktoken or a given .model file
-segmenter = ''                  # Chinese whole-word masking: jieba or sentencepiece[:file.model]; empty: none
+segmenter = ''                  # Chinese whole-word masking: jieba or sentencepiece[:FILE]; empty: none
 segmenter_vocab = 16_000        # pieces of a sentencepiece segmenter trained here; more pieces: longer words
 tokenizer_sample = 10_000_000   # characters to train them on; sentencepiece needs 25 bytes of memory for each
-val_fraction = 0.01             # share of documents held out, chosen by a hash of the text
+val_fraction = 0.01             # share of documents held out, by a hash of the text; 1: validation corpus
 max_documents = 0               # limit, split equally among units, which keep their first documents; 0: all
 max_bytes = 10_000_000          # longer records are skipped, longer .txt files cut between lines
 unit_bytes = 50_000_000         # file bytes per unit; at least a thousandth of the corpus
@@ -97,30 +99,27 @@ LIMITS = {                      # knob: (min, max)
 
 def check_text(value, most):
     """Any value -> (text, ''), or ('', fault) if it cannot be a document."""
-    if isinstance(value, bytes):                                # from parquet; pyarrow would stop at an error
-        try:
+    try:
+        if isinstance(value, bytes):                            # from parquet; pyarrow would stop at an error
             value = value.decode()
-        except UnicodeDecodeError:
-            return '', 'invalid UTF-8'
-    if not isinstance(value, str):
-        return '', 'null' if value is None else 'not a string'
+        if not isinstance(value, str):
+            return '', 'null' if value is None else 'not a string'
+        size = len(value) if value.isascii() else len(value.encode())
+    except UnicodeError:                                        # a lone surrogate too
+        return '', 'invalid UTF-8'
     if not value or value.isspace():
         return '', 'empty'
     if '\0' in value:
         return '', 'NUL'
-    try:
-        size = len(value) if value.isascii() else len(value.encode())
-    except UnicodeEncodeError:
-        return '', 'lone surrogate'
     return (value, '') if size <= most else ('', 'too long')
 
 
 def pick_field(row, field, most):
-    """(text, bad) of one record, a dict; if the field is missing, text lists the fields it has."""
+    """(text, bad) of one record, a dict."""
     if not isinstance(row, dict):
         return '', 'not an object'
     if field not in row:
-        return ', '.join(map(str, row)), 'missing field'
+        return f"text_field '{field}' is not among {', '.join(map(str, row))}", 'missing field'
     return check_text(row[field], most)
 
 
@@ -128,13 +127,13 @@ OSCAR_BLOCKED = {'agressif', 'adult', 'cryptojacking', 'dangerous_material', 'ph
                  'hacking', 'malware', 'mixed_adult', 'sect'}
 
 
-def pick_oscar(row, field, most):
+def pick_oscar(row, _, most):
     """(text, bad) of an OSCAR record after the filter of Courtois et al. 2024, appendix A.
 
     22.01 has metadata.annotation and neither perplexity nor categories; 23.01 has metadata.quality_warnings,
     harmful_pp and categories. A missing field passes, except the language. bad is the first test failed.
     """
-    text, bad = pick_field(row, field, most)
+    text, bad = pick_field(row, 'content', most)
     meta = row.get('metadata') if isinstance(row, dict) else None
     if bad or not isinstance(meta, dict):
         return text, bad or 'no metadata'
@@ -177,22 +176,18 @@ def join_rows(rows, joined, most):
         yield first, '\n'.join(lines), ''
 
 
-# ---- readers of local files: (file, begin, end, unit, most) -> rows; where = (begin, row number) ----
-
-def hub_error(source, error, fault='the Hugging Face hub did not give it'):
-    """Message for an error of any class from the libraries that read files and the hub."""
-    return f"{source}: {fault}: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
-
+# ---- readers of local files: (open file, begin, end, unit, most) -> rows; where = (begin, row number) ----
 
 @contextlib.contextmanager
-def named(source, *fault):
-    """Turns any error of those libraries into a UserError."""
+def named(source, fault='cannot be read from the Hugging Face hub'):
+    """Turns an error of any class, from the libraries that read files and the hub, into a UserError."""
     try:
         yield
     except UserError:
         raise
     except Exception as error:
-        raise UserError(hub_error(source, error, *fault)) from None
+        text = ' '.join(str(error).split())[:300]
+        raise UserError(f'{source}: {fault}: {type(error).__name__}: {text}') from None
 
 
 def open_bytes(file_name):
@@ -205,49 +200,65 @@ def open_bytes(file_name):
     return open(file_name, 'rb')
 
 
-def read_lines(file_name, begin, end, most):
+def read_lines(file, begin, end, most):
     """Yields (where, line, bad) of the lines that begin at the bytes [begin, end).
 
     where  (begin, line number counted from begin)
     Longer lines than `most` bytes are never held in memory.
     """
-    with open_bytes(file_name) as file:
-        if begin:
-            file.seek(begin - 1)
-        for number in itertools.count(0 if begin else 1):       # 0: end of the line before, not yielded
-            line = rest = file.readline(most + 1) if end is None or file.tell() < end else b''
-            if not line:
-                return
-            while rest and not rest.endswith(b'\n'):
-                rest = file.readline(most)
-            text, bad = '', 'too long'
-            if line.endswith(b'\n') or len(line) <= most:
-                try:
-                    text, bad = line.decode('utf-8-sig' if (begin, number) == (0, 1) else 'utf-8'), ''
-                except UnicodeDecodeError:
-                    bad = 'invalid UTF-8'
-            if number:
-                yield (begin, number), text, bad
+    if begin:
+        file.seek(begin - 1)
+    for number in itertools.count(0 if begin else 1):           # 0: end of the line before, not yielded
+        line = rest = file.readline(most + 1) if end is None or file.tell() < end else b''
+        if not line:
+            return
+        while rest and not rest.endswith(b'\n'):
+            rest = file.readline(most)
+        text, bad = '', 'too long'
+        if line.endswith(b'\n') or len(line) <= most:
+            try:
+                text, bad = line.decode('utf-8-sig' if (begin, number) == (0, 1) else 'utf-8'), ''
+            except UnicodeDecodeError:
+                bad = 'invalid UTF-8'
+        if number:
+            yield (begin, number), text, bad
 
 
-def read_txt(file_name, begin, end, unit, most):
-    """One document per file; a file longer than `most` bytes is cut between lines."""
+def read_txt(file, begin, end, unit, most):
+    """One document per file, or several if blank lines end them; more than `most` bytes are cut at a line."""
     first, lines, size = 1, [], 0
-    for (_, number), line, bad in read_lines(file_name, begin, end, most):
+    for (_, number), line, bad in read_lines(file, begin, end, most):
         if bad or '\0' in line:
             yield (0, number), '', bad or 'NUL'
             continue
+        blank = unit['joined'] == 'to a blank line' and line.isspace()
         size += len(line.encode())
-        if size > most:
+        if lines and (blank or size > most):
             yield (0, first), *check_text(''.join(lines), most)
             first, lines, size = number, [], len(line.encode())
-        lines.append(line)
-    yield (0, first), *check_text(''.join(lines), most)
+        if not blank:
+            lines.append(line)
+    if lines:
+        yield (0, first), *check_text(''.join(lines), most)
 
 
-def read_jsonl(file_name, begin, end, unit, most):
+def texts_of(archive):
+    """Names of the .txt files in a zipfile.ZipFile."""
+    return [name for name in archive.namelist() if name.endswith('.txt') and not name.startswith('__MACOSX/')]
+
+
+def read_zip(file, begin, end, unit, most):
+    """Documents of the .txt files [begin, end) of an archive, see read_txt."""
+    archive = zipfile.ZipFile(file)
+    for name in texts_of(archive)[begin:end]:
+        with archive.open(name) as text_file:
+            for (_, number), text, bad in read_txt(text_file, 0, None, unit, most):
+                yield (0, f'{name}:{number}'), text, bad
+
+
+def read_jsonl(file, begin, end, unit, most):
     """One record per line; blank lines are ignored."""
-    for where, line, bad in read_lines(file_name, begin, end, most):
+    for where, line, bad in read_lines(file, begin, end, most):
         if bad:
             yield where, '', bad
         elif not line.isspace():
@@ -259,23 +270,24 @@ def read_jsonl(file_name, begin, end, unit, most):
             yield where, *PICKS[unit['pick']](row, unit['field'], most)
 
 
-def read_parquet(file_name, begin, end, unit, most):
-    """One record per row, from the row groups [begin, end)."""
-    with need('pyarrow.parquet', 'reading .parquet files').ParquetFile(file_name) as file:
-        names, end = file.schema_arrow.names, file.num_row_groups if end is None else end
-        number = sum(file.metadata.row_group(i).num_rows for i in range(begin))
-        wanted = [unit['field']] if unit['field'] in names else names[:1]
-        for batch in file.iter_batches(256, range(begin, end), wanted, use_threads=False):
-            column = batch.column(0)
-            if str(column.type) in ('string', 'large_string'):
-                column = column.cast('large_binary')            # see check_text
-            for value in column.to_pylist():
-                number += 1
-                row = {wanted[0]: value} if unit['field'] in names else dict.fromkeys(names)
-                yield (0, number), *pick_field(row, unit['field'], most)
+def read_parquet(file, begin, end, unit, most):
+    """One record per row, from the row groups [begin, end); a missing column is one bad row."""
+    table = need('pyarrow.parquet', 'reading .parquet files').ParquetFile(file)
+    number = sum(table.metadata.row_group(i).num_rows for i in range(begin))
+    if unit['field'] not in table.schema_arrow.names:
+        yield (0, number + 1), *pick_field(dict.fromkeys(table.schema_arrow.names), unit['field'], most)
+        return
+    groups = range(begin, table.num_row_groups if end is None else end)
+    for batch in table.iter_batches(256, groups, [unit['field']], use_threads=False):
+        column = batch.column(0)
+        if str(column.type) in ('string', 'large_string'):
+            column = column.cast('large_binary')                # see check_text
+        for value in column.to_pylist():
+            number += 1
+            yield (0, number), *check_text(value, most)
 
 
-FORMATS = {'': read_txt, '.txt': read_txt, '.json': read_jsonl, '.jsonl': read_jsonl,
+FORMATS = {'': read_txt, '.txt': read_txt, '.zip': read_zip, '.json': read_jsonl, '.jsonl': read_jsonl,
            '.parquet': read_parquet}
 
 
@@ -291,24 +303,23 @@ def read_unit(unit, config):
         yield from join_rows(rows, unit['joined'], config['max_bytes']) if unit['joined'] else rows
     for file_name, begin, end, size in unit['pieces']:
         file_name = os.path.join(config['folder'], file_name)   # relative only for docstrings.jsonl
-        with named(file_name, 'cannot be read'):
+        with named(file_name, 'cannot be read'), open_bytes(file_name) as file:
             if end is not None and os.path.getsize(file_name) != size:
                 raise UserError(f'{file_name}: had {size} bytes when its units were listed: bring that file '
                                 f"back, or remove {config['folder']} to begin again")
-            for where, text, bad in file_format(file_name)(file_name, begin, end, unit, config['max_bytes']):
+            for where, text, bad in file_format(file_name)(file, begin, end, unit, config['max_bytes']):
                 yield (file_name, *where), text, bad
 
 
 # ---- listers: (source, subset, joined, config) -> (units, facts about the source for meta.json) ----
 
-def new_unit(pick, field, pieces=(), hub=(), joined=None, size=0):
+def new_unit(pick, field, joined, hub=(), size=0):
     """A unit: all that is needed to read it, and its size, by which take_sample weights it.
 
-    pieces  of local files: [file, begin, end or None, file size]; in row groups if parquet, else in bytes
+    pieces  of local files: [file, begin, end or None, file size]; in bytes, row groups or files of a .zip
     hub     or part i of n of a hub dataset: [id, subset, split, revision, keep files whole?, shards, n, i]
     """
-    return {'pick': pick, 'field': field, 'pieces': list(pieces), 'hub': list(hub), 'joined': joined,
-            'bytes': size}
+    return {'pick': pick, 'field': field, 'pieces': [], 'hub': hub, 'joined': joined, 'bytes': size}
 
 
 def find_files(source):
@@ -319,14 +330,14 @@ def find_files(source):
         found = [source] if os.path.isfile(source) else glob.glob(source, recursive=True)
     found = sorted(os.path.abspath(item) for item in found if os.path.isfile(item))
     others = collections.Counter(os.path.splitext(item)[1] for item in found if not file_format(item))
-    if others:
-        say(f'{source}: {others.total()} files of other kinds are left out: {count_kinds(others)}')
     if others.total() == len(found):
-        raise UserError(f'{source}: no .txt, .json, .jsonl or .parquet file (.gz, .zst too) is there')
+        raise UserError(f'{source}: no .txt, .json, .jsonl or .parquet file (.gz, .zst too) or .zip is there')
+    if others:
+        say(f'{source}: {others.total()} files of an unknown format are not read: {count_kinds(others)}')
     return [item for item in found if file_format(item)]
 
 
-def list_files(source, subset, joined, config, pick='field', field=''):
+def list_files(source, subset, joined, config, pick='field'):
     """Local files in units of about unit_bytes: small ones grouped, large ones cut if possible."""
     sizes = {file: os.path.getsize(file) for file in find_files(source)}
     most, units, whole = max(config['unit_bytes'], sum(sizes.values()) // MOST_UNITS), [], []
@@ -335,7 +346,7 @@ def list_files(source, subset, joined, config, pick='field', field=''):
         whole += [file] if len(edges) == 2 and size > 2 * most else []
         for begin, end in itertools.pairwise(edges):
             if not units or units[-1]['bytes'] + size // (len(edges) - 1) > most:
-                units.append(new_unit(pick, field or config['text_field']))
+                units.append(new_unit(pick, config['text_field'], joined))
             units[-1]['pieces'].append([file, begin, end, size])
             units[-1]['bytes'] += size // (len(edges) - 1)
     if whole:
@@ -344,13 +355,15 @@ def list_files(source, subset, joined, config, pick='field', field=''):
 
 
 def cut_file(file_name, n):
-    """Boundaries of at most n pieces of a file, in bytes or row groups; [0, None] if it cannot be cut."""
-    kind, total = file_format(file_name), 0
-    if n > 1 and kind is read_parquet:
-        with named(file_name, 'cannot be read'):
+    """Boundaries of at most n pieces of a file, see new_unit; [0, None] if it cannot be cut."""
+    kind, total = file_format(file_name) if n > 1 else None, 0
+    with named(file_name, 'cannot be read'):
+        if kind is read_parquet:
             total = need('pyarrow.parquet', 'reading .parquet files').read_metadata(file_name).num_row_groups
-    elif n > 1 and kind is read_jsonl and not file_name.endswith(('.gz', '.zst')):
-        total = os.path.getsize(file_name)
+        elif kind is read_zip:
+            total = len(texts_of(zipfile.ZipFile(file_name)))
+        elif kind is read_jsonl and not file_name.endswith(('.gz', '.zst')):
+            total = os.path.getsize(file_name)
     n = min(n, total)
     return [total * i // n for i in range(n + 1)] if n > 1 else [0, None]
 
@@ -373,8 +386,9 @@ def list_hub(source, subset, joined, config):
         data = open_hub(*dataset)
         facts = (data.info.splits or {}).get(config['split'])
     n = min(data.num_shards, MOST_UNITS)
-    units = [new_unit('field', config['text_field'], hub=[*dataset, data.num_shards, n, i], joined=joined,
-                      size=(getattr(facts, 'num_bytes', 0) or 0) // n) for i in range(n)]
+    size = (getattr(facts, 'num_bytes', 0) or 0) // n
+    units = [new_unit('field', config['text_field'], joined, [*dataset, data.num_shards, n, i], size)
+             for i in range(n)]
     return units, {'hub': source, 'subset': subset, 'split': config['split'], 'revision': pinned}
 
 
@@ -406,7 +420,7 @@ def list_docstrings(source, subset, joined, config):
         say(f'skipped {where}: {bad}')
     file_name = os.path.join(config['folder'], 'docstrings.jsonl')
     write_bytes(file_name, ''.join(lines.values()).encode())
-    units, _ = list_files(file_name, subset, joined, config, field='text')
+    units, _ = list_files(file_name, subset, joined, config)
     for unit in units:
         unit['pieces'] = [['docstrings.jsonl', *rest] for _, *rest in unit['pieces']]
     return units, {'packages': {package: version for package, (_, version) in found.items()},
@@ -476,7 +490,7 @@ def docstrings_of(node):
                     yield item.value, item.lineno
 
 
-list_oscar = functools.partial(list_files, pick='oscar', field='content')       # 22.01 or 23.01, filtered
+list_oscar = functools.partial(list_files, pick='oscar')        # 22.01 or 23.01, filtered
 CORPORA = {
     # name         lister           source                                 subset                 rows joined
     'docstrings': (list_docstrings, 'stdlib torch numpy sympy networkx datasets', '',             None),
@@ -486,6 +500,7 @@ CORPORA = {
     'c4':         (list_hub,        'allenai/c4',                          'en',                  None),
     'fineweb':    (list_hub,        'HuggingFaceFW/fineweb',               'sample-10BT',         None),
     'oscar':      (list_oscar,      '',                                    '',                    None),
+    'cluecorpussmall': (list_files, '',                                    '',        'to a blank line'),
 }
 
 
@@ -493,9 +508,9 @@ def find_corpus(config):
     """The knob `corpus` -> (default folder name, [(lister, source, subset, rows joined)])."""
     wanted = config['corpus']
     names = wanted.split('+')
-    if 'oscar' in names and not config['path']:
-        raise UserError("corpus='oscar' needs --path=<.jsonl.gz or .jsonl.zst files, a directory or a glob>")
     if all(item in CORPORA for item in names):
+        if not all(config['path'] or CORPORA[item][1] for item in names):
+            raise UserError(f"corpus='{wanted}' needs --path=<its files, their directory or a glob>")
         return '_'.join(names), [(lister, config['path'] or source, config['subset'] or subset, joined)
                                  for lister, source, subset, joined in (CORPORA[item] for item in names)]
     if os.path.exists(wanted) or glob.glob(wanted, recursive=True):
@@ -513,7 +528,7 @@ def save_sentencepiece(kind, folder, argument, config, sample):
     """Copy a given model or train config[kind.knob] pieces.  num_threads, fixed, affects the result."""
     model, target, size = io.BytesIO(), os.path.join(folder, kind.file_name), config[kind.knob]
     if argument:
-        write_bytes(target, read_bytes(argument))
+        write_bytes(target, Path(argument).read_bytes())
         return {'trained': False}
     try:
         need('sentencepiece', 'this tokenizer').SentencePieceTrainer.train(
@@ -531,7 +546,7 @@ def save_sentencepiece(kind, folder, argument, config, sample):
 
 
 def load_sentencepiece(folder, file_name):
-    library, proto = need('sentencepiece', file_name), read_bytes(os.path.join(folder, file_name))
+    library, proto = need('sentencepiece', file_name), Path(folder, file_name).read_bytes()
     with contextlib.suppress(RuntimeError):
         if proto:                                               # b'' would count as no model given
             return library.SentencePieceProcessor(model_proto=proto)
@@ -590,12 +605,12 @@ class WordPieceTokenizer:
                 raise UserError(f'tokenizer: {source}: no such file')
             with named(source):
                 source = need('huggingface_hub', 'this tokenizer').hf_hub_download(source, 'vocab.txt')
-        write_bytes(os.path.join(folder, 'vocab.txt'), read_bytes(source))
+        write_bytes(os.path.join(folder, 'vocab.txt'), Path(source).read_bytes())
         return {'lower_case': config['lower_case']}
 
     def __init__(self, folder, facts):
         library = need('tokenizers', 'this tokenizer')
-        text = read_bytes(os.path.join(folder, self.file_name)).decode('utf-8', 'replace')
+        text = Path(folder, self.file_name).read_bytes().decode('utf-8', 'replace')
         self.pieces = text.replace('\r\n', '\n').removesuffix('\n').split('\n')        # U+2028 may be a piece
         vocabulary = {piece: i for i, piece in enumerate(self.pieces)}
         missing = {'[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]'} - set(vocabulary)
@@ -680,7 +695,7 @@ class TiktokenTokenizer:
     def save(cls, folder, argument, config, sample):
         target = os.path.join(folder, cls.file_name)
         if os.path.isfile(argument):
-            write_bytes(target, read_bytes(argument))
+            write_bytes(target, Path(argument).read_bytes())
             return {'name': os.path.basename(argument), 'pattern': cls.gpt2, 'ids': 0}
         with named(f"tokenizer='tiktoken:{argument}'", 'no such file, and tiktoken did not give it'):
             encoding = need('tiktoken', 'this tokenizer').get_encoding(argument)
@@ -689,7 +704,7 @@ class TiktokenTokenizer:
         return {'name': argument, 'pattern': encoding._pat_str, 'ids': encoding.n_vocab}
 
     def __init__(self, folder, facts):
-        library, data = need('tiktoken', 'this tokenizer'), read_bytes(os.path.join(folder, self.file_name))
+        library, data = need('tiktoken', 'this tokenizer'), Path(folder, self.file_name).read_bytes()
         try:
             rows = [line.split() for line in data.split(b'\n') if line]
             ranks = {base64.b64decode(token, validate=True): int(rank) for token, rank in rows}
@@ -765,24 +780,24 @@ class SentencePieceSegmenter:
 SEGMENTERS = {'jieba': JiebaSegmenter, 'sentencepiece': SentencePieceSegmenter}
 
 
+TOOLS = {'tokenizer': TOKENIZERS, 'segmenter': SEGMENTERS}
+
+
 def find_tools(config):
-    """Knobs tokenizer and segmenter -> {knob: (class, its key in TOKENIZERS or SEGMENTERS, argument)}."""
-    kind, _, argument = config['tokenizer'].partition(':')
-    if kind not in TOKENIZERS or (kind == 'tiktoken' and not argument):
-        raise UserError(f"tokenizer='{config['tokenizer']}': choose one of sentencepiece, "
-                        'sentencepiece:<file.model>, wordpiece, wordpiece:<vocab.txt or hub id>, character, '
-                        'character:<vocab.txt or hub id>, tiktoken:<name or file>')
-    tools = {'tokenizer': (TOKENIZERS[kind], kind, argument)}
-    if not config['segmenter']:
-        return tools
-    words, colon, model = config['segmenter'].partition(':')
-    if words not in SEGMENTERS or (colon and (words != 'sentencepiece' or not model)):
-        raise UserError(f"segmenter='{config['segmenter']}': choose one of '', jieba, sentencepiece, "
-                        'sentencepiece:<file.model>')
-    if kind not in ('wordpiece', 'character'):
+    """Knobs tokenizer and segmenter -> {knob: (class, its key in the knob's table, argument)}."""
+    tools = {}
+    for knob in ('tokenizer', 'segmenter') if config['segmenter'] else ('tokenizer',):
+        kind, _, argument = config[knob].partition(':')
+        if knob == 'tokenizer' and os.sep in kind:              # a prepared folder
+            kind, argument = load_meta(kind)['tokenizer']['kind'], config[knob]
+        if kind not in TOOLS[knob] or (argument and not TOOLS[knob][kind].file_name):
+            raise UserError(f"{knob}='{config[knob]}': choose one of {', '.join(TOOLS[knob])}; python "
+                            'prepare_data.py --help says what may follow a colon')
+        tools[knob] = TOOLS[knob][kind], kind, argument
+    if 'segmenter' in tools and not issubclass(tools['tokenizer'][0], WordPieceTokenizer):
         raise UserError(f"segmenter='{config['segmenter']}' needs tokens of one Chinese character, which "
                         f"tokenizer='{config['tokenizer']}' does not make: choose wordpiece or character")
-    return tools | {'segmenter': (SEGMENTERS[words], words, model)}
+    return tools
 
 
 def mark_words(text, ids, offsets, starts, word_start):
@@ -813,9 +828,9 @@ def need(module, purpose):
         raise UserError(f'{purpose} needs the package {package}: pip install {package}') from None
 
 
-def read_bytes(file_name):
-    with open(file_name, 'rb') as file:
-        return file.read()
+def package_version(package):
+    need(package, 'this preparation')
+    return importlib.metadata.version(package)
 
 
 def temporary_name(target):
@@ -860,19 +875,16 @@ def write_bytes(file_name, data):
 
 
 def write_json(file_name, value):
-    """Write a dict with its digest, by which read_json detects damage and edits."""
-    write_bytes(file_name, json.dumps({**value, 'digest': digest_of(value)}, indent=1).encode() + b'\n')
+    write_bytes(file_name, json.dumps(value, indent=1).encode() + b'\n')
 
 
-def read_json(folder, name):
-    """A dict written by write_json, verified."""
-    try:
-        value = json.loads(read_bytes(os.path.join(folder, name)))
-        if value.pop('digest') == digest_of(value) and value.get('format', FORMAT) == FORMAT:
+def read_json(folder, name, key):
+    """A dict with `key` from a JSON file of a prepared folder."""
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        value = json.loads(Path(folder, name).read_bytes())
+        if isinstance(value, dict) and key in value and value.get('format', FORMAT) == FORMAT:
             return value
-    except (OSError, ValueError, LookupError, AttributeError, TypeError, RecursionError):
-        pass
-    raise damaged(folder, name, 'missing, damaged, edited, or of another version of prepare_data.py')
+    raise damaged(folder, name, 'missing, damaged or of another version of prepare_data.py')
 
 
 def damaged(folder, name, fault):
@@ -962,18 +974,14 @@ def name_row(where, detail, bad):
 
 def check_corpus(units, source, config):
     """Raises UserError if there is no document; gives up after 10,000 rows without the text field."""
-    skipped, first, fields = collections.Counter(), '', ''
-    for where, text, bad in itertools.chain.from_iterable(read_unit(unit, config) for unit in units):
-        if not bad:
+    skipped, first = collections.Counter(), ''
+    for row in itertools.chain.from_iterable(read_unit(unit, config) for unit in units):
+        if not row[-1]:
             return
-        skipped[bad] += 1
-        first = first or f'; the first: {name_row(where, text, bad)}'
-        fields = text if bad == 'missing field' else fields
+        skipped[row[-1]] += 1
+        first = first or f'; the first: {name_row(*row)}'
         if skipped['missing field'] == 10_000:
             break
-    if fields:
-        wanted = units[0]['field']
-        raise UserError(f"text_field='{wanted}': no row of {source} has it; its fields are {fields}")
     raise UserError(f'{source}: no document in it; skipped: {count_kinds(skipped) or 0}{first}')
 
 
@@ -992,25 +1000,28 @@ def documents(unit, config, skipped, examples):
 
 def save_tools(folder, units, config):
     """Makes tokenizer/.  Returns {package: version} of the packages that determine the tokens."""
-    home, tools, chosen, versions = os.path.join(folder, 'tokenizer'), {}, find_tools(config), {}
+    home, tools, chosen = os.path.join(folder, 'tokenizer'), {}, find_tools(config)
     os.mkdir(home)
+    versions = {kind.package: package_version(kind.package) for kind, *_ in chosen.values()}
     sample = functools.cache(lambda: take_sample(units, config))
-    for kind, *_ in chosen.values():                            # fail before the slow sampling
-        need(kind.package, 'this preparation')
-        versions[kind.package] = importlib.metadata.version(kind.package)
     for knob, (kind, name, argument) in chosen.items():
-        tools[knob] = {'kind': name}
-        if kind.file_name:
+        tools[knob], target = {'kind': name}, Path(home, kind.file_name)
+        if argument == config[knob]:                            # a prepared folder
+            tools[knob] = load_meta(argument)['tokenizer']
+            write_bytes(target, Path(argument, 'tokenizer', kind.file_name).read_bytes())
+        elif kind.file_name:
             tools[knob] |= kind.save(home, argument, config, sample)
-            tools[knob]['sha256'] = hashlib.sha256(read_bytes(os.path.join(home, kind.file_name))).hexdigest()
+            tools[knob]['sha256'] = hashlib.sha256(target.read_bytes()).hexdigest()
     write_json(os.path.join(home, 'settings.json'), tools)
-    made = load_tokenizer(folder)
-    if 'sha256' in tools.get('segmenter', {}):
-        load_tool(folder, 'segmenter', SEGMENTERS)              # raises if a given file is no model
-    specials = set(made.special.values())
-    starts = bytes(start or i in specials for i, start in enumerate(made.word_starts()))
-    write_bytes(os.path.join(home, 'word_start.bin'), starts)
+    load_tool(folder, 'segmenter')                              # raises if a given file is no model
+    write_bytes(os.path.join(home, 'word_start.bin'), word_starts(load_tokenizer(folder)).tobytes())
     return versions
+
+
+def word_starts(tokenizer):
+    """(vocab_size,) bool: where a word can start, and the special tokens."""
+    specials = set(tokenizer.special.values())
+    return np.array([start or i in specials for i, start in enumerate(tokenizer.word_starts())])
 
 
 def take_sample(units, config):
@@ -1039,21 +1050,20 @@ def take_characters(texts, most):
             return
 
 
-def load_tool(folder, knob, table):
+def load_tool(folder, knob):
     """The tokenizer or segmenter of a prepared folder, or None."""
-    facts = read_json(folder, 'tokenizer/settings.json').get(knob)
+    facts, home = read_json(folder, 'tokenizer/settings.json', 'tokenizer').get(knob), f'{folder}/tokenizer'
     if facts is None:
         return None
-    kind, home = table[facts['kind']], os.path.join(folder, 'tokenizer')
-    data = read_bytes(os.path.join(home, kind.file_name)) if kind.file_name else b''
-    if kind.file_name and hashlib.sha256(data).hexdigest() != facts['sha256']:
-        raise damaged(folder, f'tokenizer/{kind.file_name}', 'damaged, its sha256 is another')
+    kind = TOOLS[knob][facts['kind']]
+    if kind.file_name:
+        check_file(folder, f'tokenizer/{kind.file_name}', facts['sha256'])
     return kind(home, facts)
 
 
 def load_tokenizer(folder):
     """The tokenizer of a prepared folder, one of TOKENIZERS; pieces[id] is the text of an id."""
-    return load_tool(folder, 'tokenizer', TOKENIZERS)
+    return load_tool(folder, 'tokenizer')
 
 
 # ---- a unit: train_00017.*, val_00017.*, then unit_00017.json ----
@@ -1068,7 +1078,7 @@ def unit_tools(folder):
     """(tokenizer, segmenter or None, (vocab_size,) bool where a word can start)."""
     os.environ.setdefault('TOKENIZERS_PARALLELISM', 'false')    # parallel by processes instead
     tokenizer = load_tokenizer(folder)
-    return tokenizer, load_tool(folder, 'segmenter', SEGMENTERS), np.array(tokenizer.word_starts())
+    return tokenizer, load_tool(folder, 'segmenter'), word_starts(tokenizer)
 
 
 class Shard:
@@ -1116,7 +1126,8 @@ def write_unit(number, unit, config):
             rows[val if key < limit else train].append(row)
         train.add(rows[train])
         val.add(rows[val])
-    counts = base64.b85encode(zlib.compress(train.counts.astype('<i8').tobytes())).decode()
+    counts = (train if config['val_fraction'] < 1 else val).counts.astype('<i8').tobytes()
+    counts = base64.b85encode(zlib.compress(counts)).decode()
     write_json(os.path.join(folder, f'unit_{number:05}.json'), {
         'train': train.finish(), 'val': val.finish(), 'counts': counts, 'lowest_hash': lowest,
         'skipped': skipped, 'examples': examples})
@@ -1135,10 +1146,19 @@ def encode(texts, tokenizer, segmenter, word_start):
 # ---- meta.json ----
 
 def write_meta(folder, plan, config):
-    """Write meta.json from the records of all units; it does not depend on time, processes or machine."""
-    records = [read_json(folder, f'unit_{number:05}.json') for number in range(len(plan['units']))]
+    """Write meta.json from the records of all units; it does not depend on time, processes or machine.
+
+    unigram_entropy is that of the training tokens without [SEP]; with val_fraction=1, of the held-out ones.
+    """
+    records = [read_json(folder, f'unit_{number:05}.json', 'counts') for number in range(len(plan['units']))]
     splits = {split: [record[split] for record in records if record[split]['documents']] for split in SPLITS}
-    check_splits(folder, splits, min(record['lowest_hash'] for record in records), plan['corpus'])
+    if not splits['val'] or (not splits['train'] and config['val_fraction'] < 1):
+        total = sum(shard['documents'] for shards in splits.values() for shard in shards)
+        least = 1.001 * min(record['lowest_hash'] for record in records) / 2**64
+        shutil.rmtree(folder)
+        raise UserError(f"{plan['corpus']}: val_fraction={config['val_fraction']} holds out "
+                        f"{'none' if splits['train'] else 'all'} of its {total} documents with tokens; the "
+                        f'smallest that holds one out is {least:.4g}')
     skipped = collections.Counter()
     for item in [*plan['source'], *records]:
         skipped.update(item.get('skipped'))
@@ -1146,10 +1166,10 @@ def write_meta(folder, plan, config):
         say(f'skipped {name_row(*example)}')
     if skipped:
         say(f'skipped in all: {count_kinds(skipped)}')
-    tokenizer, tools = load_tokenizer(folder), read_json(folder, 'tokenizer/settings.json')
+    tokenizer, tools = load_tokenizer(folder), read_json(folder, 'tokenizer/settings.json', 'tokenizer')
     makes = {key: value for key, value in tools['tokenizer'].items() if key not in ('trained', 'name')}
     counts = sum(np.frombuffer(zlib.decompress(base64.b85decode(record['counts'])), '<i8')
-                 for record in records)                         # (vocab_size,), of the training tokens
+                 for record in records)                         # (vocab_size,)
     share = np.delete(counts, tokenizer.special['sep']) / (counts.sum() - counts[tokenizer.special['sep']])
     share = share[share > 0]
     meta = {
@@ -1166,26 +1186,15 @@ def write_meta(folder, plan, config):
     return meta
 
 
-def check_splits(folder, splits, lowest, source):
-    """Removes the folder and raises UserError if a split is empty."""
-    if splits['train'] and splits['val']:
-        return
-    shutil.rmtree(folder)
-    total = sum(shard['documents'] for shards in splits.values() for shard in shards)
-    if splits['train']:
-        raise UserError(f'{source}: none of its {total} documents is held out: the smallest val_fraction '
-                        f'that holds one out is {1.001 * lowest / 2**64:.4g}')
-    raise UserError(f'{source}: {total} documents with tokens, none of them left for training: at least two '
-                    'different ones and a smaller val_fraction are needed')
-
-
 def load_meta(folder):
     """meta.json of a prepared folder as a dict; check_sizes and check_folder verify the files."""
     if not os.path.isfile(os.path.join(folder, 'meta.json')):
-        name = os.path.basename(os.path.abspath(folder))
-        raise UserError(f'{folder}: not prepared (no meta.json): run python prepare_data.py --name={name} '
-                        'with its config/data_*.py or --corpus=...')
-    return read_json(folder, 'meta.json')
+        data_dir, name = os.path.split(os.path.normpath(folder))
+        found = os.path.isfile(f'{ROOT}/config/data_{name}.py')
+        knobs = f'config/data_{name}.py' if found else f'--name={name} --corpus=...'
+        place = '' if data_dir == 'data' else f' --data_dir={data_dir}'
+        raise UserError(f'{folder}: not prepared (no meta.json): run python prepare_data.py {knobs}{place}')
+    return read_json(folder, 'meta.json', 'format')
 
 
 def shard_files(meta):
@@ -1208,30 +1217,31 @@ def check_sizes(folder, meta):
             raise damaged(folder, name, f'{found}, should have {size} bytes')
 
 
+def check_file(folder, name, sha256):
+    """Raises UserError if a file of a prepared folder is damaged."""
+    if hashlib.sha256(Path(folder, name).read_bytes()).hexdigest() != sha256:
+        raise damaged(folder, name, 'damaged, its sha256 is not the recorded one')
+
+
 def check_folder(folder):
-    """Verifies sizes, checksums and largest id of the shard files, and the tokenizer's checksum."""
+    """Verifies the sizes and sha256 of the shard files, and the files in tokenizer/."""
     meta = load_meta(folder)
     check_sizes(folder, meta)
-    load_tokenizer(folder)
+    load_tool(folder, 'segmenter')
+    if word_starts(load_tokenizer(folder)).tobytes() != Path(folder, 'tokenizer/word_start.bin').read_bytes():
+        raise damaged(folder, 'tokenizer/word_start.bin', 'damaged, not what the tokenizer gives')
     for shard, ending, _ in shard_files(meta):
         split, number = shard['stem'].split('_')
-        name, record = f"{shard['stem']}.{ending}", read_json(folder, f'unit_{number}.json')[split]
-        data = np.memmap(os.path.join(folder, name), np.uint8, 'r')
-        last = int(data.view(meta['dtype']).max()) if ending == 'bin' else 0
-        if hashlib.sha256(data).hexdigest() != record['sha256'][ending] or last >= meta['vocab_size']:
-            raise damaged(folder, name, 'damaged, its sha256 is another')
-    say(f'{folder}: sound, every byte of it')
+        record = read_json(folder, f'unit_{number}.json', split)[split]
+        check_file(folder, f"{shard['stem']}.{ending}", record['sha256'][ending])
+    say(f'{folder}: checked, the shard files and tokenizer/ are as they were written')
 
 
 # ---- one run ----
 
 def check_config(config):
     """Validates the knobs; returns the config with num_proc filled in."""
-    for knob, (low, high) in LIMITS.items():
-        if not low <= config[knob] <= high:
-            raise UserError(f'{knob}={config[knob]}: must lie between {low} and {high}')
-    if config['name'] and not re.fullmatch(r'[\w-][\w.-]*', config['name']):
-        raise UserError(f"name='{config['name']}': letters, digits, '.', '_' and '-' only: it names a folder")
+    check_limits(config, LIMITS)
     find_tools(config)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count()
     return dict(config, num_proc=config['num_proc'] or cores)
@@ -1252,7 +1262,7 @@ def find_part(config):
 
 def load_plan(folder, settings):
     """units.json as a dict; UserError if it was made with other settings."""
-    plan = read_json(folder, 'units.json')
+    plan = read_json(folder, 'units.json', 'units')
     for knob, value in settings.items():
         before = plan['settings'].get(knob)
         if before != value:
@@ -1276,12 +1286,17 @@ def prepare(config):
         tokens = write_units(folder, todo, plan['versions'], config)
         left = sum(not os.path.exists(record) for record in records)
         if left:
-            say(f'{folder}: part {i}/{n} is done; {left} units are left to other parts, whose last ends it')
+            say(f'{folder}: part {i}/{n} is done; other parts have {left} units to do, then it is ready')
         elif not todo and os.path.exists(os.path.join(folder, 'meta.json')):
             check_sizes(folder, load_meta(folder))
             say(f'{folder}: already prepared')
         else:
-            tell(write_meta(folder, plan, config), tokens / (time.monotonic() - started))
+            meta, rate = write_meta(folder, plan, config), tokens / (time.monotonic() - started)
+            documents, all_tokens = (
+                ' + '.join(f'{sum(shard[key] for shard in shards):,}' for shards in meta['splits'].values())
+                for key in ('documents', 'tokens'))
+            say(f"{meta['name']}: {documents} documents, {all_tokens} tokens (train + val), vocabulary "
+                f"{meta['vocab_size']:,}, {rate:,.0f} tokens/s")
     except OSError as error:
         raise UserError(f'{error.filename or folder}: {error.strerror or error}') from None
     finally:
@@ -1291,12 +1306,10 @@ def prepare(config):
 
 def write_units(folder, units, versions, config):
     """Write {number: unit}, with a progress bar, or a line a minute.  Returns the number of tokens."""
-    for package, there in versions.items() if units else ():
-        need(package, 'this preparation')
-        here = importlib.metadata.version(package)
-        if here != there:
-            raise UserError(f'{folder}: begun with {package} {there}, here is {here}: '
-                            f'pip install {package}=={there}')
+    for package, version in versions.items() if units else ():
+        if package_version(package) != version:
+            raise UserError(f'{folder}: was begun with {package} {version}, of which another version is '
+                            f'installed: pip install {package}=={version}')
     tokens, started, told = 0, time.monotonic(), time.monotonic()
     tasks = [(number, unit, {**config, 'folder': folder}) for number, unit in units.items()]
     quiet = not (sys.stderr and sys.stderr.isatty())
@@ -1310,13 +1323,6 @@ def write_units(folder, units, versions, config):
                 told = time.monotonic()
                 say(f'{folder}: {done} of {len(units)} units, {rate}')
     return tokens
-
-
-def tell(meta, rate):
-    total = {key: ' + '.join(f'{sum(shard[key] for shard in shards):,}' for shards in meta['splits'].values())
-             for key in ('documents', 'tokens')}
-    say(f"{meta['name']}: {total['documents']} documents, {total['tokens']} tokens (train + val), vocabulary "
-        f"{meta['vocab_size']:,}, {rate:,.0f} tokens/s")
 
 
 def main():

@@ -544,8 +544,8 @@ def device_name(device):
 
 def peak_flops(runtime):
     """Data-sheet FLOP/s of a CUDA device in 16 bits, or None."""
-    name = device_name(runtime.device) if runtime.dtype != torch.float32 else ''
-    return next((peak for known, peak in PEAK_FLOPS.items() if re.fullmatch(known + '(-.*)?', name)), None)
+    name = device_name(runtime.device).partition('-')[0]            # NVIDIA A100-SXM4-80GB
+    return None if runtime.dtype == torch.float32 else PEAK_FLOPS.get(name)
 
 
 def compiled(model, wanted, batch, batch_size, runtime):
@@ -1022,7 +1022,7 @@ def prepared(dataset, data_dir, prepare, runtime):
 
 
 def validation_rows(names, data_dir, packing, block_size, tokenizer, runtime):
-    """{name: rows} of further validation corpora, comma-separated.  tokenizer: the identity of theirs"""
+    """{name: validation rows} of comma-separated corpora.  tokenizer: identity that theirs must have"""
     rows = {}
     for name in filter(None, names.replace(' ', '').split(',')):
         folder, meta = prepared(name, data_dir, '', runtime)

@@ -1,9 +1,7 @@
-# Speed of the README's systems at BERT-base on one GPU, beside transformers; last command: Liu's table 4.
+# Speed of the README's systems at BERT-base on one GPU, beside transformers. Liu's table 4: bench_liu.py.
 # $ python bench.py config/bench_h200.py
 # $ python bench.py config/bench_h200.py --lengths=128 --batches=1024 --modes=train,finetune \
 #       --out_dir=results/h200_128
-# $ python bench.py config/bench_h200.py --variants=roformer_v1,roformer_v2,gau --peers=none --batches=8 \
-#       --what=speed,memory --lengths=256,512,1024,2048 --out_dir=results/h200_liu
 # Expect minutes, most of them compilation. Not run yet: 800,000 tokens/s of `original` is the aim on an H200.
 what = 'params,speed'
 variants = 'original,symmetric,pairwise,shared,shatter,rpe,rab,roformer_v2,gau'
@@ -21,4 +19,3 @@ rounds = 10
 warmup = 3
 compile = True
 peers = 'hf_bert,hf_bert_masked,hf_roformer'
-memory_lengths = 256, 512, 1024, 2048

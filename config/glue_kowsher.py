@@ -1,7 +1,8 @@
 # GLUE as in Kowsher et al. 2024, appendix A.4: 10 epochs, rates 1e-4, 2e-5, 2e-6 for a third each, decay 0.1.
-# $ python finetune.py config/glue_kowsher.py --init_from=out/kowsher_shared --compare=out/kowsher_original
-# Then --init_from=out/kowsher_symmetric and out/kowsher_pairwise: the report has all finished trials. All of
-# table 5 (noise on the embeddings), table 6 (each model on the other tasks) and figure 3 (seconds an epoch):
+# $ python finetune.py config/glue_kowsher.py --compare=out/kowsher_original \
+#       --init_from=out/kowsher_shared,out/kowsher_symmetric,out/kowsher_pairwise
+# Table 5 (noise on the embeddings), table 6 (each model on the other tasks) and figure 3 (seconds an epoch),
+# a command each; the trials of the first command are not repeated:
 # $ python finetune.py config/glue_kowsher.py --tasks=mnli,qqp,sst2 --noise=0:0.4:0.05 \
 #       --compare=out/kowsher_original
 # $ python finetune.py config/glue_kowsher.py --tasks=mnli,qnli,qqp,mrpc --cross=true \

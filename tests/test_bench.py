@@ -9,7 +9,7 @@ from concurrent.futures.process import BrokenProcessPool
 import numpy as np
 import pytest
 import torch
-from conftest import refused, stage
+from conftest import refused, stage, tiny, torchrun
 
 import bench
 from bench import GROUPS, MATRICES, MODES, PEERS, VARIANTS, WHAT
@@ -18,7 +18,8 @@ from train import OBJECTIVE, Runtime
 
 CPU = Runtime(torch.device('cpu'))
 CONFIG = {'position': 'absolute', 'vocab_size': 60, 'n_layer': 2, 'n_head': 4, 'n_embd': 16, 'n_inner': 32,
-          'shape': 'tiny', 'compile': False, 'device': 'cpu', 'dtype': 'auto', 'threads': 1}
+          'shape': 'tiny', 'compile': False, 'device': 'cpu', 'dtype': 'auto', 'threads': 1, 'dropout': 0.0,
+          'full_logits': False}
 SHAPE = ['--n_layer=2', '--n_head=4', '--n_embd=16', '--n_inner=32', '--device=cpu']
 BASE = {                            # of the README: masked-LM models, 30,522 words, 512 positions
     'original': 109514298, 'symmetric': 102427194, 'pairwise': 103017018, 'shared': 95367738,
@@ -27,6 +28,8 @@ BASE = {                            # of the README: masked-LM models, 30,522 wo
     'one_head_sigmoid': 102033978, 'part_bias': 102144570, 'shatter': 102144570, 'gau': 110742528,
     'xlnet': 116180538, 'xlnet_plm': 116180538 + 768,
 }
+RANKS = [name for name in VARIANTS if 'pair_rank' in VARIANTS[name]]
+SMALL = [name for name in VARIANTS if VARIANTS[name].get('pair_rank', 0) <= 4]      # K of CONFIG
 
 
 @pytest.fixture
@@ -48,7 +51,7 @@ def run(tmp_path, monkeypatch, capsys):
 
 def test_groups_sum_to_the_readmes_counts(monkeypatch):
     """Of every system; the rows that differ by normaliser, scale, packing or recomputation have no more."""
-    assert {name for name in VARIANTS if not re.search('gau_|recompute', name)} == set(BASE)
+    assert {name for name in VARIANTS if not re.search(r'gau_|recompute|rank|\dk$', name)} == set(BASE)
     config = {**CONFIG, **bench.SHAPES['base'], 'vocab_size': 30522, 'variants': list(BASE)}
     monkeypatch.setattr(torch.Tensor, 'normal_', lambda self, *arguments, **keywords: self)     # quick
     monkeypatch.setattr(bench, 'paper_rows', lambda kind: [])
@@ -56,9 +59,13 @@ def test_groups_sum_to_the_readmes_counts(monkeypatch):
     for row in bench.params(config, CPU):
         assert sum(row[group] for group in GROUPS) == row['total'] == BASE[row['system']]
         assert row['embedding'] == (30522 + 2) * 768 and (row['MLP'] == 0) == (row['system'] == 'gau')
-    rows = {row['system']: row['total'] for row in bench.params({**CONFIG, 'variants': list(VARIANTS)}, CPU)}
-    for name in set(VARIANTS) - set(BASE):
-        assert rows[name] == rows['gau' if 'gau' in name else 'shatter']
+    rows = {row['system']: row['total'] for row in bench.params({**config, 'variants': list(VARIANTS)}, CPU)}
+    for name in set(VARIANTS) - set(BASE) - set(RANKS):
+        like = 'gau' if 'gau' in name else re.sub(r'_recompute|_\d+k', '', name)
+        more = VARIANTS[name].get('vocab_size', 30522) - 30522      # BERT's head has a bias, `decoder` none
+        assert rows[name] == rows[like] + more * (769 if like == 'roformer_v1' else 768), name
+    full = rows['pairwise'] - 12 * 12 * 64 * 64                         # two matrices K x r for each S
+    assert [rows[name] - full for name in RANKS] == [12 * 12 * 2 * 64 * r for r in (1, 2, 4, 8, 16, 32)]
 
 
 def test_every_count_that_a_paper_prints_is_ours_or_explained(monkeypatch):
@@ -141,7 +148,7 @@ def test_peers_compute_the_loss_of_a_masked_lm(name):
     """All heads give the mean loss of the predicted positions."""
     pytest.importorskip('transformers')
     torch.manual_seed(0)
-    model, rows = bench.build(name, CONFIG, 32).eval(), bench.make_rows(2, 32, CONFIG, 'cpu')
+    model, rows = bench.build(name, CONFIG, 32).eval(), bench.make_rows(2, 32, 60, 'cpu')
     ids, positions, targets = rows
     loss = bench.masked_loss(model, *rows)
     assert loss.item() == pytest.approx(math.log(60), rel=0.1)
@@ -158,7 +165,49 @@ def test_a_step_of_each_mode(name, mode, monkeypatch):
     before = [p.clone() for p in model.parameters()]
     bench.make_step(name, mode, 2, 16, CONFIG, CPU)()
     moved = any(not torch.equal(p, old) for p, old in zip(model.parameters(), before, strict=True))
-    assert moved == (mode != 'forward')
+    assert moved == model.training == (mode != 'forward')
+
+
+@pytest.mark.parametrize('name', ['original', 'gau_12k', 'xlnet'])
+def test_all_logits_give_the_loss_of_the_predicted_ones(name, monkeypatch):
+    torch.manual_seed(0)
+    model, rows = bench.build(name, CONFIG, 32), bench.make_rows(2, 32, 60, 'cpu')
+    seen = []
+    model.head.register_forward_hook(lambda module, inputs, logits: seen.append(logits.shape))
+    loss = bench.full_loss(model, *rows)
+    torch.testing.assert_close(loss, bench.masked_loss(model, *rows))
+    words = model.config.vocab_size
+    assert seen == [(2, 32, words), (2, 5, words)] and words == (12000 if name == 'gau_12k' else 60)
+    monkeypatch.setattr(bench, 'build', lambda *arguments: model)
+    bench.make_step(name, 'train', 1, 16, {**CONFIG, 'full_logits': True}, CPU)()
+    bench.make_step(name, 'train', 1, 16, CONFIG, CPU)()
+    assert [shape[1] for shape in seen[2:]] == [16, 3]
+
+
+def test_dropout_and_a_vocabulary_of_its_own():
+    """Random tokens are those of the variant's own vocabulary, here the smaller one."""
+    config = {**CONFIG, 'dropout': 0.1, 'vocab_size': 100_000}
+    for name in ('original', 'gau_12k'):
+        made = bench.build(name, config, 16).config
+        assert (made.dropout, made.attention_dropout) == (0.1, 0.1)
+    bench.make_step('gau_12k', 'train', 4, 16, config, CPU)()
+    pytest.importorskip('transformers')
+    assert bench.build('hf_bert', config, 16).model.config.hidden_dropout_prob == 0.1
+
+
+def test_the_largest_rank_is_that_of_the_comparison_run():
+    recipe = bench.configure(dict(vars(bench.train)), ['config/compare.py'])[0]
+    assert max(VARIANTS[name]['pair_rank'] for name in RANKS) == recipe['n_embd'] // recipe['n_head']
+
+
+def test_printed_values_of_a_system_and_length(monkeypatch):
+    monkeypatch.setattr(bench, 'paper_rows', lambda kind: [
+        ('liu', 'gau original train 256', '1.1', 'a'), ('liu', 'gau original train 512', '1.2', 'b'),
+        ('liu', 'gau_n original train 512', '1.3', 'c')])
+    both = '1.1 (liu original train 256: a); 1.2 (liu original train 512: b)'
+    assert bench.printed('time', 'gau', 'train') == bench.printed('time', 'gau', 'train', length=64) == both
+    assert bench.printed('time', 'gau_12k', 'train', length=512) == '1.2 (liu original train 512: b)'
+    assert bench.printed('time', 'gau', 'finetune') is None
 
 
 # ---- memory ----
@@ -206,17 +255,17 @@ def test_where_a_curve_leaves_the_plateau():
     assert end([9, None, 6], 6.5) == 20 and end([9, 6.5, 6.4], 6.5) == 20
 
 
-def write_run(folder, corpus, seed, losses, rates=(256.0, 512.0), **knobs):
+def write_run(folder, corpus, seed, losses, **knobs):
     """A run folder of train.py as bench.py reads it: validations every 10 steps, up to 30 of 30."""
     data_dir, dataset = os.path.split(corpus)
     config = {'objective': 'mlm', 'total_batch': 8, 'block_size': 32, 'n_layer': 1, 'n_head': 4, 'n_embd': 16,
               'n_inner': 32, 'data_dir': data_dir, 'dataset': dataset, 'seed': seed, 'max_iters': 30, **knobs}
-    lines = [{'kind': 'train', 'step': 10, 'tokens_per_second': rate} for rate in rates]
-    lines += [{'kind': 'val', 'step': 10 * i, 'loss': loss, 'accuracy': i / 100}
+    lines = [{'kind': 'val', 'step': 10 * i, 'loss': loss, 'accuracy': i / 100}
               for i, loss in enumerate(losses)]
     folder.mkdir(parents=True)
     (folder / 'metrics.jsonl').write_text(''.join(json.dumps(line) + '\n' for line in lines))
-    (folder / 'run.json').write_text(json.dumps([{'config': config}]))
+    launches = [{'config': {**config, 'max_iters': 1}, 'world_size': 1}, {'config': config, 'world_size': 2}]
+    (folder / 'run.json').write_text(json.dumps(launches))
 
 
 def test_finished_runs_by_name(run, corpus, tmp_path):
@@ -224,13 +273,14 @@ def test_finished_runs_by_name(run, corpus, tmp_path):
     for seed, losses in enumerate([(6, 5, 4, 3), (6, 5.9, 5.8, 4)], 1):
         write_run(tmp_path / f'plain-{seed}', corpus, seed, losses)
     write_run(tmp_path / 'wide', corpus, 1, (6, 5, 4), n_inner=64)
-    found, out = run('--what=convergence', f'--plateau={unigram - 4.5}',
+    found, out = run('--what=convergence', f'--plateau={unigram - 4.5}', '--target_loss=3.5',
                      f'--runs={tmp_path}/plain-*,{tmp_path}/wide')
     first, second, wide = found['convergence'][1:]
     assert [row['system'] for row in (first, second, wide)] == ['plain', 'plain', 'wide']
     assert first['curve'][1] == [10, 5, 0.01]
     assert first['loss'] == 3 and first['accuracy, %'] == pytest.approx(3)
-    assert (first['plateau'], second['plateau']) == (20, 30) and first['seconds'] == 20 * 8 * 32 / 384
+    assert (first['plateau'], second['plateau'], first['processes']) == (20, 30, 2)
+    assert [row['steps to 3.5'] for row in (first, second, wide)] == [30, None, None]
     assert wide['end'] == 'at step 20' and wide['loss'] is None                  # unfinished, or diverged
     assert wide['parameters'] - first['parameters'] == 32 * (16 + 16 + 1)
     lines = [line.split('|')[1:-1] for line in out.splitlines() if line.startswith('|')]
@@ -238,16 +288,21 @@ def test_finished_runs_by_name(run, corpus, tmp_path):
     rows = [dict(zip(head, row, strict=True)) for row in rows]
     assert [row['seed'] for row in rows] == ['1, 2', '1']
     assert (rows[0]['loss'], rows[0]['plateau'], rows[0]['end']) == ('3.5 (0.71)', '25 (7.1)', 'finished')
+    assert [row['steps to 3.5'] for row in rows] == ['30, 1 of 2', '-']
     assert (tmp_path / 'out' / 'convergence.png').stat().st_size > 1000
+    assert first['printed'] is None
+    write_run(tmp_path / 'base_pairwise', corpus, 1, (6, 5))        # Courtois et al.: folders of config/
+    named, _ = run('--what=convergence', f'--runs={tmp_path}/base_pairwise')
+    assert named['convergence'][1]['printed'].startswith('until 12,000, ends where original does (courtois b')
     with pytest.raises(bench.UserError, match='holds no validation'):
-        write_run(tmp_path / 'new', corpus, 1, (), ())
+        write_run(tmp_path / 'new', corpus, 1, ())
         run('--what=convergence', f'--runs={tmp_path}/new')
 
 
 def test_means_over_seeds():
     def mean(*values):
         return bench.mean_cell(bench.pd.Series(values, dtype=object))
-    assert mean(10.0, 20.0, None) == '15 (7.1)' and mean(None) is None and mean(3.0) == '3'
+    assert mean(10.0, 20.0, None) == '15 (7.1), 2 of 3' and mean(None) is None and mean(3.0) == '3'
     assert mean('a', 'b', 'a') == 'a, b' and mean(7.0, 7.0) == '7 (0)'
     assert [bench.cell(value) for value in (None, 109514298, 3366.6, 0.51234, True, 'a')] == [
         '-', '109,514,298', '3,367', '0.5123', 'true', 'a']
@@ -290,7 +345,7 @@ def test_rank_of_matrices_of_known_rank():
     assert bench.rank_and_zeros(torch.zeros(4, 4)) == (0.0, 1.0)
 
 
-@pytest.mark.parametrize('name', [name for name in VARIANTS if 'packing' not in VARIANTS[name]])
+@pytest.mark.parametrize('name', [name for name in SMALL if 'packing' not in VARIANTS[name]])
 def test_scores_are_those_that_the_model_uses(name):
     """The maps, times the model's own values, are what its attention gives: checked by a second way."""
     torch.manual_seed(0)
@@ -339,7 +394,7 @@ def test_rank_and_pictures_of_a_checkpoint(run, corpus, tmp_path):
     assert [(row['checkpoint'], row['T']) for row in rows] == [('mine', 16)] * 4
     assert [row['matrix'] for row in rows] == list(MATRICES) and all(0 <= row['zeros'] < 1 for row in rows)
     assert all(0 < row['least'] <= row['rank / T'] <= row['most'] <= 1 for row in rows)
-    assert rows[0]['printed'] == '0.25, 0% (liu: table 3, rows of 512)' and len(rows[0]['layers']) == 2
+    assert rows[0]['printed'] == '0.25, about 0% (liu: table 3, rows of 512)' and len(rows[0]['layers']) == 2
     assert (tmp_path / 'out' / 'attention_mine.png').stat().st_size > 1000
     content['data']['tokenizer'] = 'another'
     bench.train.write_checkpoint(str(folder / bench.train.checkpoint_name(4)), content)
@@ -351,9 +406,6 @@ def test_the_partition_sums_to_one(monkeypatch):
     monkeypatch.setattr(bench, 'plot', lambda *arguments: None)
     rows = list(bench.partition(CONFIG, CPU))
     assert len(rows) == 12 and all(row['error'] < 1e-6 for row in rows)
-    for row in rows:
-        peaks = list(map(int, row['peaks'].split()))
-        assert len(peaks) == 12 and peaks == sorted(peaks) == [-peak for peak in reversed(peaks)]
     table = Partition(EncoderConfig(1, 512, 12, 12, 24, 96, attention='shatter', position='none'), 3).table
     assert table.sum(0).sub(1).abs().max() < 1e-6
 
@@ -377,6 +429,19 @@ def test_tables_and_rows_of_a_run(run, tmp_path):
         assert all(len(row['seconds']) == 3 and min(row['seconds']) > 0 and row['rows'] == 2 for row in rows)
     page = (tmp_path / 'out' / 'tables.md').read_text()
     assert page.startswith('`python bench.py') and out.strip() in page and 'seconds |' not in page
+
+
+@pytest.mark.slow
+def test_a_run_under_torchrun_is_read_as_one(run, corpus, tmp_path):
+    for n, seed in ((2, 1), (1, 2)):
+        done = torchrun('train.py', *tiny(corpus, tmp_path / f'small_pairwise-{seed}'), f'--seed={seed}',
+                        '--attention=pairwise', '--max_iters=4', '--eval_interval=2', '--dropout=0', n=n)
+        assert done.returncode == 0, done.stderr
+    found, out = run('--what=convergence', f'--runs={tmp_path}/small_pairwise-*')
+    rows = found['convergence'][1:]
+    assert [(row['system'], row['seed'], row['processes'], row['end']) for row in rows] == [
+        ('small_pairwise', 1, 2, 'finished'), ('small_pairwise', 2, 1, 'finished')]
+    assert all([point[0] for point in row['curve']] == [0, 2, 4] for row in rows)
 
 
 @pytest.mark.slow
@@ -415,11 +480,12 @@ def test_plots_are_optional(monkeypatch, capsys):
     ('--modes=backward', "modes='backward': choose one of forward, train"),
     ('--rounds=0', 'rounds=0: must be at least 1'),
     ('--plateau=-1', 'plateau=-1.0: must be at least 0'),
+    ('--dropout=1', 'dropout=1.0: must lie in [0, 1)'),
+    ('--target_loss=-1', 'target_loss=-1.0: must be at least 0'),
+    ('--variants=pairwise_rank_32', 'pair_rank=32: choose 0 (full) or 1 to 4'),
     ('--lengths=0', 'lengths=0: must be at least 1'),
     ('--batches=', 'batches=0: must be at least 1'),
     ('--n_embd=18', 'n_embd=18: must be a multiple of n_head=4'),
-    ('--dataset=', "dataset='': name a folder"),
-    ('--out_dir=', "out_dir='': name a folder"),
 ])
 def test_bad_input_is_refused(knob, words, run):
     with pytest.raises(bench.UserError) as error:
@@ -444,5 +510,5 @@ def test_a_refusal_is_one_line(tmp_path):
 
 def test_the_tables_fit_together():
     assert list(WHAT) == bench.what.split(',') and set(MODES) >= set(bench.modes.split(','))
-    for name in VARIANTS:
+    for name in SMALL:
         assert isinstance(bench.build(name, CONFIG, 16), (MaskedLM, OBJECTIVE['plm'][0]))

@@ -7,6 +7,7 @@ import re
 
 import pytest
 import torch
+from commands import resolved
 from conftest import ROOT
 from test_configurator import CONFIGS, stage_of
 
@@ -16,7 +17,8 @@ import train
 from configurator import configure
 from model import NORMALISER, SHATTER, SequenceClassifier, count_parameters, model_config
 
-RECIPES = [os.path.basename(path)[:-3] for path in CONFIGS if stage_of(path) == 'train']
+STAGE = {os.path.basename(path)[:-3]: stage_of(path) for path in CONFIGS}
+RECIPES = [name for name in STAGE if STAGE[name] == 'train']
 COUNTED = [name for name in RECIPES if re.match(
     '(small|base|large|gpu|gau)_|tian_original|kowsher_(?!base)|tpu_base_pairwise', name)]
 KOWSHER = 'original', 'symmetric', 'pairwise', 'shared'
@@ -71,6 +73,10 @@ def count_matrices(model):
     """Entries of the encoder's matrices: not its embeddings, nor XLNet's u and v, vectors of each head."""
     return sum(p.numel() for module in model.encoder.modules() if not isinstance(module, torch.nn.Embedding)
                for name, p in module.named_parameters(recurse=False) if p.dim() > 1 and 'bias' not in name)
+
+
+def test_a_header_says_what_to_expect():
+    assert [name for name in STAGE if 'Expect' not in header(name)] == []
 
 
 @pytest.mark.parametrize('name', RECIPES)
@@ -178,8 +184,23 @@ def test_milestones_are_the_steps_that_the_papers_evaluate():
 def test_numbers_that_a_header_expects_are_those_of_papers_json():
     """Every score, loss, ratio or count of hours after "Expect", in a recipe that names a paper."""
     known, unknown = set(re.findall(r'\d+\.?\d*', str(finetune.read_papers()))), {}
-    for name in (os.path.basename(path)[:-3] for path in CONFIGS if stage_of(path) in ('train', 'finetune')):
+    for name in (name for name in STAGE if STAGE[name] in ('train', 'finetune')):
         expected = re.split('Not in the paper| [$] ', header(name).partition('Expect')[2])[0]
         if re.search('Courtois|Kowsher|Tian|Liu', header(name)):
             unknown[name] = set(re.findall(r'(?<!v)\b\d+\.\d+|\d+(?= hours)', expected)) - known
     assert {name: numbers for name, numbers in unknown.items() if numbers} == {}
+
+
+@pytest.mark.parametrize('name', [name for name in STAGE if STAGE[name] != 'prepare_data'])
+def test_every_command_of_a_header_composes(name):
+    """Its knobs exist, and the tasks, levels of noise and runs of config files that it names."""
+    with open(os.path.join(ROOT, 'config', f'{name}.py')) as file:
+        commands = re.findall(r'^# \$ (.*)', file.read().replace('\\\n# ', ''), re.M)
+    for stage, settings in map(resolved, commands):
+        if stage is train:
+            train.check_knobs(settings)
+        if stage is finetune:
+            finetune.noise_levels(settings['noise'])
+            assert [finetune.recipe(settings, task) for task in finetune.find_tasks(settings['tasks'])]
+            runs = re.findall(r'out/(\w+)', f"{settings['init_from']} {settings['compare']}")
+            assert set(runs) <= set(RECIPES)

@@ -15,6 +15,7 @@ import tarfile
 import tracemalloc
 import types
 import unicodedata
+import zipfile
 
 import numpy as np
 import pytest
@@ -158,6 +159,25 @@ def test_identity_is_of_what_makes_the_ids(tmp_path):
     assert [other[key] == value for key, value in meta['identity'].items()] == [True, False, False]
 
 
+@pytest.mark.parametrize('kind', prepare_data.TOKENIZERS)
+def test_a_validation_corpus_with_the_tokenizer_of_another(tmp_path, kind):
+    """val_fraction=1 and tokenizer=FOLDER: the same ids as the other's tokenizer gives, all held out."""
+    pytest.importorskip(NEEDS[kind])
+    source = write_jsonl(tmp_path / 'a.jsonl', make_texts(200))
+    first, meta = prepare(tmp_path, corpus=source, tokenizer=SPECS[kind](tmp_path), lower_case=False)
+    texts = make_texts(50, seed=1)
+    folder, other = prepare(tmp_path, corpus=write_jsonl(tmp_path / 'b.jsonl', texts), tokenizer=first,
+                            val_fraction=1.0, name='ptb', unit_bytes=3000)
+    assert other['identity']['tokenizer'] == meta['identity']['tokenizer']
+    assert other['tokenizer'] == meta['tokenizer'] and other['special'] == meta['special']
+    direct = list(map(tuple, prepare_data.load_tokenizer(first).encode(texts)))
+    assert read_split(folder, other, 'val') == direct and other['splits']['train'] == []
+    share = np.unique(np.concatenate(direct), return_counts=True)[1] / sum(map(len, direct))
+    assert other['unigram_entropy'] == pytest.approx(-(share * np.log(share)).sum(), rel=1e-12)
+    prepare_data.check_sizes(folder, other)
+    prepare_data.check_folder(folder)
+
+
 def test_validation_is_never_in_train(tmp_path):
     """Equal texts are on one side, in whatever units; without one held out the smallest fraction is named."""
     texts = make_texts(200) * 3
@@ -166,12 +186,12 @@ def test_validation_is_never_in_train(tmp_path):
     train, val = read_split(folder, meta, 'train'), read_split(folder, meta, 'val')
     assert not set(train) & set(val) and len(train) + len(val) == 600
     assert 60 < len(val) < 180 and all(count == 3 for count in collections.Counter(val).values())
-    with pytest.raises(UserError, match='none of its 600 documents is held out: the smallest') as error:
+    with pytest.raises(UserError, match='holds out none of its 600 documents with tokens; the s') as error:
         prepare(tmp_path, **usual, val_fraction=1e-9, name='one')
     assert not (tmp_path / 'data' / 'one').exists()
     smallest = float(str(error.value).split()[-1])
     assert len(read_split(*prepare(tmp_path, **usual, val_fraction=smallest, name='one'), 'val')) == 3
-    with pytest.raises(UserError, match='none of its 600 documents is held out'):
+    with pytest.raises(UserError, match='holds out none of its 600 documents'):
         prepare(tmp_path, **usual, val_fraction=0.99 * smallest, name='none')
 
 
@@ -332,7 +352,7 @@ def test_words_stay_with_their_tokens(tmp_path, monkeypatch, kind):
     usual = {'corpus': source, 'tokenizer': 'character', 'vocab_size': 100, 'val_fraction': 0.2}
     folder, meta = prepare(tmp_path, **usual, segmenter=kind, segmenter_vocab=90, unit_bytes=5000)
     tokenizer = prepare_data.load_tokenizer(folder)
-    segmenter = prepare_data.load_tool(folder, 'segmenter', prepare_data.SEGMENTERS)
+    segmenter = prepare_data.load_tool(folder, 'segmenter')
     expected = collections.Counter()
     for text, (ids, offsets) in zip(texts, tokenizer.encode_offsets(texts), strict=True):
         tokens = [(tokenizer.pieces[item], *where) for item, where in zip(ids, offsets.tolist(), strict=True)]
@@ -378,7 +398,7 @@ def test_missing_package_is_named(tmp_path, monkeypatch, package, changes):
 
 BAD = {                                                         # line of a .jsonl: kind it is counted as
     b'{"text": null}': 'null', b'{"text": 3}': 'not a string', b'{"text": " \\n"}': 'empty',
-    b'{"text": "a\\ud800b"}': 'lone surrogate', b'{"text": "a\\u0000b"}': 'NUL',
+    b'{"text": "a\\ud800b"}': 'invalid UTF-8', b'{"text": "a\\u0000b"}': 'NUL',
     b'{"text": "\xff"}': 'invalid UTF-8',
     b'{"text": "' + b'a' * 10**7 + b'"}': 'too long', b'{"text": "cut': 'broken JSON',
     b'[1, 2]': 'not an object',
@@ -405,7 +425,8 @@ def test_a_row_too_long_is_never_in_memory(tmp_path):
     texts[20:20] = ['x' * 30_000_000]
     source = write_jsonl(tmp_path / 'a.jsonl', texts)
     tracemalloc.start()
-    rows = list(prepare_data.read_lines(source, 0, None, 1_000_000))
+    with open(source, 'rb') as file:
+        rows = list(prepare_data.read_lines(file, 0, None, 1_000_000))
     assert tracemalloc.get_traced_memory()[1] < 5_000_000
     tracemalloc.stop()
     assert [bad for _, _, bad in rows] == [''] * 20 + ['too long'] + [''] * 20
@@ -416,12 +437,12 @@ def test_pieces_of_a_file_have_each_line_once(tmp_path, n):
     """Edges within lines, between them, within one that is too long, and more pieces than lines."""
     lines = ['é' * (7 * i % 40) + str(i) for i in range(60)] + ['x' * 3000, '', 'last']
     (tmp_path / 'a.jsonl').write_text('\n'.join(lines))
-    file = str(tmp_path / 'a.jsonl')
-    whole = [(line, bad) for _, line, bad in prepare_data.read_lines(file, 0, None, 1000)]
-    edges = prepare_data.cut_file(file, n)
+    edges = prepare_data.cut_file(str(tmp_path / 'a.jsonl'), n)
     assert len(edges) == n + 1
+    data = (tmp_path / 'a.jsonl').read_bytes()
+    whole = [(line, bad) for _, line, bad in prepare_data.read_lines(io.BytesIO(data), 0, None, 1000)]
     found = [(line, bad) for begin, end in itertools.pairwise(edges)
-             for _, line, bad in prepare_data.read_lines(file, begin, end, 1000)]
+             for _, line, bad in prepare_data.read_lines(io.BytesIO(data), begin, end, 1000)]
     assert found == whole and len(whole) == 63 and [bad for _, bad in whole].count('too long') == 1
 
 
@@ -491,8 +512,9 @@ def test_readers_agree(tmp_path, capfd):
             for name, source in sources.items()}
     documents = {name: sorted(read_all(*pair)) for name, pair in made.items()}
     assert all(found == documents['plain'] for found in documents.values()) and len(documents['plain']) == 40
-    said = [line for line in capfd.readouterr().err.splitlines() if 'left out' in line]
-    assert len(said) == 1 and said[0].endswith('json: 3 files of other kinds are left out: .md 2, .png 1')
+    said = [line for line in capfd.readouterr().err.splitlines() if 'not read' in line]
+    assert len(said) == 1
+    assert said[0].endswith('json: 3 files of an unknown format are not read: .md 2, .png 1')
 
 
 def test_zst_and_parquet(tmp_path):
@@ -511,18 +533,50 @@ def test_zst_and_parquet(tmp_path):
     documents = [read_split(*pair, 'train') for pair in made]
     assert documents[0] == documents[1] == documents[2]
     assert len(json.loads(contents(made[2][0])['units.json'])['units']) > 2         # row groups
-    with pytest.raises(UserError, match="text_field='text': no row .* n, body"):
+    with pytest.raises(UserError, match="missing field \\(text_field 'text' is not among n, body"):
         prepare(tmp_path, corpus=str(tmp_path / 'a.parquet'), name='none')
 
 
 def test_long_text_file_is_cut_at_blank_lines(tmp_path):
     parts = [f'part {i} ' + 'red house ' * 30 for i in range(20)]
     (tmp_path / 'a.txt').write_text('\n\n'.join(parts))
-    rows = list(prepare_data.read_txt(str(tmp_path / 'a.txt'), 0, None, None, 1000))
+    with open(tmp_path / 'a.txt', 'rb') as file:
+        rows = list(prepare_data.read_txt(file, 0, None, {'joined': None}, 1000))
     assert [bad for _, _, bad in rows] == [''] * len(rows) and len(rows) == 7
     assert ''.join(text for _, text, _ in rows) == '\n\n'.join(parts)
     assert all(text.startswith('part') for _, text, _ in rows)
     assert rows[1][0] == (0, 1 + 2 * rows[0][1].count('part'))
+
+
+def make_clue(folder):
+    """Two archives in CLUECorpusSmall's form; returns the documents: lines, blank lines between documents."""
+    texts = [text.replace(' ', '\n') for text in make_texts(200)]
+    folder.mkdir()
+    for archive, half in (('news2016zh_corpus.zip', texts[:120]), ('wiki2019zh_corpus.zip', texts[120:])):
+        with zipfile.ZipFile(folder / archive, 'w', zipfile.ZIP_DEFLATED) as file:
+            for i in range(0, len(half), 10):
+                file.writestr(f'part/{i:03}.txt', '\n \n\n'.join(half[i:i + 10]) + '\n' * (i % 20))
+            file.writestr('__MACOSX/part/._000.txt', b'\0\xff')
+            file.writestr('part/notes.md', 'of no use')
+    return texts
+
+
+def test_clue_corpus_small_from_its_archives(tmp_path):
+    """Each document once, in order, whether an archive is one unit or cut; a bad line names file and line."""
+    pytest.importorskip('tokenizers')
+    texts = make_clue(tmp_path / 'clue')
+    with zipfile.ZipFile(tmp_path / 'clue' / 'wiki2019zh_corpus.zip', 'a') as file:
+        file.writestr('part/bad.txt', b'\n\xff\n')
+    usual = {'corpus': 'cluecorpussmall', 'path': str(tmp_path / 'clue'), 'tokenizer': 'character'}
+    for name, unit_bytes in (('whole', 10**6), ('cut', 1000)):
+        folder, meta = prepare(tmp_path, **usual, name=name, unit_bytes=unit_bytes, val_fraction=0.2)
+        units = json.loads(contents(folder)['units.json'])['units']
+        assert len(units) == 1 if name == 'whole' else len(units) > 5
+        direct = list(map(tuple, prepare_data.load_tokenizer(folder).encode(texts)))
+        assert sorted(read_all(folder, meta)) == sorted(direct) and meta['skipped'] == {'invalid UTF-8': 1}
+        record = json.loads(contents(folder)[f'unit_{len(units) - 1:05}.json'])
+        where = [f'{tmp_path}/clue/wiki2019zh_corpus.zip', 0, 'part/bad.txt:2']
+        assert record['examples'] == [[where, '', 'invalid UTF-8']]
 
 
 def test_rows_are_joined():
@@ -616,7 +670,7 @@ def test_hub_rows_revision_and_errors(tmp_path, monkeypatch, hub):
     assert len(read_all(folder, meta)) == 3 * 1 + 3 * 31                # joined rows: a unit a file
     prepare_data.open_hub.cache_clear()
     monkeypatch.setattr('huggingface_hub.HfApi.dataset_info', lambda self, name, revision: 1 / 0)
-    with pytest.raises(UserError, match='owner/name: the Hugging Face hub .* ZeroDivisionError'):
+    with pytest.raises(UserError, match='owner/name: cannot be read from .* hub: ZeroDivisionError'):
         prepare(tmp_path, corpus='owner/name', name='other')
 
 
@@ -662,28 +716,29 @@ def refused(tmp_path, monkeypatch, *arguments):
 
 @pytest.mark.parametrize('arguments, said', [
     (['--corpus=nowhere.jsonl'], "corpus='nowhere.jsonl': no such file; choose one of docstrings,"),
-    (['--corpus=.', '--val_fraction=2'], 'val_fraction=2.0: must lie between 1e-12 and 1'),
+    (['--corpus=.', '--val_fraction=2'], 'val_fraction=2.0: must be at least 1e-12 and at most 1'),
     (['--corpus=.', '--tokenizer=wordpeice'], "tokenizer='wordpeice': choose one of sentencepiece"),
-    (['--corpus=.', '--name=a/b'], "name='a/b': letters"),
-    (['--corpus=good.jsonl', '--text_field=body'], 'no row of good.jsonl has it; its fields are id'),
+    (['--corpus=good.jsonl', '--tokenizer=data/x'], 'data/x: not prepared (no meta.json): run python prep'),
+    (['--corpus=cluecorpussmall'], "corpus='cluecorpussmall' needs --path=<its files, their directory"),
+    (['--corpus=broken.zip', '--unit_bytes=1000'], 'broken.zip: cannot be read: BadZipFile'),
+    (['--corpus=good.jsonl', '--text_field=body'], "missing field 30; the first: "),
     (['--corpus=empty.jsonl'], 'empty.jsonl: no document in it; skipped: empty 1; the first: '),
     (['--corpus=nothing.jsonl'], 'nothing.jsonl: no document in it'),
     (['--corpus=data.csv'], 'data.csv: no .txt, .json, .jsonl or .parquet file'),
     (['--corpus=good.jsonl', '--vocab_size=90000'], 'vocab_size=90000: sentencepiece cannot train it'),
     (['--corpus=good.jsonl', '--tokenizer=tiktoken:nosuch'], "'tiktoken:nosuch': no such file, and tiktoken"),
-    (['--corpus=owner/name'], 'owner/name: the Hugging Face hub did not give it'),
+    (['--corpus=owner/name'], 'owner/name: cannot be read from the Hugging Face hub'),
     (['--corpus=oscar'], "corpus='oscar' needs --path="),
     (['--corpus=good.jsonl', '--data_dir=good.jsonl'], 'good.jsonl'),
-    (['--corpus=one.jsonl', '--vocab_size=30', '--val_fraction=0.999'], 'none of them left for training'),
-    (['--corpus=one.jsonl', '--vocab_size=30'], 'the smallest val_fraction that holds one out is 0.'),
-    (['--corpus=.', '--segmenter=jeiba'], "segmenter='jeiba': choose one of '', jieba, sentencepiece, sent"),
+    (['--corpus=one.jsonl', '--vocab_size=30', '--val_fraction=0.999'], 'holds out all of its 1 documents'),
+    (['--corpus=one.jsonl', '--vocab_size=30'], 'tokens; the smallest that holds one out is 0.'),
+    (['--corpus=.', '--segmenter=jeiba'], "segmenter='jeiba': choose one of jieba, sentencepiece; py"),
     (['--corpus=.', '--segmenter=jieba:my.dict'], "segmenter='jieba:my.dict': choose one of"),
     (['--corpus=.', '--segmenter=:x'], "segmenter=':x': choose one of"),
-    (['--corpus=.', '--segmenter=sentencepiece:'], "segmenter='sentencepiece:': choose one of"),
     (['--corpus=.', '--segmenter=jieba'], "segmenter='jieba' needs tokens of one Chinese character, which "
      "tokenizer='sentencepiece' does not make: choose wordpiece or character"),
     (['--corpus=.', '--segmenter=jieba', '--tokenizer=tiktoken:gpt2'], "tokenizer='tiktoken:gpt2' does not"),
-    (['--corpus=.', '--segmenter_vocab=1'], 'segmenter_vocab=1: must lie between 16 and'),
+    (['--corpus=.', '--segmenter_vocab=1'], 'segmenter_vocab=1: must be at least 16 and'),
     (['--corpus=good.jsonl', '--tokenizer=character:no.txt'], 'no.txt: no such file'),
     (['--corpus=good.jsonl', '--tokenizer=character:good.jsonl'], 'not a BERT vocabulary: [CLS] is missing'),
     (['--corpus=good.jsonl', '--tokenizer=character', '--segmenter=sentencepiece'],
@@ -704,6 +759,7 @@ def test_malformed_command_lines(tmp_path, monkeypatch, arguments, said):
     write_jsonl(tmp_path / 'one.jsonl', [' '.join(WORDS)])
     (tmp_path / 'empty.jsonl').write_bytes(b'{"text": ""}\n')
     (tmp_path / 'nothing.jsonl').write_bytes(b'')
+    (tmp_path / 'broken.zip').write_bytes(bytes(3000))
     (tmp_path / 'data.csv').write_bytes(b'a,b\n')
     if any(item.startswith('--tokenizer=character') for item in arguments):
         pytest.importorskip('tokenizers')
@@ -719,7 +775,7 @@ def test_prepared_folder_is_kept_or_refused(tmp_path, capfd):
     with pytest.raises(UserError, match='prepared with vocab_size=60, now vocab_size=50'):
         prepare(tmp_path, corpus=source, vocab_size=50)
     (tmp_path / 'data' / 'x' / 'units.json').unlink()
-    with pytest.raises(UserError, match='x/units.json: missing, damaged, edited, or of another version'):
+    with pytest.raises(UserError, match='x/units.json: missing, damaged or of another version'):
         prepare(tmp_path, corpus=source)
 
 

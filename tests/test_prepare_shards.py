@@ -25,7 +25,7 @@ from conftest import torchrun
 from test_prepare_data import NEEDS, SPECS, contents, knobs, make_chinese, make_texts, prepare, write_jsonl
 
 import prepare_data
-from configurator import UserError
+from configurator import UserError, configure
 
 FAULTS = int(os.environ.get('FAULTS', '1'))
 SETTINGS = ('--name=x', '--vocab_size=60', '--tokenizer_sample=100000', '--num_proc=2', '--val_fraction=0.1',
@@ -181,7 +181,7 @@ def test_the_list_of_units_is_pinned(tmp_path, monkeypatch):
     file.write_bytes(before)
     with monkeypatch.context() as patch:
         patch.setattr('importlib.metadata.version', lambda package: '0.0.1')
-        with pytest.raises(UserError, match='begun with sentencepiece .*, here is 0.0.1: pip install s'):
+        with pytest.raises(UserError, match='was begun with sentencepiece .* is installed: pip install sent'):
             prepare(tmp_path, **usual)
     assert contents(prepare(tmp_path, **usual)[0]) == reference
 
@@ -193,7 +193,7 @@ def test_a_part_that_is_done_is_not_repeated(tmp_path, capfd):
     prepare_data.prepare(knobs(tmp_path, part='1/2', **usual))
     assert before == {item: os.stat(item).st_mtime_ns for item in glob.glob(f'{folder}/*')}
     said = capfd.readouterr().err.splitlines()[-2:]
-    assert all('part 1/2 is done; 20 units are left to other parts' in line for line in said)
+    assert all('part 1/2 is done; other parts have 20 units to do, then it is ready' in line for line in said)
     with pytest.raises(UserError, match='not prepared'):
         prepare_data.load_meta(folder)
 
@@ -227,7 +227,7 @@ def test_damage_is_found_and_mended(sound, tmp_path, name):
     prepare_data.check_folder(str(home))
     flip(home / name)
     prepare_data.check_sizes(str(home), meta)
-    with pytest.raises(UserError, match=f'{name}: damaged, its sha256 is another: remove .*/unit_'):
+    with pytest.raises(UserError, match=f'{name}: damaged, its sha256 is not the rec.*: remove .*/unit_'):
         prepare_data.check_folder(str(home))
     os.truncate(home / name, 1)
     with pytest.raises(UserError, match=f'{name}: 1 bytes, should have {len(reference[name])} bytes'):
@@ -243,16 +243,15 @@ def test_damage_is_found_and_mended(sound, tmp_path, name):
     ('meta.json', prepare_data.load_meta), ('tokenizer/settings.json', prepare_data.load_tokenizer),
     ('tokenizer/vocab.txt', prepare_data.load_tokenizer), ('unit_00001.json', prepare_data.check_folder),
     ('units.json', None)])
-def test_what_is_damaged_or_edited_is_one_line(sound, tmp_path, name, use):
+def test_what_is_damaged_or_foreign_is_one_line(sound, tmp_path, name, use):
     usual, folder = sound
     (tmp_path / 'data').mkdir()
     home = pathlib.Path(shutil.copytree(folder, tmp_path / 'data' / 'x'))
     use = use or (lambda folder: prepare(tmp_path, **usual))
     whole = (home / name).read_bytes()
     use(str(home))
-    edited = whole.replace(b'true', b'false').replace(b'1', b'2', 1).replace(b'a', b'b', 1)
     digits = b'{"format": ' + b'9' * 10**5
-    for data in (edited, whole[:-20], b'', b'[]', b'null', b'\0\1', b'[' * 10**5, digits):
+    for data in (whole[:-20], b'', b'{}', b'[]', b'null', b'\0\1', b'[' * 10**5, digits):
         (home / name).write_bytes(data)
         with pytest.raises(UserError) as error:
             use(str(home))
@@ -264,8 +263,16 @@ def test_what_is_damaged_or_edited_is_one_line(sound, tmp_path, name, use):
 
 
 def test_folders_that_are_none(tmp_path):
-    with pytest.raises(UserError, match='not prepared .* prepare_data.py --name=none'):
+    with pytest.raises(UserError, match='not prepared .*: run python prepare_data.py --name=none --corp'):
         prepare_data.load_meta(str(tmp_path / 'none'))
+    for folder, words in (('data/wikipedia', 'config/data_wikipedia.py'),
+                          ('deep/c4', 'config/data_c4.py --data_dir=deep')):
+        with pytest.raises(UserError, match=f'{folder}: not prepared .*: run .* prepare_data.py {words}$'):
+            prepare_data.load_meta(folder)
+    for file in glob.glob(f'{prepare_data.ROOT}/config/data_*.py'):     # named as the folder they prepare
+        config = configure(dict(vars(prepare_data)), [file])[0]
+        name = config['name'] or prepare_data.find_corpus({**config, 'path': 'x'})[0]
+        assert os.path.basename(file) == f'data_{name}.py'
     (tmp_path / 'meta.json').write_text('{\n "format": 1,\n "name": "old"}')
     with pytest.raises(UserError, match='meta.json: .* or of another version of prepare_data.py: remove'):
         prepare_data.load_meta(str(tmp_path))

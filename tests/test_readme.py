@@ -3,8 +3,6 @@
 The first of each kind really run, on four packages of the standard library. The others are taken in process
 as far as their data: knobs, config files, checkpoints, files, tasks. `-m slow` runs every command, made tiny.
 """
-import glob
-import importlib
 import json
 import os
 import re
@@ -15,23 +13,18 @@ import sys
 
 import pytest
 import torch
+from commands import READY, commands_of, prepared_names, read_page, resolved
 from conftest import ROOT, TINY, stage
 from published import publish
 from test_finetune import pretrained
 
-import bench
 import finetune
-import prepare_data
 import train
-from configurator import UserError, configure
-from model import ALLOWED_POSITIONS, ATTENTION, POSITION, EncoderConfig, MaskedLM, model_config
+from configurator import UserError
+from model import ALLOWED_POSITIONS, ATTENTION, POSITION, EncoderConfig, MaskedLM
 
-with open(os.path.join(ROOT, 'README.md')) as file:
-    PAGE = file.read()
-with open(os.path.join(ROOT, 'results', 'machines.md')) as file:
-    MACHINES = file.read()
-COMMANDS = [command for block in re.findall(r'```sh\n(.*?)```', PAGE + MACHINES, re.S)
-            for line in block.splitlines() for command in line.split(' && ')]
+PAGE, MACHINES = read_page('README.md'), read_page('results', 'machines.md')
+COMMANDS = commands_of(PAGE + MACHINES)
 STAGES = [command for command in COMMANDS if '.py' in command]
 FILL = 'python train.py config/quickstart.py --fill="returns the [MASK] of a matrix"'
 FIRST = {               # really run, in this order -> what makes them small
@@ -126,57 +119,13 @@ def write_benchmarks(home):
         pretrained(home / 'out' / name, str(home / 'data' / 'wikipedia'))
 
 
-def resolved(command):
-    """(the stage, its knobs as its main() gets them)"""
-    words = shlex.split(command)
-    at = next(i for i, word in enumerate(words) if word.endswith('.py'))
-    module = importlib.import_module(words[at].removesuffix('.py'))
-    config, _ = configure(dict(vars(module)), words[at + 1:])
-    return module, config
-
-
-def prepared_names():
-    """Names of the corpora that config/data_*.py and the page's own commands prepare."""
-    configs = [resolved(f'prepare_data.py {path}')[1] for path in glob.glob(f'{ROOT}/config/data_*.py')]
-    names = {config['name'] or prepare_data.find_corpus({**config, 'path': 'files'})[0] for config in configs}
-    return names | set(re.findall(r'--name=(\w+)', PAGE))
-
-
-def ready_to_prepare(config):
-    if config['check']:
-        prepare_data.check_folder(config['check'])
-    elif os.path.dirname(config['corpus']):             # files, which are small here
-        prepare_data.prepare({**config, 'vocab_size': 200, 'segmenter_vocab': 100, 'val_fraction': 0.1,
-                              'num_proc': 1})
-    else:
-        prepare_data.find_corpus(prepare_data.check_config(config))
-
-
-def ready_to_train(config):
-    train.check_knobs(config)
-    model_config(config, 30522)
-    assert config['prepare'] or config['dataset'] in prepared_names()
-
-
-def ready_to_finetune(config):
-    config = {**config, 'data_dir': config['data_dir'] or 'benchmarks'}
-    finetune.noise_levels(config['noise'])
-    assert finetune.find_sources(config['init_from'], config['compare'])
-    assert not config['paper'] or config['paper'] in finetune.read_papers()
-    for name in finetune.find_tasks(config['tasks']):
-        if not name.startswith('docstring'):            # the docstrings are those of the command above
-            finetune.survey(name, config)
-
-
-READY = {prepare_data: ready_to_prepare, train: ready_to_train, finetune: ready_to_finetune,
-         bench: bench.checked}
-
-
 @pytest.mark.parametrize('command', STAGES)
 def test_a_command_finds_its_knobs_files_and_tasks(command, files_home, monkeypatch):
     module, config = resolved(command)
     monkeypatch.chdir(files_home)
     READY[module](config)
+    if module is train:
+        assert config['prepare'] or config['dataset'] in prepared_names(PAGE)
 
 
 def test_a_wrong_command_is_noticed(files_home, monkeypatch):

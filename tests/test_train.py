@@ -612,7 +612,7 @@ def test_the_host_reads_the_device_where_it_logs_alone(interval, dtype, tmp_path
 # ---- two processes ----
 
 EQUAL = ['--max_iters=6', '--dropout=0', '--attention_dropout=0', '--learning_rate=1e-4',
-         '--packing=documents']
+         '--packing=documents', '--validation=tiny']    # its own corpus once more
 EIGHT = ['--max_iters=8', '--milestones=4']
 CASES = {                                               # name: knobs, what befalls a rank
     'two': (EQUAL, None), 'both': ([*EQUAL, '--batch_size=2'], None), 'whole': (EIGHT, None),
@@ -713,6 +713,8 @@ def test_two_processes_equal_accumulation_equal_one(pairs, tmp_path, train_here)
         for key, value in weights(folder / 'one' / 'ckpt_0000006.pt')['model'].items():
             other = weights(folder / name / 'ckpt_0000006.pt')['model'][key]
             assert (value - other).abs().max() < 6e-5, (name, key)      # Adam's steps are 1e-4 each
+        assert [line['tiny_loss'] for line in val_lines(folder / name)] == [
+            line['loss'] for line in metrics(folder / name, 'val')]
 
 
 def test_a_resumed_pair_of_processes_repeats_itself(pairs):
@@ -1087,7 +1089,7 @@ def test_an_error_of_the_device_is_not_told_as_a_full_disk(tmp_path):
     (['--attention=xlnet', '--position=none'], "attention is 'original' there and 'xlnet' here"),
     (['--block_size=64'], 'block_size is 32 there and 64 here'),
     (['--init_from=scratch'], 'holds ckpt_0000008.pt'),
-    (['--init_from=some/bert'], "init_from='some/bert': "),
+    (['--init_from=some/bert'], 'some/bert: neither a checkpoint nor a BERT: '),
     (['--init_from=no.pt'], 'no.pt: cannot be read: No such file'),
     (['--fill=no mask here'], "fill='no mask here': put a [MASK]"),
     (['--fill=' + '[MASK] ' * 31], 'tokens; the model reads at most 30'),
