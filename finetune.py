@@ -1636,6 +1636,14 @@ def curve_table(row, seeds, note):
     return markdown(f'{row} by pretraining step', cells, note)
 
 
+def difference_tables(row, other, last):
+    """row - other, of equal pretraining seeds and seeds."""
+    pairs = (last.loc[row] - last.loc[other]).dropna(how='all').dropna(axis=1, how='all')      # pandas aligns
+    return [markdown(f'{name} - {other}, paired by seed', over_seeds(lines, counted).T)
+            for name, lines, counted in by_run(row, pairs)] or [
+                f'No difference of {row} and {other}: they have no seed in common.']
+
+
 def make_report(trials, paper='', compare=''):
     """Markdown report of finished trials.  Tables show the last pretraining step of each row."""
     book = choose('paper', paper, read_papers()) if paper else {}
@@ -1660,10 +1668,7 @@ def make_report(trials, paper='', compare=''):
     same = {row: compare + row[len(one['init']):] for row, one in inits.items()}        # recipe, of `compare`
     rivals = {row: other for row, other in same.items() if row != other and other in inits}
     for row, other in rivals.items():
-        pairs = (last.loc[row] - last.loc[other])[labels].dropna(how='all').dropna(axis=1, how='all')
-        parts += [markdown(f'{name} - {other}, paired by seed', over_seeds(lines, counted).T)
-                  for name, lines, counted in by_run(row, pairs)]
-        parts += [] if len(pairs) else [f'No difference of {row} and {other}: no seed in common.']
+        parts += difference_tables(row, other, last[labels])
     parts += [curve_table(row, seeds.droplevel('row'), book.get('curve'))
               for row, seeds in wide.loc['scores', labels].groupby('row')]
     every = pd.concat([each_row(last), majority])[[name for name in wide.columns if '.' in name]].T

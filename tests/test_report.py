@@ -245,7 +245,7 @@ def test_differences_are_paired_by_pretraining_seed_and_seed():
     assert 'pretraining seeds |' in paired and 'ours, pretraining seed 4 - base, paired' in paired
     alone = trial(60, init='base')                      # it has no pretraining seed
     text = report([*pretrained((1, 99)), alone], compare='base')
-    assert 'paired' not in text and 'No difference of ours and base: no seed in common.' in text
+    assert 'paired' not in text and 'No difference of ours and base: they have no seed in common.' in text
 
 
 def test_a_run_alone_is_no_pretraining_seed_of_a_system_with_its_name():
