@@ -16,7 +16,6 @@ from configurator import ROOT, UserError, configure, parse, run, say, show, tabl
 import contextlib
 import csv
 import difflib
-import functools
 import glob
 import hashlib
 import itertools
@@ -32,7 +31,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
-from functools import partial
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -422,7 +421,7 @@ def collect(task, records, split, source):
                 check_label(task, example, split)
             examples += made
         except (Bad, LookupError, TypeError, ValueError, AttributeError) as error:
-            what = error.args if isinstance(error, Bad) else ('not as published', repr(error))
+            what = error.args if isinstance(error, Bad) else ('not in the published format', repr(error))
             counts[what[0]] += 1
             (disputed if what[0] == DISPUTED else bad).append(': '.join(map(str, (where, *what))))
     most = max(1, rows // 100) if split in LABELLED else 0
@@ -436,7 +435,7 @@ def check_label(task, example, split):
     if example.label is None:
         raise Bad('no label', f"expected one in {task.label.replace('|', ' or ')}")
     if split.endswith('train') and task.head == 'span' and example.label and example.label[0][1] < 0:
-        raise Bad('question without a usable answer')
+        raise Bad('no answer occurs in the text')
 
 
 def find_split(task, split, data_dir):
@@ -449,8 +448,8 @@ def find_split(task, split, data_dir):
                 return paths
     wanted = task.files[split].replace('+', ' and ').replace('|', ' or ')
     hub = task.hub.replace(':', ', ')
-    raise UserError(f'{os.path.join(data_dir, task.folder)}: no {wanted}: --data_dir should hold '
-                    f'{task.folder}/; if it is empty {hub} comes from the Hugging Face hub')
+    raise UserError(f'{os.path.join(data_dir, task.folder)}: no {wanted}; --data_dir names the folder of '
+                    f'{task.folder}/; without it {hub} is read from the Hugging Face hub')
 
 
 # ---- submissions: predictions are class indices, scores, answer texts or choice indices ----
@@ -510,8 +509,8 @@ def docstring_examples(name, split, data_dir, n, label):
     paths = [os.path.join(data_dir or 'data', folder, 'docstrings.jsonl') for folder in ('docstrings', '')]
     path = next(filter(os.path.isfile, paths), None)
     if not path:
-        raise UserError(f'{paths[0]}: not there; python prepare_data.py config/data_docstrings.py makes it; '
-                        '--data_dir names another prepared folder that has one')
+        raise UserError(f'{paths[0]}: no such file; python prepare_data.py config/data_docstrings.py makes '
+                        'it, or name a prepared folder that has one with --data_dir')
     rows = [record for _, record in read_records(path)]
     pieces = sorted((text_hash(row['text'], 1), row['package'], row['where'], prose(row['text'], n))
                     for row in rows)
@@ -1018,12 +1017,12 @@ def milestones_of(files):
     for folder, found in pd.Series(files).groupby([os.path.dirname(path) for path in files]):
         found = sorted(found, key=lambda path: label(path)[1] or 0)
         steps = {*train.read_checkpoint(found[-1])['config'].get('milestones', ())}
-        rolling = [path for path in found if label(path)[1] not in steps]
-        rolling = [] if rolling == found else rolling           # a run without milestones
-        if rolling:
-            say(f"{folder}: the curve leaves out {', '.join(map(os.path.basename, rolling))}, which are not "
-                'among its milestones; a checkpoint that is named without a glob is used')
-        kept += [path for path in found if path not in rolling]
+        chosen = [path for path in found if label(path)[1] in steps] or found
+        others = [os.path.basename(path) for path in found if path not in chosen]
+        if others:
+            say(f"{folder}: the curve leaves out {', '.join(others)}, no milestones of the run; a comma adds "
+                f'one: {folder}/ckpt_*.pt,{folder}/{others[-1]}')
+        kept += chosen
     return kept
 
 
@@ -1074,7 +1073,7 @@ def find_sources(init_from, compare):
     return sources + others
 
 
-@functools.lru_cache(1)
+@lru_cache(1)
 def read_start(source, folder, lower_case):
     """Start from a checkpoint or a Hugging Face BERT.  folder: tokenizer; '': its own"""
     if not source.endswith('.pt'):
@@ -1093,7 +1092,7 @@ def read_start(source, folder, lower_case):
     tokenizer = prepare_data.load_tokenizer(folder) if folder else tokenizer
     if tokenizer.vocab_size != config.vocab_size:
         raise UserError(f'{source}: {config.vocab_size} token embeddings, but the tokenizer has '
-                        f'{tokenizer.vocab_size} pieces; name its own with --tokenizer=')
+                        f'{tokenizer.vocab_size} pieces; name the folder of its own with --tokenizer=')
     return Start(config, weights, tokenizer, folder, data)
 
 
@@ -1108,7 +1107,7 @@ def weights_of(source):
 def make_classifier(start, head, knobs, n_label):
     """A head's model with the pretrained encoder, and pooler if both have one; the rest is random."""
     if start.config.n_segment < 2:
-        raise UserError(f'n_segment={start.config.n_segment}: two texts need 2 segment embeddings')
+        raise UserError(f'n_segment={start.config.n_segment}: fine-tuning needs 2 segment embeddings')
     model = head.model(replace(start.config, dropout=knobs.dropout, attention_dropout=knobs.attention_dropout,
                                pooling=knobs.pooling, n_label=n_label))
     known = {key: value for key, value in start.weights.items() if key.startswith(('encoder.', 'pooler.'))}
@@ -1140,7 +1139,7 @@ def to_predict(name, predict):
     return found
 
 
-@functools.lru_cache(8)
+@lru_cache(8)
 def load_split(name, split, tokenizer, block_size, stride, files, most):
     """Tokenized Split of a task, cached for later trials.  files: (data_dir, extra_train)
 
@@ -1479,7 +1478,7 @@ def run_trial(trial, levels, others, runtime):
 
 # ---- the report: tables made from a long-format DataFrame, one number per line ----
 
-@functools.cache
+@cache
 def read_papers():
     """Results printed in the papers, x 100, from results/papers.json: {paper: {'tables': [...], ...}}.
 
@@ -1501,7 +1500,7 @@ def paper_rows(table):
     return pd.DataFrame.from_dict(rows, 'index', columns=[*table['columns'].split(), *averages_of(table)])
 
 
-@functools.cache
+@cache
 def t_quantile(freedom, inside=0.95):
     """t with P(|T| <= t) = inside: t = sqrt(freedom) tan(angle), density of angle ~ cos^(freedom - 1)."""
     angles = np.linspace(0, math.pi / 2, 200_001)
@@ -1703,7 +1702,7 @@ def noise_levels(text):
         first, last, step = map(float, text.split(':'))
         if 0 <= first <= last < first + 1000 * step:
             return [round(level, 6) for level in np.arange(first, last + step / 2, step).tolist()]
-    raise UserError(f'noise={text!r}: write first:last:step, parts of the embedding norm: 0:0.4:0.05')
+    raise UserError(f'noise={text!r}: write first:last:step in fractions of the norm, as in 0:0.4:0.05')
 
 
 def help_end():

@@ -204,7 +204,7 @@ def test_absent_answers_stay_for_scoring_and_cannot_train(tmp_path):
         assert example.label == (('text', 3), ('absent', -1)) and counts == {readers.ABSENT: 1}
     path = write(tmp_path / 'a.json', squad('context', ('absent', 2)))
     assert read_file('cmrc', path, 'dev')[0][0].label == (('absent', -1),)
-    with pytest.raises(UserError, match='a.json: question q: question without a usable answer'):
+    with pytest.raises(UserError, match='a.json: question q: no answer occurs in the text'):
         read_file('cmrc', path, 'train')
 
 
@@ -251,9 +251,9 @@ def test_bad_rows_are_counted_up_to_one_percent(row, kind, details, tmp_path):
 
 @pytest.mark.parametrize('name, text, message', [
     ('boolq', '{"question": "q"\n', 'a:1: broken JSON'),
-    ('boolq', '[1]\n', 'a:1: not as published: TypeError'),
+    ('boolq', '[1]\n', 'a:1: not in the published format: TypeError'),
     ('boolq', '"text"\n', 'a:1: missing columns: expected text in passage'),
-    ('boolq', 'null\n', 'a:1: not as published: TypeError'),
+    ('boolq', 'null\n', 'a:1: not in the published format: TypeError'),
     ('boolq', jsonl({'question': 'q', 'passage': None, 'label': True}),
      'a:1: missing columns: expected text in passage; the row has question, passage, label'),
     ('boolq', jsonl({'question': 'q', 'passage': 'p'}), 'a:1: no label: expected one in label'),
@@ -263,12 +263,12 @@ def test_bad_rows_are_counted_up_to_one_percent(row, kind, details, tmp_path):
      "a: not in the published format of squad: JSONDecodeError('Expecting value: line 2"),
     ('squad1', '{"version": 1}', 'a: not in the published format of squad'),
     ('squad1', '[]', 'a: not in the published format of squad'),
-    ('cmrc', squad('text', ('text', None)), 'a: question q: not as published'),
+    ('cmrc', squad('text', ('text', None)), 'a: question q: not in the published format'),
     ('c3', json.dumps([[['p'], [{'question': 'q', 'choice': ['a'], 'answer': 'b'}], '1']]),
      'a: passage 1: unknown label'),
     ('c3', json.dumps([[['p']]]), 'a: not in the published format of clue/c3'),
-    ('chid', jsonl({'content': ['#idiom1#']}), 'a:1: not as published'),
-    ('wsc', jsonl({'text': '他', 'label': 'true'}), 'a:1: not as published'),
+    ('chid', jsonl({'content': ['#idiom1#']}), 'a:1: not in the published format'),
+    ('wsc', jsonl({'text': '他', 'label': 'true'}), 'a:1: not in the published format'),
     ('tnews', jsonl({'sentence': 's', 'label': '105'}),
      "a:1: unknown label: '105', expected 100, 101, 102, 103, 104, 106 ... 116"),
     ('multirc', jsonl({'idx': 1}), 'a: not in the published format of superglue/MultiRC')])
