@@ -136,6 +136,7 @@ LABELLED = ('train', 'extra_train', 'dev', 'dev_mm')    # splits with labels
 BLANK = re.compile(r'#idiom\d+#')       # blank in CHID
 BLANK_AROUND = 56                       # characters kept on each side of a blank; CLUE's baseline keeps 28
 DISPUTED = "no gold label ('-')"        # normal in NLI data: annotators disagreed
+NO_ANSWER = 'no answer in the text'     # normal in converted TriviaQA, whose texts are cut
 MOVED, ABSENT = 'answer offset repaired', 'answer not in the text'     # answers; the questions are kept
 
 
@@ -349,14 +350,15 @@ def make_span(task, record, number, counts):
         found = [(text, find_nearest(context, text, start, counts))
                  for text, start in zip(answers['text'], answers['answer_start'], strict=True) if text]
         label = tuple(sorted(found, key=lambda answer: answer[1] < 0))
-        if not label and not task.unanswerable:
-            raise Bad('no answer')
     yield Example(record.get('id', number), (pick_text(record, 'question'), context), label)
 
 
 def find_nearest(context, text, start, counts):
-    """Start of the occurrence of `text` nearest to `start`, or -1; counts repaired and missing ones."""
-    if start >= 0 and context.startswith(text, start):
+    """Start of the occurrence of `text` nearest to `start`, or -1; counts repaired and missing ones.
+
+    At `start` the case is ignored: converted TriviaQA has answers in lower case.
+    """
+    if start >= 0 and context[start:start + len(text)].lower() == text.lower():
         return start
     places = [match.start() for match in re.finditer(f'(?={re.escape(text)})', context)]
     counts[MOVED if places else ABSENT] += 1
@@ -394,7 +396,8 @@ def load_examples(name, split, data_dir, extra_train=''):
     data_dir     contains the task's folder, at any depth, or is it; empty: read from the hub
     extra_train  the file that the split `extra_train` of a span task reads
     Raises a UserError naming the first bad record if more than 1 % (and more than one) are bad, if none is
-    good, or if any is bad in a file to predict.  Label '-' and find_nearest's repairs do not count as bad.
+    good, or if any is bad in a file to predict.  Label '-', find_nearest's repairs and, in extra_train,
+    questions without an answer do not count as bad.
     """
     task = TASKS[name]
     if task.source and split in task.files:
@@ -411,7 +414,7 @@ def load_examples(name, split, data_dir, extra_train=''):
 
 def collect(task, records, split, source):
     """(where, record) pairs -> load_examples's result, or its UserError, which names `source`."""
-    examples, counts, rows, bad, disputed = [], Counter(), 0, [], []
+    examples, counts, rows, bad, normal = [], Counter(), 0, [], []
     for rows, (where, record) in enumerate(records, 1):
         try:
             if isinstance(record, Bad):
@@ -423,10 +426,11 @@ def collect(task, records, split, source):
         except (Bad, LookupError, TypeError, ValueError, AttributeError) as error:
             what = error.args if isinstance(error, Bad) else ('not in the published format', repr(error))
             counts[what[0]] += 1
-            (disputed if what[0] == DISPUTED else bad).append(': '.join(map(str, (where, *what))))
+            expected = what[0] == DISPUTED or (what[0] == NO_ANSWER and split == 'extra_train')
+            (normal if expected else bad).append(': '.join(map(str, (where, *what))))
     most = max(1, rows // 100) if split in LABELLED else 0
     if not examples or len(bad) > most:
-        first = [*bad, *disputed, f'{source}: no rows'][0]
+        first = [*bad, *normal, f'{source}: no rows'][0]
         raise UserError(f'{first} ({len(bad)} bad of {rows} rows)')
     return examples, dict(counts)
 
@@ -434,8 +438,10 @@ def collect(task, records, split, source):
 def check_label(task, example, split):
     if example.label is None:
         raise Bad('no label', f"expected one in {task.label.replace('|', ' or ')}")
-    if split.endswith('train') and task.head == 'span' and example.label and example.label[0][1] < 0:
-        raise Bad('no answer occurs in the text')
+    if task.head == 'span' and not example.label and (not task.unanswerable or split == 'extra_train'):
+        raise Bad(NO_ANSWER)
+    if task.head == 'span' and example.label and example.label[0][1] < 0 and split.endswith('train'):
+        raise Bad(NO_ANSWER)
 
 
 def find_split(task, split, data_dir):

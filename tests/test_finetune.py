@@ -693,7 +693,7 @@ def test_extra_questions_come_first_and_in_a_trial_of_their_own(run, tmp_path, f
     more, = (trial for trial in finetune_here(*arguments, f'--extra_train={tmp_path}/extra.json')
              if 'n_extra_train' in trial)
     assert more['n_train'] == plain['n_train'] == 12 and more['n_extra_train'] == 11
-    assert more['skipped']['extra_train'] == {'no answer occurs in the text': 1, finetune.ABSENT: 1}
+    assert more['skipped']['extra_train'] == {finetune.NO_ANSWER: 1, finetune.ABSENT: 1}
     assert more['data'].keys() - plain['data'].keys() == {'extra_train'}
     page = (tmp_path / 'out' / 'results.md').read_text()
     assert 'ours: run extra_train= |' in page and f'ours: run extra_train={tmp_path}/extra.json |' in page
