@@ -16,7 +16,6 @@ from configurator import ROOT, UserError, configure, parse, run, say, show, tabl
 import contextlib
 import csv
 import difflib
-import functools
 import glob
 import hashlib
 import itertools
@@ -25,7 +24,6 @@ import math
 import operator
 import os
 import re
-import signal
 import string
 import sys
 import time
@@ -33,7 +31,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
-from functools import partial
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -121,6 +119,13 @@ FREE = {                        # knobs that do not affect a trial's result
     'report', 'keep_models', 'data_dir', 'batch_size', 'overrides', 'log_interval', 'wandb_project', 'device',
     'compile',
 }
+SOURCES = """\
+init_from takes one or, with commas between them, several of: a run, a checkpoint, the name of a BERT,
+  a glob of runs, out/base-*: pretraining seeds of one system, called base in the report,
+  a glob of checkpoints, out/base/ckpt_*.pt: the score by pretraining step, at the run's milestones alone, as
+    the others are those kept for resuming; if it has no milestones, at all of them.
+compare takes one. Differences are between equal seeds of pretraining (the run's `seed`) and of fine-tuning.
+"""
 EVAL_ROWS = 64                  # sequences per evaluation batch; the noise depends on it
 QUESTION = 64                   # maximum tokens of a question.  Devlin et al. 2018's code
 
@@ -131,6 +136,7 @@ LABELLED = ('train', 'extra_train', 'dev', 'dev_mm')    # splits with labels
 BLANK = re.compile(r'#idiom\d+#')       # blank in CHID
 BLANK_AROUND = 56                       # characters kept on each side of a blank; CLUE's baseline keeps 28
 DISPUTED = "no gold label ('-')"        # normal in NLI data: annotators disagreed
+NO_ANSWER = 'no answer in the text'     # normal in converted TriviaQA, whose texts are cut
 MOVED, ABSENT = 'answer offset repaired', 'answer not in the text'     # answers; the questions are kept
 
 
@@ -295,7 +301,7 @@ def pick_id(record, number):
     """Id of the record in a submission; `number` (from 0) if it has none."""
     value = pick(record, 'index|id|idx')
     if isinstance(value, dict):
-        return value['paragraph'], value['question'], value['answer']
+        return tuple(value[key] for key in ('paragraph', 'question', 'answer'))
     return number if value is None else value
 
 
@@ -344,14 +350,15 @@ def make_span(task, record, number, counts):
         found = [(text, find_nearest(context, text, start, counts))
                  for text, start in zip(answers['text'], answers['answer_start'], strict=True) if text]
         label = tuple(sorted(found, key=lambda answer: answer[1] < 0))
-        if not label and not task.unanswerable:
-            raise Bad('no answer')
     yield Example(record.get('id', number), (pick_text(record, 'question'), context), label)
 
 
 def find_nearest(context, text, start, counts):
-    """Start of the occurrence of `text` nearest to `start`, or -1; counts repaired and missing ones."""
-    if start >= 0 and context.startswith(text, start):
+    """Start of the occurrence of `text` nearest to `start`, or -1; counts repaired and missing ones.
+
+    At `start` the case is ignored: converted TriviaQA has answers in lower case.
+    """
+    if start >= 0 and context[start:start + len(text)].lower() == text.lower():
         return start
     places = [match.start() for match in re.finditer(f'(?={re.escape(text)})', context)]
     counts[MOVED if places else ABSENT] += 1
@@ -389,7 +396,8 @@ def load_examples(name, split, data_dir, extra_train=''):
     data_dir     contains the task's folder, at any depth, or is it; empty: read from the hub
     extra_train  the file that the split `extra_train` of a span task reads
     Raises a UserError naming the first bad record if more than 1 % (and more than one) are bad, if none is
-    good, or if any is bad in a file to predict.  Label '-' and find_nearest's repairs do not count as bad.
+    good, or if any is bad in a file to predict.  Label '-', find_nearest's repairs and, in extra_train,
+    questions without an answer do not count as bad.
     """
     task = TASKS[name]
     if task.source and split in task.files:
@@ -406,7 +414,7 @@ def load_examples(name, split, data_dir, extra_train=''):
 
 def collect(task, records, split, source):
     """(where, record) pairs -> load_examples's result, or its UserError, which names `source`."""
-    examples, counts, rows, bad, disputed = [], Counter(), 0, [], []
+    examples, counts, rows, bad, normal = [], Counter(), 0, [], []
     for rows, (where, record) in enumerate(records, 1):
         try:
             if isinstance(record, Bad):
@@ -416,12 +424,13 @@ def collect(task, records, split, source):
                 check_label(task, example, split)
             examples += made
         except (Bad, LookupError, TypeError, ValueError, AttributeError) as error:
-            what = error.args if isinstance(error, Bad) else ('not as published', repr(error))
+            what = error.args if isinstance(error, Bad) else ('not in the published format', repr(error))
             counts[what[0]] += 1
-            (disputed if what[0] == DISPUTED else bad).append(': '.join(map(str, (where, *what))))
+            expected = what[0] == DISPUTED or (what[0] == NO_ANSWER and split == 'extra_train')
+            (normal if expected else bad).append(': '.join(map(str, (where, *what))))
     most = max(1, rows // 100) if split in LABELLED else 0
     if not examples or len(bad) > most:
-        first = [*bad, *disputed, f'{source}: no rows'][0]
+        first = [*bad, *normal, f'{source}: no rows'][0]
         raise UserError(f'{first} ({len(bad)} bad of {rows} rows)')
     return examples, dict(counts)
 
@@ -429,8 +438,10 @@ def collect(task, records, split, source):
 def check_label(task, example, split):
     if example.label is None:
         raise Bad('no label', f"expected one in {task.label.replace('|', ' or ')}")
-    if split.endswith('train') and task.head == 'span' and example.label and example.label[0][1] < 0:
-        raise Bad('question without a usable answer')
+    if task.head == 'span' and not example.label and (not task.unanswerable or split == 'extra_train'):
+        raise Bad(NO_ANSWER)
+    if task.head == 'span' and example.label and example.label[0][1] < 0 and split.endswith('train'):
+        raise Bad(NO_ANSWER)
 
 
 def find_split(task, split, data_dir):
@@ -443,8 +454,8 @@ def find_split(task, split, data_dir):
                 return paths
     wanted = task.files[split].replace('+', ' and ').replace('|', ' or ')
     hub = task.hub.replace(':', ', ')
-    raise UserError(f'{os.path.join(data_dir, task.folder)}: no {wanted}: --data_dir should hold '
-                    f'{task.folder}/; if it is empty {hub} comes from the Hugging Face hub')
+    raise UserError(f'{os.path.join(data_dir, task.folder)}: no {wanted}; --data_dir names the folder of '
+                    f'{task.folder}/; without it {hub} is read from the Hugging Face hub')
 
 
 # ---- submissions: predictions are class indices, scores, answer texts or choice indices ----
@@ -504,8 +515,8 @@ def docstring_examples(name, split, data_dir, n, label):
     paths = [os.path.join(data_dir or 'data', folder, 'docstrings.jsonl') for folder in ('docstrings', '')]
     path = next(filter(os.path.isfile, paths), None)
     if not path:
-        raise UserError(f'{paths[0]}: not there; python prepare_data.py config/data_docstrings.py makes it; '
-                        '--data_dir names another prepared folder that has one')
+        raise UserError(f'{paths[0]}: no such file; python prepare_data.py config/data_docstrings.py makes '
+                        'it, or name a prepared folder that has one with --data_dir')
     rows = [record for _, record in read_records(path)]
     pieces = sorted((text_hash(row['text'], 1), row['package'], row['where'], prose(row['text'], n))
                     for row in rows)
@@ -1012,12 +1023,12 @@ def milestones_of(files):
     for folder, found in pd.Series(files).groupby([os.path.dirname(path) for path in files]):
         found = sorted(found, key=lambda path: label(path)[1] or 0)
         steps = {*train.read_checkpoint(found[-1])['config'].get('milestones', ())}
-        rolling = [path for path in found if label(path)[1] not in steps]
-        rolling = [] if rolling == found else rolling           # a run without milestones
-        if rolling:
-            say(f"{folder}: the curve leaves out {', '.join(map(os.path.basename, rolling))}, which are not "
-                'among its milestones; a checkpoint that is named without a glob is used')
-        kept += [path for path in found if path not in rolling]
+        chosen = [path for path in found if label(path)[1] in steps] or found
+        others = [os.path.basename(path) for path in found if path not in chosen]
+        if others:
+            say(f"{folder}: the curve leaves out {', '.join(others)}, no milestones of the run; a comma adds "
+                f'one: {folder}/ckpt_*.pt,{folder}/{others[-1]}')
+        kept += chosen
     return kept
 
 
@@ -1068,7 +1079,7 @@ def find_sources(init_from, compare):
     return sources + others
 
 
-@functools.lru_cache(1)
+@lru_cache(1)
 def read_start(source, folder, lower_case):
     """Start from a checkpoint or a Hugging Face BERT.  folder: tokenizer; '': its own"""
     if not source.endswith('.pt'):
@@ -1087,7 +1098,7 @@ def read_start(source, folder, lower_case):
     tokenizer = prepare_data.load_tokenizer(folder) if folder else tokenizer
     if tokenizer.vocab_size != config.vocab_size:
         raise UserError(f'{source}: {config.vocab_size} token embeddings, but the tokenizer has '
-                        f'{tokenizer.vocab_size} pieces; name its own with --tokenizer=')
+                        f'{tokenizer.vocab_size} pieces; name the folder of its own with --tokenizer=')
     return Start(config, weights, tokenizer, folder, data)
 
 
@@ -1102,7 +1113,7 @@ def weights_of(source):
 def make_classifier(start, head, knobs, n_label):
     """A head's model with the pretrained encoder, and pooler if both have one; the rest is random."""
     if start.config.n_segment < 2:
-        raise UserError(f'n_segment={start.config.n_segment}: two texts need 2 segment embeddings')
+        raise UserError(f'n_segment={start.config.n_segment}: fine-tuning needs 2 segment embeddings')
     model = head.model(replace(start.config, dropout=knobs.dropout, attention_dropout=knobs.attention_dropout,
                                pooling=knobs.pooling, n_label=n_label))
     known = {key: value for key, value in start.weights.items() if key.startswith(('encoder.', 'pooler.'))}
@@ -1126,11 +1137,6 @@ def splits_of(name, kind):
     return {name + split.removeprefix(kind): split for split in TASKS[name].files if split.startswith(kind)}
 
 
-def training_splits(name, extra_train):
-    """Splits to train on, one after the other: TriviaQA before SQuAD as in Devlin et al. 2018, section 4.2"""
-    return ['extra_train', 'train'] if extra_train and TASKS[name].head == 'span' else ['train']
-
-
 def to_predict(name, predict):
     """{column: split or file} that `predict` asks for."""
     found = splits_of(name, 'test') if predict == 'test' else {name: predict} if predict else {}
@@ -1139,7 +1145,7 @@ def to_predict(name, predict):
     return found
 
 
-@functools.lru_cache(8)
+@lru_cache(8)
 def load_split(name, split, tokenizer, block_size, stride, files, most):
     """Tokenized Split of a task, cached for later trials.  files: (data_dir, extra_train)
 
@@ -1158,7 +1164,8 @@ def survey(name, config):
     Returns ({labelled split: hash of its examples}, a line with the size of every split).
     """
     counts, hashes = [], {}
-    labelled = [*training_splits(name, config['extra_train']), *splits_of(name, 'dev').values()]
+    extra = ['extra_train'] if config['extra_train'] and TASKS[name].head == 'span' else []
+    labelled = [*extra, 'train', *splits_of(name, 'dev').values()]
     for split in [*labelled, *to_predict(name, config['predict']).values()]:
         examples, skipped = load_examples(name, split, config['data_dir'], config['extra_train'])
         notes = ''.join(f' ({kind}: {n})' for kind, n in skipped.items())
@@ -1221,16 +1228,10 @@ class Trial:
     head = property(lambda self: HEADS[self.task.head])
     metric = property(lambda self: self.knobs.metric or self.task.metrics[0])
     start = property(lambda self: read_start(self.source.path, self.knobs.tokenizer, self.knobs.lower_case))
+    phases = property(lambda self: [split for split in self.identity['data'] if split.endswith('train')])
+    named = property(lambda self: {'init': self.source.init, 'step': self.source.step,
+                                   'run_seed': self.source.run_seed})       # as the last command calls it
     length = property(lambda self: self.knobs.block_size or self.start.config.block_size)
-
-    @property
-    def named(self):
-        """Names in the report, which the last command decides."""
-        return {'init': self.source.init, 'step': self.source.step, 'run_seed': self.source.run_seed}
-
-    @property
-    def phases(self):
-        return training_splits(self.name, self.knobs.extra_train)
 
     @property
     def folder(self):
@@ -1243,8 +1244,7 @@ class Trial:
     def split(self, split, name=''):
         """Split of this trial's task, or of task `name`, with this trial's tokenizer."""
         k = self.knobs
-        most = {'dev': k.eval_samples, 'dev_mm': k.eval_samples}.get(split, 0)
-        most = k.train_samples if split in self.phases else most
+        most = k.train_samples if split in self.phases else k.eval_samples if split in LABELLED else 0
         return load_split(name or self.name, split, self.start.tokenizer, self.length, k.stride,
                           (k.data_dir, k.extra_train), most)
 
@@ -1310,7 +1310,10 @@ def add_noise(model, features, form, runtime, fraction):
 
 
 def fine_tune(trial, model, runtime):
-    """Train and evaluate a trial.  Returns the content of result.json."""
+    """Train a trial, on extra_train first as in Devlin et al. 2018, section 4.2, and evaluate it.
+
+    Returns the content of result.json.
+    """
     os.makedirs(trial.folder, exist_ok=True)
     log, done = train.Log(trial.folder, 0, runtime, trial.knobs.wandb_project, vars(trial.knobs)), 0
     for split in trial.phases:
@@ -1481,7 +1484,7 @@ def run_trial(trial, levels, others, runtime):
 
 # ---- the report: tables made from a long-format DataFrame, one number per line ----
 
-@functools.cache
+@cache
 def read_papers():
     """Results printed in the papers, x 100, from results/papers.json: {paper: {'tables': [...], ...}}.
 
@@ -1503,7 +1506,7 @@ def paper_rows(table):
     return pd.DataFrame.from_dict(rows, 'index', columns=[*table['columns'].split(), *averages_of(table)])
 
 
-@functools.cache
+@cache
 def t_quantile(freedom, inside=0.95):
     """t with P(|T| <= t) = inside: t = sqrt(freedom) tan(angle), density of angle ~ cos^(freedom - 1)."""
     angles = np.linspace(0, math.pi / 2, 200_001)
@@ -1585,23 +1588,24 @@ def tidy(trials):
 
 def model_table(inits):
     """Table of the model of each row.  inits: {row: its last trial}"""
-    kept = ['attention', 'position', 'norm', 'pooling', 'n_layer', 'n_head', 'n_embd']
-    models = [{'step': one['step'], **{key: one['model'][key] for key in kept}, 'device': one['device'],
-               'date': one['date']} for one in inits.values()]
-    return markdown(f"Fine-tuning: {', '.join(inits)}", pd.DataFrame(models, list(inits), dtype=object),
-                    'Points: mean (standard deviation) over seeds, or over the means of several pretraining '
-                    'seeds; ± 95 %: half the confidence interval.')
-
-
-def columns_of(table):
-    return {key.split('.')[0] for key in table['columns'].split()}
+    shown = ['step', 'attention', 'position', 'norm', 'pooling', 'n_layer', 'n_head', 'n_embd', 'device',
+             'date']
+    frame = pd.DataFrame([{**one['model'], **one} for one in inits.values()], list(inits), dtype=object)
+    return markdown(f"Fine-tuning: {', '.join(inits)}", frame[shown],
+                    'Points: mean (standard deviation) over seeds; over the means of pretraining seeds where '
+                    'there are several. ± 95 %: half the confidence interval.')
 
 
 def choose_tables(book, trials):
     """The paper's tables that share a column with the trials, then one in their form of the other columns."""
     ran = {f"{column}.{trial['metric']}": column for trial in trials for column in trial['scores']}
-    tables = [table for table in book.get('tables', ()) if columns_of(table) & set(ran.values())]
-    left = [key for key, column in ran.items() if not any(column in columns_of(table) for table in tables)]
+    tables, shown = [], set()
+    for one in book.get('tables', ()):
+        columns = {key.split('.')[0] for key in one['columns'].split()}
+        if columns & set(ran.values()):
+            tables.append(one)
+            shown |= columns
+    left = [key for key, column in ran.items() if column not in shown]
     averages = {} if tables or len(left) < 2 else {'average': range(len(left))}
     other = {'title': 'Other tasks' if tables else 'Scores', 'columns': ' '.join(left), 'averages': averages}
     return tables + ([{**other, 'rows': ()}] if left else [])
@@ -1637,6 +1641,14 @@ def curve_table(row, seeds, note):
     return markdown(f'{row} by pretraining step', cells, note)
 
 
+def difference_tables(row, other, last):
+    """row - other, of equal pretraining seeds and seeds."""
+    pairs = (last.loc[row] - last.loc[other]).dropna(how='all').dropna(axis=1, how='all')      # pandas aligns
+    return [markdown(f'{name} - {other}, paired by seed', over_seeds(lines, counted).T)
+            for name, lines, counted in by_run(row, pairs)] or [
+                f'No difference of {row} and {other}: they have no seed in common.']
+
+
 def make_report(trials, paper='', compare=''):
     """Markdown report of finished trials.  Tables show the last pretraining step of each row."""
     book = choose('paper', paper, read_papers()) if paper else {}
@@ -1658,13 +1670,10 @@ def make_report(trials, paper='', compare=''):
     majority = majority.rename('majority: {}'.format)
 
     parts = [model_table(inits), *(score_table(table, last, majority) for table in tables)]
-    for row, one in inits.items():
-        other = compare + row[len(one['init']):]                    # same recipe, from `compare`
-        if compare and one['init'] != compare and other in inits:
-            pairs = (last.loc[row] - last.loc[other])[labels].dropna(how='all').dropna(axis=1, how='all')
-            parts += [markdown(f'{name} - {other}, paired by seed', over_seeds(lines, counted).T)
-                      for name, lines, counted in by_run(row, pairs)]
-            parts += [] if len(pairs) else [f'No difference of {row} and {other}: no seed in common.']
+    same = {row: compare + row[len(one['init']):] for row, one in inits.items()}        # recipe, of `compare`
+    rivals = {row: other for row, other in same.items() if row != other and other in inits}
+    for row, other in rivals.items():
+        parts += difference_tables(row, other, last[labels])
     parts += [curve_table(row, seeds.droplevel('row'), book.get('curve'))
               for row, seeds in wide.loc['scores', labels].groupby('row')]
     every = pd.concat([each_row(last), majority])[[name for name in wide.columns if '.' in name]].T
@@ -1676,8 +1685,8 @@ def make_report(trials, paper='', compare=''):
         theirs = paper_rows(book[kind]) if len(found) and kind in book else None
         parts.append(markdown(title, pd.concat([ours, theirs], sort=True)))
     times = frame[frame.kind == 'seconds'].pivot_table('points', 'column', 'row', sort=False)
-    for row in times.columns.drop(compare) if compare in times else ():
-        times[f'{row} / {compare}'] = times[row] / times[compare]
+    for row, other in rivals.items():
+        times[f'{row} / {other}'] = times[row] / times[other]
     parts.append(markdown('Seconds an epoch', times, book.get('seconds')))
     return '\n\n'.join(filter(None, parts))
 
@@ -1699,7 +1708,7 @@ def noise_levels(text):
         first, last, step = map(float, text.split(':'))
         if 0 <= first <= last < first + 1000 * step:
             return [round(level, 6) for level in np.arange(first, last + step / 2, step).tolist()]
-    raise UserError(f'noise={text!r}: write first:last:step, parts of the embedding norm: 0:0.4:0.05')
+    raise UserError(f'noise={text!r}: write first:last:step in fractions of the norm, as in 0:0.4:0.05')
 
 
 def help_end():
@@ -1707,11 +1716,8 @@ def help_end():
     groups = {name: group for group, names in GROUPS.items() for name in names}
     lines = [f"  {name:18} {groups.get(name, '-'):11} {task.folder}/ {' '.join(task.files.values())}: "
              f"{', '.join(task.metrics)}" for name, task in TASKS.items()]
-    sources = ('init_from: runs, checkpoints or Hugging Face BERTs, with commas between them.  A glob of '
-               'folders,\n  out/base-*, means pretraining seeds of one system; one of checkpoints, '
-               'out/base/ckpt_*.pt, the score\n  at each milestone.')
     title = 'tasks: group, folder below data_dir and its files (a|b: either, a+b: both), metrics:'
-    return '\n'.join(['', sources, '', title, *lines])
+    return '\n'.join(['', SOURCES, title, *lines])
 
 
 def write_report(config, show_it):
@@ -1734,12 +1740,6 @@ def write_report(config, show_it):
         print(f'\n{text}', flush=True)
 
 
-def stop_at_once(number, frame):
-    """Signal handler: exit at once, as unfinished trials are not saved."""
-    say('stopped by a signal; the same command starts this trial again and keeps the finished ones')
-    sys.exit(128 + number)
-
-
 def main():
     try:
         config, origins = configure(globals())
@@ -1757,8 +1757,6 @@ def main():
     if not out_dir:
         raise UserError("out_dir='': name a folder, as in --out_dir=out/finetune")
     runtime = train.join(device, dtype, group=False)
-    for name in ('SIGTERM', 'SIGINT'):
-        signal.signal(getattr(signal, name), stop_at_once)
 
     # the plan: all trials, divided among the processes
     recipes, sources = {name: recipe(config, name) for name in names}, find_sources(init_from, compare)

@@ -90,7 +90,7 @@ def test_size(name, corpus, monkeypatch):
 
 def test_a_missing_file_or_another_corpus_gets_one_line(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match='docstrings/docstrings.jsonl: not there; python prepare_data.py'):
+    with pytest.raises(UserError, match='docstrings/docstrings.jsonl: no such file; python prepare_data.py'):
         load_examples('docstring_order', 'train', '')
     row = {'package': 'mine', 'where': 'mine/a.py:1', 'text': 'Return the greatest of both.'}
     (tmp_path / 'docstrings.jsonl').write_text(json.dumps(row))

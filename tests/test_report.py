@@ -200,6 +200,13 @@ def test_differences_are_paired_by_common_seeds():
     for others in ([trial(60, seed=2, init='base')], []):       # no common seed, nothing of base finished yet
         text = report([trial(70), *others], compare='base')
         assert 'paired' not in text
+    recipes = {'recipe': {'learning_rate': 1e-4}}, {'recipe': {'learning_rate': 1e-5}}
+    text = report([trial(score, init=init, seconds_per_epoch=score, **recipe) for recipe in recipes
+                   for init, score in (('ours', 70.0), ('base', 60.0))], compare='base')
+    for rate in ('0.0001', '1e-05'):                    # each recipe has its own pair and its own ratio
+        assert f'## ours learning_rate={rate} - base learning_rate={rate}, paired by seed' in text
+        assert f'| ours learning_rate={rate} / base learning_rate={rate} |' in text
+    assert rows(text, 'rte')[-1][-2:] == ['1.17', '1.17']
     other = trial(60, init='base', recipe={'learning_rate': 1e-4})
     assert 'paired' not in report([trial(70), other], compare='base')           # another recipe is no pair
 
@@ -238,7 +245,7 @@ def test_differences_are_paired_by_pretraining_seed_and_seed():
     assert 'pretraining seeds |' in paired and 'ours, pretraining seed 4 - base, paired' in paired
     alone = trial(60, init='base')                      # it has no pretraining seed
     text = report([*pretrained((1, 99)), alone], compare='base')
-    assert 'paired' not in text and 'No difference of ours and base: no seed in common.' in text
+    assert 'paired' not in text and 'No difference of ours and base: they have no seed in common.' in text
 
 
 def test_a_run_alone_is_no_pretraining_seed_of_a_system_with_its_name():

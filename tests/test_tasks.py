@@ -204,20 +204,36 @@ def test_absent_answers_stay_for_scoring_and_cannot_train(tmp_path):
         assert example.label == (('text', 3), ('absent', -1)) and counts == {readers.ABSENT: 1}
     path = write(tmp_path / 'a.json', squad('context', ('absent', 2)))
     assert read_file('cmrc', path, 'dev')[0][0].label == (('absent', -1),)
-    with pytest.raises(UserError, match='a.json: question q: question without a usable answer'):
+    with pytest.raises(UserError, match='a.json: question q: no answer in the text'):
         read_file('cmrc', path, 'train')
 
 
 def test_unanswerable_and_unlabelled_questions(tmp_path):
     empty = write(tmp_path / 'a.json', squad('text', is_impossible=True, plausible_answers=[{'text': 'te'}]))
     assert read_file('squad2', empty, 'train')[0][0].label == ()
-    with pytest.raises(UserError, match='question q: no answer'):
+    with pytest.raises(UserError, match='question q: no answer in the text'):
         read_file('squad1', empty, 'train')
     for path in (write(tmp_path / 'b.json', squad('text', ('FAKE', -1), ('FAKER', -1))),
                  write(tmp_path / 'c.json', squad('text').replace('"answers"', '"other"'))):
         assert read_file('cmrc', path)[0][0].label is None
         with pytest.raises(UserError, match='no label'):
             read_file('cmrc', path, 'dev')
+
+
+def test_triviaqa_as_its_script_converts_it(tmp_path):
+    """Answers in lower case, and questions whose answer is beyond the cut: left out, however many, as in
+    Devlin et al. 2018; no question is unanswerable then, for SQuAD v2.0 neither."""
+    texts = [('Main Street made Sinclair Lewis known .', 'sinclair lewis', 17), ('A cut text', None, 0)]
+    data = [{'paragraphs': [{'context': context, 'qas': [{
+        'question': 'Who ?', 'answers': [{'text': answer, 'answer_start': start}] if answer else [],
+        'id': f'tc_{i}--a.txt', 'qid': f'tc_{i}'}]}]} for i, (context, answer, start) in enumerate(texts * 3)]
+    path = write(tmp_path / 'trivia.json', json.dumps({'data': data, 'version': 1.0}))
+    for name in ('squad1', 'squad2'):
+        examples, counts = load_examples(name, 'extra_train', '', path)
+        assert counts == {readers.NO_ANSWER: 3} and len(examples) == 3
+        assert examples[0] == Example('tc_0--a.txt', ('Who ?', texts[0][0]), (('sinclair lewis', 17),))
+    with pytest.raises(UserError, match=r'no answer in the text \(3 bad of 6 rows\)'):
+        read_file('squad1', path, 'train')
 
 
 # bad rows
@@ -251,9 +267,9 @@ def test_bad_rows_are_counted_up_to_one_percent(row, kind, details, tmp_path):
 
 @pytest.mark.parametrize('name, text, message', [
     ('boolq', '{"question": "q"\n', 'a:1: broken JSON'),
-    ('boolq', '[1]\n', 'a:1: not as published: TypeError'),
+    ('boolq', '[1]\n', 'a:1: not in the published format: TypeError'),
     ('boolq', '"text"\n', 'a:1: missing columns: expected text in passage'),
-    ('boolq', 'null\n', 'a:1: not as published: TypeError'),
+    ('boolq', 'null\n', 'a:1: not in the published format: TypeError'),
     ('boolq', jsonl({'question': 'q', 'passage': None, 'label': True}),
      'a:1: missing columns: expected text in passage; the row has question, passage, label'),
     ('boolq', jsonl({'question': 'q', 'passage': 'p'}), 'a:1: no label: expected one in label'),
@@ -263,12 +279,12 @@ def test_bad_rows_are_counted_up_to_one_percent(row, kind, details, tmp_path):
      "a: not in the published format of squad: JSONDecodeError('Expecting value: line 2"),
     ('squad1', '{"version": 1}', 'a: not in the published format of squad'),
     ('squad1', '[]', 'a: not in the published format of squad'),
-    ('cmrc', squad('text', ('text', None)), 'a: question q: not as published'),
+    ('cmrc', squad('text', ('text', None)), 'a: question q: not in the published format'),
     ('c3', json.dumps([[['p'], [{'question': 'q', 'choice': ['a'], 'answer': 'b'}], '1']]),
      'a: passage 1: unknown label'),
     ('c3', json.dumps([[['p']]]), 'a: not in the published format of clue/c3'),
-    ('chid', jsonl({'content': ['#idiom1#']}), 'a:1: not as published'),
-    ('wsc', jsonl({'text': '他', 'label': 'true'}), 'a:1: not as published'),
+    ('chid', jsonl({'content': ['#idiom1#']}), 'a:1: not in the published format'),
+    ('wsc', jsonl({'text': '他', 'label': 'true'}), 'a:1: not in the published format'),
     ('tnews', jsonl({'sentence': 's', 'label': '105'}),
      "a:1: unknown label: '105', expected 100, 101, 102, 103, 104, 106 ... 116"),
     ('multirc', jsonl({'idx': 1}), 'a: not in the published format of superglue/MultiRC')])
