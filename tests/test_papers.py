@@ -8,6 +8,7 @@ import os
 import re
 import shlex
 import shutil
+import subprocess
 import zipfile
 from dataclasses import replace
 
@@ -395,6 +396,15 @@ def test_what_is_not_made_is_noticed():
     assert is_made('out/a-*', runs) and is_made('out/a-1/ckpt_*.pt', runs) and is_made('out/b', runs)
     for source in ('out/a', 'out/c-*', 'out/b/ckpt_*.pt', 'out/a-1/ckpt_0000006.pt'):
         assert not is_made(source, runs)
+
+
+def test_bash_reads_the_same_commands(tmp_path):
+    """The loops and quotes of the page, which commands_of() reads without a shell."""
+    script = '\n'.join(re.findall(r'```sh\n(.*?)```', PAGE, re.S))
+    programs = ''.join(f'{name}() {{ echo {name} "$*"; }}\n' for name in ('python', 'torchrun'))
+    done = subprocess.run(['bash', '-euc', programs + script], cwd=tmp_path, capture_output=True, text=True)
+    words = [' '.join(shlex.split(command)).removeprefix('PJRT_DEVICE=TPU ') for command in COMMANDS]
+    assert done.stdout.splitlines() == words, done.stderr
 
 
 def test_every_label_of_the_page():
