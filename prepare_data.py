@@ -32,7 +32,6 @@ import concurrent.futures
 import contextlib
 import functools
 import glob
-import gzip
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -58,7 +57,7 @@ from pathlib import Path
 import numpy as np
 
 corpus = 'docstrings'           # keys of CORPORA, e.g. books+wikipedia; a path, a glob, a hub id owner/name
-path = ''                       # source in CORPORA: files of oscar or cluecorpussmall, packages of docstrings
+path = ''                       # files for oscar and cluecorpussmall; other packages for docstrings
 name = ''                       # folder under data_dir; empty: derived from the corpus
 data_dir = 'data'               # folder of all prepared corpora
 subset = ''                     # configuration of a hub dataset; empty: that in CORPORA
@@ -191,13 +190,11 @@ def named(source, fault='cannot be read from the Hugging Face hub'):
 
 
 def open_bytes(file_name):
-    """A buffered binary stream over a plain, .gz or .zst file; pyarrow detects truncated .zst files."""
-    if file_name.endswith('.gz'):
-        return gzip.open(file_name)
-    if file_name.endswith('.zst'):
-        arrow = need('pyarrow', 'reading .zst files')
-        return io.BufferedReader(arrow.input_stream(file_name, compression='zstd'))
-    return open(file_name, 'rb')
+    """A buffered binary stream over a plain, .gz or .zst file; pyarrow notices truncated and damaged ones."""
+    if not file_name.endswith(('.gz', '.zst')):
+        return open(file_name, 'rb')
+    arrow = need('pyarrow', 'reading compressed files')
+    return io.BufferedReader(arrow.input_stream(file_name, compression='detect'))
 
 
 def read_lines(file, begin, end, most):

@@ -459,7 +459,7 @@ def test_bad_rows_of_the_other_formats(tmp_path):
     assert meta['skipped'] == {'NUL': 1, 'empty': 1, 'invalid UTF-8': 2, 'null': 1}
 
 
-@pytest.mark.parametrize('name', ['c.jsonl.gz', 'c.jsonl.zst', 'c.parquet'])
+@pytest.mark.parametrize('name', ['c.jsonl.gz', 'c.jsonl.zst', 'c.parquet', 'c.zip'])
 def test_a_broken_file_stops_and_is_read_again(tmp_path, name):
     """Units that were done stay; the file may have another size when it is mended."""
     (tmp_path / 'corpus').mkdir()
@@ -488,8 +488,13 @@ def compressed(name, texts):
         return gzip.compress(lines)
     if name.endswith('.zst'):
         return pytest.importorskip('zstandard').ZstdCompressor().compress(lines)
-    arrow, parquet = pytest.importorskip('pyarrow'), pytest.importorskip('pyarrow.parquet')
     stream = io.BytesIO()
+    if name.endswith('.zip'):
+        with zipfile.ZipFile(stream, 'w') as archive:
+            for i, text in enumerate(texts):
+                archive.writestr(f'{i}.txt', text)
+        return stream.getvalue()
+    arrow, parquet = pytest.importorskip('pyarrow'), pytest.importorskip('pyarrow.parquet')
     parquet.write_table(arrow.table({'text': texts}), stream, row_group_size=50)
     return stream.getvalue()
 
