@@ -25,7 +25,6 @@ import math
 import operator
 import os
 import re
-import signal
 import string
 import sys
 import time
@@ -295,7 +294,7 @@ def pick_id(record, number):
     """Id of the record in a submission; `number` (from 0) if it has none."""
     value = pick(record, 'index|id|idx')
     if isinstance(value, dict):
-        return value['paragraph'], value['question'], value['answer']
+        return tuple(value[key] for key in ('paragraph', 'question', 'answer'))
     return number if value is None else value
 
 
@@ -1126,11 +1125,6 @@ def splits_of(name, kind):
     return {name + split.removeprefix(kind): split for split in TASKS[name].files if split.startswith(kind)}
 
 
-def training_splits(name, extra_train):
-    """Splits to train on, one after the other: TriviaQA before SQuAD as in Devlin et al. 2018, section 4.2"""
-    return ['extra_train', 'train'] if extra_train and TASKS[name].head == 'span' else ['train']
-
-
 def to_predict(name, predict):
     """{column: split or file} that `predict` asks for."""
     found = splits_of(name, 'test') if predict == 'test' else {name: predict} if predict else {}
@@ -1158,7 +1152,8 @@ def survey(name, config):
     Returns ({labelled split: hash of its examples}, a line with the size of every split).
     """
     counts, hashes = [], {}
-    labelled = [*training_splits(name, config['extra_train']), *splits_of(name, 'dev').values()]
+    extra = ['extra_train'] if config['extra_train'] and TASKS[name].head == 'span' else []
+    labelled = [*extra, 'train', *splits_of(name, 'dev').values()]
     for split in [*labelled, *to_predict(name, config['predict']).values()]:
         examples, skipped = load_examples(name, split, config['data_dir'], config['extra_train'])
         notes = ''.join(f' ({kind}: {n})' for kind, n in skipped.items())
@@ -1221,16 +1216,10 @@ class Trial:
     head = property(lambda self: HEADS[self.task.head])
     metric = property(lambda self: self.knobs.metric or self.task.metrics[0])
     start = property(lambda self: read_start(self.source.path, self.knobs.tokenizer, self.knobs.lower_case))
+    phases = property(lambda self: [split for split in self.identity['data'] if split.endswith('train')])
+    named = property(lambda self: {'init': self.source.init, 'step': self.source.step,
+                                   'run_seed': self.source.run_seed})       # as the last command calls it
     length = property(lambda self: self.knobs.block_size or self.start.config.block_size)
-
-    @property
-    def named(self):
-        """Names in the report, which the last command decides."""
-        return {'init': self.source.init, 'step': self.source.step, 'run_seed': self.source.run_seed}
-
-    @property
-    def phases(self):
-        return training_splits(self.name, self.knobs.extra_train)
 
     @property
     def folder(self):
@@ -1243,8 +1232,7 @@ class Trial:
     def split(self, split, name=''):
         """Split of this trial's task, or of task `name`, with this trial's tokenizer."""
         k = self.knobs
-        most = {'dev': k.eval_samples, 'dev_mm': k.eval_samples}.get(split, 0)
-        most = k.train_samples if split in self.phases else most
+        most = k.train_samples if split in self.phases else k.eval_samples if split in LABELLED else 0
         return load_split(name or self.name, split, self.start.tokenizer, self.length, k.stride,
                           (k.data_dir, k.extra_train), most)
 
@@ -1310,7 +1298,10 @@ def add_noise(model, features, form, runtime, fraction):
 
 
 def fine_tune(trial, model, runtime):
-    """Train and evaluate a trial.  Returns the content of result.json."""
+    """Train a trial, on extra_train first as in Devlin et al. 2018, section 4.2, and evaluate it.
+
+    Returns the content of result.json.
+    """
     os.makedirs(trial.folder, exist_ok=True)
     log, done = train.Log(trial.folder, 0, runtime, trial.knobs.wandb_project, vars(trial.knobs)), 0
     for split in trial.phases:
@@ -1585,23 +1576,24 @@ def tidy(trials):
 
 def model_table(inits):
     """Table of the model of each row.  inits: {row: its last trial}"""
-    kept = ['attention', 'position', 'norm', 'pooling', 'n_layer', 'n_head', 'n_embd']
-    models = [{'step': one['step'], **{key: one['model'][key] for key in kept}, 'device': one['device'],
-               'date': one['date']} for one in inits.values()]
-    return markdown(f"Fine-tuning: {', '.join(inits)}", pd.DataFrame(models, list(inits), dtype=object),
-                    'Points: mean (standard deviation) over seeds, or over the means of several pretraining '
-                    'seeds; ± 95 %: half the confidence interval.')
-
-
-def columns_of(table):
-    return {key.split('.')[0] for key in table['columns'].split()}
+    shown = ['step', 'attention', 'position', 'norm', 'pooling', 'n_layer', 'n_head', 'n_embd', 'device',
+             'date']
+    frame = pd.DataFrame([{**one['model'], **one} for one in inits.values()], list(inits), dtype=object)
+    return markdown(f"Fine-tuning: {', '.join(inits)}", frame[shown],
+                    'Points: mean (standard deviation) over seeds; over the means of pretraining seeds where '
+                    'there are several. ± 95 %: half the confidence interval.')
 
 
 def choose_tables(book, trials):
     """The paper's tables that share a column with the trials, then one in their form of the other columns."""
     ran = {f"{column}.{trial['metric']}": column for trial in trials for column in trial['scores']}
-    tables = [table for table in book.get('tables', ()) if columns_of(table) & set(ran.values())]
-    left = [key for key, column in ran.items() if not any(column in columns_of(table) for table in tables)]
+    tables, shown = [], set()
+    for one in book.get('tables', ()):
+        columns = {key.split('.')[0] for key in one['columns'].split()}
+        if columns & set(ran.values()):
+            tables.append(one)
+            shown |= columns
+    left = [key for key, column in ran.items() if column not in shown]
     averages = {} if tables or len(left) < 2 else {'average': range(len(left))}
     other = {'title': 'Other tasks' if tables else 'Scores', 'columns': ' '.join(left), 'averages': averages}
     return tables + ([{**other, 'rows': ()}] if left else [])
@@ -1734,12 +1726,6 @@ def write_report(config, show_it):
         print(f'\n{text}', flush=True)
 
 
-def stop_at_once(number, frame):
-    """Signal handler: exit at once, as unfinished trials are not saved."""
-    say('stopped by a signal; the same command starts this trial again and keeps the finished ones')
-    sys.exit(128 + number)
-
-
 def main():
     try:
         config, origins = configure(globals())
@@ -1757,8 +1743,6 @@ def main():
     if not out_dir:
         raise UserError("out_dir='': name a folder, as in --out_dir=out/finetune")
     runtime = train.join(device, dtype, group=False)
-    for name in ('SIGTERM', 'SIGINT'):
-        signal.signal(getattr(signal, name), stop_at_once)
 
     # the plan: all trials, divided among the processes
     recipes, sources = {name: recipe(config, name) for name in names}, find_sources(init_from, compare)
