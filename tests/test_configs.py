@@ -75,6 +75,10 @@ def count_matrices(model):
                for name, p in module.named_parameters(recurse=False) if p.dim() > 1 and 'bias' not in name)
 
 
+def test_a_header_says_what_to_expect():
+    assert [name for name in STAGE if 'Expect' not in header(name)] == []
+
+
 @pytest.mark.parametrize('name', RECIPES)
 def test_a_recipe_names_itself_and_a_corpus_that_a_file_prepares(name):
     settings = knobs(name)
