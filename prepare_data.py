@@ -406,9 +406,9 @@ def list_docstrings(source, subset, joined, config):
     found = {package: find_package(package) for package in source.split()}
     files = [(package, root, item) for package, (root, _) in found.items() for item in python_files(root)]
     tasks = [(files[i:i + 50],) for i in range(0, len(files), 50)]
-    parsed = dict(in_parallel(parse_files, tasks, config['num_proc']))
     lines, faults = {}, []                                      # {text: its line}
-    for package, where, text, bad in itertools.chain.from_iterable(parsed[i] for i in range(len(tasks))):
+    parsed = in_parallel(parse_files, tasks, config['num_proc'])
+    for package, where, text, bad in itertools.chain.from_iterable(parsed):
         if bad:
             faults.append((where, bad))
         else:
@@ -598,9 +598,7 @@ class WordPieceTokenizer:
     def save(folder, argument, config, sample):
         source = argument or 'google-bert/bert-base-uncased'
         if not os.path.isfile(source):
-            if source.endswith('.txt'):
-                raise UserError(f'tokenizer: {source}: no such file')
-            with named(source):
+            with named(source, 'no such file, nor a vocab.txt of this name from the Hugging Face hub'):
                 source = need('huggingface_hub', 'this tokenizer').hf_hub_download(source, 'vocab.txt')
         write_bytes(os.path.join(folder, 'vocab.txt'), Path(source).read_bytes())
         return {'lower_case': config['lower_case']}
@@ -913,16 +911,15 @@ def die_with_parent():
 
 
 def in_parallel(function, tasks, num_proc):
-    """Yields (i, function(*tasks[i])) in order of completion; an error or Ctrl-C ends all workers."""
+    """Yields function(*task) of each task, in their order; an error or Ctrl-C ends all workers."""
     if num_proc == 1 or not tasks:
-        yield from ((i, function(*task)) for i, task in enumerate(tasks))
+        yield from itertools.starmap(function, tasks)
         return
     context = multiprocessing.get_context('spawn')
     pool = concurrent.futures.ProcessPoolExecutor(min(num_proc, len(tasks)), context, die_with_parent)
     try:
-        waiting = {pool.submit(function, *task): i for i, task in enumerate(tasks)}
-        for future in concurrent.futures.as_completed(waiting):
-            yield waiting[future], future.result()
+        for future in [pool.submit(function, *task) for task in tasks]:     # as pool.map, which would cancel
+            yield future.result()                                           # futures of workers killed below
     except concurrent.futures.BrokenExecutor:
         raise UserError('a worker process was killed; out of memory? Then a smaller --num_proc') from None
     finally:
@@ -936,19 +933,18 @@ def in_parallel(function, tasks, num_proc):
 
 def make_folder(folder, sources, config, settings):
     """Makes the folder under a temporary name, then renames it; of concurrent processes the first wins."""
-    fresh, source, units, origins = temporary_name(folder), ' + '.join(row[1] for row in sources), [], []
+    fresh, source = temporary_name(folder), ' + '.join(row[1] for row in sources)
     config = {**config, 'folder': fresh}
     os.makedirs(fresh)
-    for lister, *row in sources:
-        found, origin = lister(*row, config)
-        units += found
-        origins.append(origin)
+    listed = [lister(*row, config) for lister, *row in sources]
+    units = [unit for found, _ in listed for unit in found]
     say(f'{folder}: {len(units)} units of {source}')
     units = [{**unit, 'documents': -(-config['max_documents'] // len(units))} for unit in units]
     check_corpus(units, source, config)
     versions = save_tools(fresh, units, config)
     write_json(os.path.join(fresh, 'units.json'), {
-        'settings': settings, 'corpus': source, 'source': origins, 'versions': versions, 'units': units})
+        'settings': settings, 'corpus': source, 'source': [origin for _, origin in listed],
+        'versions': versions, 'units': units})
     try:
         os.rename(fresh, folder)
     except OSError:
@@ -1312,7 +1308,7 @@ def write_units(folder, units, versions, config):
     quiet = not (sys.stderr and sys.stderr.isatty())
     with contextlib.closing(in_parallel(write_unit, tasks, config['num_proc'])) as results:
         bar = need('tqdm', 'preparing').tqdm(results, total=len(units), leave=False, disable=quiet)
-        for done, (_, found) in enumerate(bar, 1):
+        for done, found in enumerate(bar, 1):
             tokens += found
             rate = f'{tokens:,} tokens, {tokens / (time.monotonic() - started):,.0f} tokens/s'
             bar.set_postfix_str(rate, refresh=False)
