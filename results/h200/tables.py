@@ -22,35 +22,30 @@ page = 'results/STUDY.md'       # the page whose tables are written again; made 
 
 QUANTILE = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}        # number of seeds -> Student's t, 97.5 %
 LEVEL = 0.03                    # nats: losses closer than this are level
-# claim -> [(what the paper says, quantity, 'difference' or 'ratio', system, other system, lowest, highest)]
-CLAIMS = {
+
+
+def ends(system, other, most=0.0, least=-math.inf, note=''):
+    """The claim that the final loss of a system minus that of another lies between two bounds, in nats."""
+    kind = 'level with' if least == -most else 'below' if most == 0 else f'at most {most} above'
+    kind = f'{least} to {most} above' if 0 < least else kind
+    return f'{system} ends {kind} {other}{note}', 'loss', 'difference', system, other, least, most
+
+
+CLAIMS = {                      # paper -> [(claim, quantity, comparison, system, other, least, most)]
     'Courtois et al. 2024': [
         ('pairwise leaves the plateau in half the steps', 'plateau', 'ratio', 'pairwise', 'original', 0, 0.6),
-        ('pairwise ends level with original', 'loss', 'difference', 'pairwise', 'original', -LEVEL, LEVEL),
-        ('symmetric ends 0.1 above original', 'loss', 'difference', 'symmetric', 'original', LEVEL, 0.2),
-        ('S of rank 1 ends level with full S', 'loss', 'difference', 'pairwise_rank_1', 'pairwise', -LEVEL, LEVEL),
-        ('S of rank 16 ends level with full S', 'loss', 'difference', 'pairwise_rank_16', 'pairwise', -LEVEL,
-         LEVEL),
-        ('S ~ N(0, 1/K) ends level with S near I', 'loss', 'difference', 'pairwise_fan_in', 'pairwise', -LEVEL,
-         LEVEL),
-        ('S ~ N(0, 0.02) ends level with S near I', 'loss', 'difference', 'pairwise_normal', 'pairwise', -LEVEL,
-         LEVEL)],
-    'Kowsher et al. 2024': [
-        ('shared ends level with original', 'loss', 'difference', 'shared', 'original', -math.inf, LEVEL)],
+        ends('pairwise', 'original', LEVEL, -LEVEL), ends('symmetric', 'original', 0.2, LEVEL),
+        *(ends(f'pairwise_{kind}', 'pairwise', LEVEL, -LEVEL)
+          for kind in ('rank_1', 'rank_16', 'fan_in', 'normal'))],
+    'Kowsher et al. 2024': [ends('shared', 'original', LEVEL)],
     'Tian et al. 2021': [
-        (f'{system} ends below {other}', 'loss', 'difference', system, other, -math.inf, 0)
-        for system, other in (
-            ('part_mask', 'no_position'), ('one_head_sigmoid', 'one_head_softmax'),
-            ('part_bias', 'one_head_sigmoid'), ('shatter', 'part_bias'), ('shatter', 'original'),
-            ('shatter, equal time', 'original'), ('shatter, equal time', 'rpe, equal time'),
-            ('shatter, equal time', 'rab, equal time'))],
+        ends('part_mask', 'no_position'), ends('one_head_sigmoid', 'one_head_softmax'),
+        ends('part_bias', 'one_head_sigmoid'), ends('shatter', 'part_bias'), ends('shatter', 'original'),
+        *(ends('shatter, equal time', other) for other in ('original', 'rpe, equal time', 'rab, equal time'))],
     'Liu 2022': [
-        *((f'gau with softmax_plus ends below {other}', 'loss', 'difference', 'gau', other, -math.inf, 0)
-          for other in ('gau_scaled_squared_relu', 'gau_squared_relu', 'gau_softmax')),
-        *((f'scale ns ends below {scale}, with T = 4 s', 'loss', 'difference', 'gau_ns', f'gau_{scale}', -math.inf,
-           0) for scale in ('n2', 'n', 's2')),
-        ('gau ends below RoFormerV2 at equal time', 'loss', 'difference', 'gau, equal time', 'roformer_v2',
-         -math.inf, 0)],
+        *(ends('gau', f'gau_{other}') for other in ('scaled_squared_relu', 'squared_relu', 'softmax')),
+        *(ends('gau_4s_ns', f'gau_4s_{scale}') for scale in ('n2', 'n', 's2')),
+        ends('gau, equal time', 'roformer_v2')],
 }
 
 
@@ -108,43 +103,47 @@ def verdict(low, high, least, most):
     return 'does not' if high < least or low > most else 'cannot tell'
 
 
-def claim_table(rows, claims):
-    """Two tables of a paper: its systems, and its claims with their 95 % intervals over seeds."""
-    lines = ['| system | loss of seed 1 at each rate | best rate | loss (deviation) | accuracy, % | plateau ends |',
-             '|---|---|---|---|---|---|']
-    for system in dict.fromkeys(name for claim in claims for name in claim[3:5]):
-        seeds = list(seeds_of(rows, system).values())
-        if not seeds:
-            lines.append(f'| {system} | not run | | | | |')
-            continue
-        tried = ', '.join(f"{row['rate']:g}: " + ('diverged' if row['loss'] is None else f"{row['loss']:.3f}")
-                          for row in sorted(rows, key=lambda row: row['rate'])
-                          if row['system'] == system and row['seed'] == 1)
-        losses = [row['loss'] for row in seeds]
-        deviation = f' ({np.std(losses, ddof=1):.3f})' if len(seeds) > 1 else ''
-        ends = ', '.join(str(row['plateau'] or 'never') for row in seeds)
-        lines.append(f"| {system} | {tried} | {seeds[0]['rate']:g} | {np.mean(losses):.3f}{deviation} | "
-                     f"{np.mean([row['accuracy, %'] for row in seeds]):.1f} | {ends} |")
-    lines += ['', '| claim | quantity | value | 95 % interval | seeds | verdict |', '|---|---|---|---|---|---|']
-    for text, quantity, kind, system, other, least, most in claims:
-        values = compare(rows, quantity, kind, system, other)
-        if len(values) < 2:
-            lines.append(f'| {text} | {quantity}, {kind} | - | - | {len(values)} | cannot tell |')
-            continue
-        middle = float(np.mean(values))
-        half = QUANTILE[len(values)] * float(np.std(values, ddof=1)) / math.sqrt(len(values))
-        lines.append(f'| {text} | {quantity}, {kind} | {middle:.3f} | {middle - half:.3f} to {middle + half:.3f} | '
-                     f'{len(values)} | {verdict(middle - half, middle + half, least, most)} |')
-    return '\n'.join(lines)
+def system_line(rows, system):
+    """Table line of a system: its rates with seed 1, then all seeds at the best rate."""
+    seeds = [row for _, row in sorted(seeds_of(rows, system).items())]
+    if not seeds:
+        return f'| {system} | not run | | | | |'
+    first = sorted((row['rate'], row['loss']) for row in rows if row['system'] == system and row['seed'] == 1)
+    tried = ', '.join(f'{rate:g}: ' + ('diverged' if loss is None else f'{loss:.3f}') for rate, loss in first)
+    losses, accuracies = ([row[key] for row in seeds] for key in ('loss', 'accuracy, %'))
+    deviation = f' ({np.std(losses, ddof=1):.3f})' if len(seeds) > 1 else ''
+    plateaus = ' '.join(str(row['plateau'] or 'never') for row in seeds)
+    return (f"| {system} | {tried} | {seeds[0]['rate']:g} | {np.mean(losses):.3f}{deviation} | "
+            f'{np.mean(accuracies):.1f} | {plateaus} |')
+
+
+def claim_line(rows, text, quantity, kind, system, other, least, most):
+    """Table line of a claim: mean over seeds, its 95 % interval and what that says."""
+    values = compare(rows, quantity, kind, system, other)
+    start, n = f'| {text} | {kind} of {quantity}', len(values)
+    if n < 2:
+        return f'{start} | | | {n} | cannot tell |'
+    middle, half = np.mean(values), QUANTILE[n] * np.std(values, ddof=1) / math.sqrt(n)
+    low, high = middle - half, middle + half
+    return f'{start} | {middle:.3f} | {low:.3f} to {high:.3f} | {n} | {verdict(low, high, least, most)} |'
+
+
+def claim_tables(rows, claims):
+    """The two tables of a paper: its systems, and its claims."""
+    systems = dict.fromkeys(name for claim in claims for name in claim[3:5])
+    return '\n'.join([
+        '| system | rate: loss of seed 1 | best rate | loss (deviation) | accuracy, % | plateau ends at step |',
+        '|---|---|---|---|---|---|', *(system_line(rows, system) for system in systems), '',
+        '| claim | value | mean | 95 % interval | seeds | verdict |',
+        '|---|---|---|---|---|---|', *(claim_line(rows, *claim) for claim in claims)])
 
 
 def made_by(rows):
-    """Devices, versions and dates of the runs, and the command that every run's is like."""
-    last = rows[-1]
-    dates = sorted({row['date'][:10] for row in rows})
+    """Devices, versions and dates of the runs, and one command."""
+    last, dates = rows[-1], sorted({row['date'][:10] for row in rows})
     devices = ', '.join(sorted({row['device'] for row in rows}))
     return (f"{len(rows)} runs on {devices}, torch {last['torch']}, {dates[0]} to {dates[-1]}; unigram entropy "
-            f"{last['unigram']:.3f} nats; the last was `{last['command']}`")
+            f"{last['unigram']:.3f} nats.\nThe last was `{last['command']}`.")
 
 
 def main():
@@ -155,7 +154,7 @@ def main():
     with suppress(FileNotFoundError), open(page) as file:
         text = file.read()
     tables = {'Runs': made_by(rows) if rows else 'none yet'}
-    tables |= {name: claim_table(rows, claims) for name, claims in CLAIMS.items()}
+    tables |= {name: claim_tables(rows, claims) for name, claims in CLAIMS.items()}
     for name, table in tables.items():
         text = re.sub(rf'(<!-- {re.escape(name)} -->\n).*?(<!-- end -->)', lambda found, table=table:
                       f'{found[1]}{table}\n{found[2]}', text, flags=re.S)
