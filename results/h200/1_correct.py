@@ -153,18 +153,19 @@ def train_words(config, folder, *more):
     """Words after `train.py` of a run of a small model."""
     data_dir, dataset = os.path.split(config['data'])
     model = ['--n_layer=2', '--n_head=4', '--n_embd=256', '--n_inner=1024', '--block_size=128']
-    model += ['--total_batch=64', '--batch_size=64', '--learning_rate=1e-3', '--warmup_iters=20', '--dropout=0.1',
-              '--fill_samples=0', '--eval_interval=0', '--eval_samples=256', f'--device={config["device"]}']
+    model += ['--total_batch=64', '--batch_size=64', '--learning_rate=1e-3', '--warmup_iters=20',
+              '--dropout=0.1', '--fill_samples=0', '--eval_interval=0', '--eval_samples=256']
     model += ['--n_embd=32', '--n_inner=64', '--total_batch=4', '--eval_samples=8'] if config['toy'] else []
-    where = [f'--out_dir={config["runs"]}/{folder}', f'--data_dir={data_dir}', f'--dataset={dataset}']
+    where = [f'--out_dir={config["runs"]}/{folder}', f'--data_dir={data_dir}', f'--dataset={dataset}',
+             f'--device={config["device"]}']
     return [*where, *model, *more]
 
 
 def syncs(_, config):
     rows = []
     for dtype, compiled in (('bfloat16', 'true'), ('float16', 'false')):
-        words = train_words(config, f'syncs_{dtype}', '--max_iters=60', '--log_interval=20', f'--dtype={dtype}',
-                            f'--compile={compiled}', '--checkpoint_interval=0')
+        words = train_words(config, f'syncs_{dtype}', '--max_iters=60', '--log_interval=20',
+                            '--checkpoint_interval=0', f'--dtype={dtype}', f'--compile={compiled}')
         debug = 'torch.cuda.set_sync_debug_mode("warn"); ' if torch.cuda.is_available() else ''
         code = f'import runpy, sys, torch; {debug}sys.argv = {["train.py", *words]}; ' \
                'runpy.run_path("train.py", run_name="__main__")'

@@ -27,7 +27,7 @@ LEVEL = 0.03                    # nats: losses closer than this are level
 def ends(system, other, most=0.0, least=-math.inf, note=''):
     """The claim that the final loss of a system minus that of another lies between two bounds, in nats."""
     kind = 'level with' if least == -most else 'below' if most == 0 else f'at most {most} above'
-    kind = f'{least} to {most} above' if 0 < least else kind
+    kind = f'{least} to {most} above' if least > 0 else kind
     return f'{system} ends {kind} {other}{note}', 'loss', 'difference', system, other, least, most
 
 
@@ -41,7 +41,8 @@ CLAIMS = {                      # paper -> [(claim, quantity, comparison, system
     'Tian et al. 2021': [
         ends('part_mask', 'no_position'), ends('one_head_sigmoid', 'one_head_softmax'),
         ends('part_bias', 'one_head_sigmoid'), ends('shatter', 'part_bias'), ends('shatter', 'original'),
-        *(ends('shatter, equal time', other) for other in ('original', 'rpe, equal time', 'rab, equal time'))],
+        *(ends('shatter, equal time', other)
+          for other in ('original', 'rpe, equal time', 'rab, equal time'))],
     'Liu 2022': [
         *(ends('gau', f'gau_{other}') for other in ('scaled_squared_relu', 'squared_relu', 'softmax')),
         *(ends('gau_4s_ns', f'gau_4s_{scale}') for scale in ('n2', 'n', 's2')),
@@ -87,11 +88,12 @@ def seeds_of(rows, system):
 
 
 def compare(rows, quantity, kind, system, other):
-    """Differences or ratios of a quantity, seed by seed; a plateau that was never left has the run's length."""
+    """Differences or ratios of a quantity, seed by seed; a plateau never left lasts as long as the run."""
     ours, theirs = seeds_of(rows, system), seeds_of(rows, other)
     values = []
     for seed in sorted(ours.keys() & theirs.keys()):
-        a, b = (row['steps'] if row[quantity] is None else row[quantity] for row in (ours[seed], theirs[seed]))
+        a, b = (row['steps'] if row[quantity] is None else row[quantity]
+                for row in (ours[seed], theirs[seed]))
         values.append(a / max(b, 1) if kind == 'ratio' else a - b)
     return values
 
@@ -132,7 +134,7 @@ def claim_tables(rows, claims):
     """The two tables of a paper: its systems, and its claims."""
     systems = dict.fromkeys(name for claim in claims for name in claim[3:5])
     return '\n'.join([
-        '| system | rate: loss of seed 1 | best rate | loss (deviation) | accuracy, % | plateau ends at step |',
+        '| system | rate: loss of seed 1 | best rate | loss (deviation) | accuracy, % | plateau, steps |',
         '|---|---|---|---|---|---|', *(system_line(rows, system) for system in systems), '',
         '| claim | value | mean | 95 % interval | seeds | verdict |',
         '|---|---|---|---|---|---|', *(claim_line(rows, *claim) for claim in claims)])
@@ -142,8 +144,8 @@ def made_by(rows):
     """Devices, versions and dates of the runs, and one command."""
     last, dates = rows[-1], sorted({row['date'][:10] for row in rows})
     devices = ', '.join(sorted({row['device'] for row in rows}))
-    return (f"{len(rows)} runs on {devices}, torch {last['torch']}, {dates[0]} to {dates[-1]}; unigram entropy "
-            f"{last['unigram']:.3f} nats.\nThe last was `{last['command']}`.")
+    return (f"{len(rows)} runs on {devices}, torch {last['torch']}, {dates[0]} to {dates[-1]};\n"
+            f"unigram entropy {last['unigram']:.3f} nats. The last was `{last['command']}`.")
 
 
 def main():
