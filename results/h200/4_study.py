@@ -55,8 +55,8 @@ STUDY = {                       # part -> systems; {system: whose best rate it t
     'Courtois, S': (['symmetric'], dict.fromkeys(
         ('pairwise_rank_1', 'pairwise_rank_16', 'pairwise_fan_in', 'pairwise_normal'), 'pairwise'), {}),
     'Kowsher': (['shared'], {}, {}),
-    'Tian, steps': (['shatter', 'part_bias', 'one_head_sigmoid', 'one_head_softmax', 'part_mask', 'no_position'],
-                    {}, {}),
+    'Tian, steps': (['shatter', 'part_bias', 'one_head_sigmoid', 'one_head_softmax', 'part_mask',
+                     'no_position'], {}, {}),
     'Tian, time': (['rpe', 'rab'], {}, dict.fromkeys(('shatter', 'rpe', 'rab'), 'original')),
     'Liu, normalisers': (['gau', 'gau_softmax', 'gau_squared_relu', 'gau_scaled_squared_relu'], {}, {}),
     'Liu, scales': ([], dict.fromkeys(
@@ -117,7 +117,8 @@ def folder_of(job, config):
 def words_of(job, config):
     """The command line of a job, after `python`."""
     data_dir, dataset = os.path.split(config['data'])
-    knobs = {'n_layer': 4, **COMMON, **(TOY if config['toy'] else {}), **SYSTEMS[job.system.partition(',')[0]]}
+    system = SYSTEMS[job.system.partition(',')[0]]
+    knobs = {'n_layer': 4, **COMMON, **(TOY if config['toy'] else {}), **system}
     knobs['n_layer'] *= 2 if knobs.get('attention') == 'gau' else 1
     knobs |= {'data_dir': data_dir, 'dataset': dataset, 'device': config['device'], 'learning_rate': job.rate,
               'seed': job.seed, 'max_iters': job.steps, 'warmup_iters': job.steps // 10,
