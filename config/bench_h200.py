@@ -3,7 +3,7 @@
 # Expect ten minutes, most of them compilation, which results/h200/3_systems.py does in parallel. Not run yet.
 # 64 rows of 512 tokens fill the device, and leave room for `rpe` and for the logits of all positions.
 what = 'params,speed,memory'
-variants = 'original,symmetric,pairwise,shared,shatter,gau,roformer_v1,roformer_v2,rab,rpe'
+variants = 'original,rpe,rab,shatter,gau,pairwise,symmetric,shared,roformer_v1,roformer_v2'
 out_dir = 'out/bench_h200'
 device = 'cuda'
 dtype = 'bfloat16'

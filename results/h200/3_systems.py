@@ -60,7 +60,15 @@ def compile_one(name, config):
     """Compile a system's training step, so that the next process finds it in PyTorch's cache."""
     runtime, start = train.join(config['device'], config['dtype']), time.monotonic()
     bench.make_step(name, 'train', config['batches'][0], config['lengths'][0], config, runtime)()
+    free_memory()
     return time.monotonic() - start
+
+
+def free_memory():
+    torch.compiler.reset()
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def compile_all(config, end):
@@ -83,14 +91,16 @@ def case_rows(config, runtime, fused, end):
     """Rows of a case: bench.py's speed, then the memory of each system in an eager step."""
     compilation, (length,), (rows,) = {}, config['lengths'], config['batches']
     if config['compile']:
-        compilation = compile_all(config, end)
-        config = {**config, **{key: [name for name in config[key] if name in compilation]
+        needed = 12 * len(config['variants'] + config['peers'])     # seconds
+        compilation = compile_all(config, end - needed)
+        again = compile_one(config['variants'][0], config)          # what each takes from the cache
+        ready = list(compilation)[:int((end - time.monotonic()) / again)]
+        config = {**config, **{key: [name for name in config[key] if name in ready]
                                for key in ('variants', 'peers')}}
     with nullcontext() if fused else sdpa_kernel(SDPBackend.MATH):
         for row in bench.speed(config, runtime):
             yield {'kind': 'speed', 'compilation': compilation.get(row['system']), **row}
-        torch.compiler.reset()
-        gc.collect()
+        free_memory()
         for name in config['variants']:
             try:
                 mib = bench.step_memory(name, rows, length, config)
@@ -107,16 +117,14 @@ def main():
     for case, knobs, length, rows, fused in cases:
         length, rows, more = (16, 2, TOY) if toy else (length, rows, {})
         config = bench_config({**knobs, **more}, length, rows)
-        needed = len(config['variants'] + config['peers']) * (12 if config['compile'] else 4)
-        if time.monotonic() + 1.5 * needed > end:
+        if time.monotonic() + len(config['variants']) * (20 if config['compile'] else 6) > end:
             print(f'no time for {case}, {length} tokens', flush=True)
             continue
         runtime = train.join(config['device'], config['dtype'])
-        for row in case_rows(config, runtime, fused, end - needed):
+        for row in case_rows(config, runtime, fused, end):
             add(out_dir, 'systems', case=case, device=train.device_name(runtime.device),
                 torch=torch.__version__, **row)
-        if runtime.device.type == 'cuda':
-            torch.cuda.empty_cache()
+        free_memory()
 
 
 if __name__ == '__main__':
