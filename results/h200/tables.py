@@ -21,32 +21,23 @@ raw = 'results/h200'            # folder of study.jsonl
 page = 'results/STUDY.md'       # the page whose tables are written again; made if missing
 
 QUANTILE = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}        # number of seeds -> Student's t, 97.5 %
-LEVEL = 0.03                    # nats: losses closer than this are level
-
-
-def ends(system, other, most=0.0, least=-math.inf, note=''):
-    """The claim that the final loss of a system minus that of another lies between two bounds, in nats."""
-    kind = 'level with' if least == -most else 'below' if most == 0 else f'at most {most} above'
-    kind = f'{least} to {most} above' if least > 0 else kind
-    return f'{system} ends {kind} {other}{note}', 'loss', 'difference', system, other, least, most
-
-
-CLAIMS = {                      # paper -> [(claim, quantity, comparison, system, other, least, most)]
+LEVEL, BELOW = (-0.03, 0.03), (-math.inf, 0.0)              # nats
+LOSS, PLATEAU = 'loss', 'plateau'                           # compared by difference, by ratio
+CLAIMS = {                      # paper -> [(quantity, system, other system, what the paper claims)]
     'Courtois et al. 2024': [
-        ('pairwise leaves the plateau in half the steps', 'plateau', 'ratio', 'pairwise', 'original', 0, 0.6),
-        ends('pairwise', 'original', LEVEL, -LEVEL), ends('symmetric', 'original', 0.2, LEVEL),
-        *(ends(f'pairwise_{kind}', 'pairwise', LEVEL, -LEVEL)
+        (PLATEAU, 'pairwise', 'original', (0, 0.6)), (LOSS, 'pairwise', 'original', LEVEL),
+        (LOSS, 'symmetric', 'original', (0.03, 0.2)),
+        *((LOSS, f'pairwise_{kind}', 'pairwise', LEVEL)     # rank and start of S
           for kind in ('rank_1', 'rank_16', 'fan_in', 'normal'))],
-    'Kowsher et al. 2024': [ends('shared', 'original', LEVEL)],
-    'Tian et al. 2021': [
-        ends('part_mask', 'no_position'), ends('one_head_sigmoid', 'one_head_softmax'),
-        ends('part_bias', 'one_head_sigmoid'), ends('shatter', 'part_bias'), ends('shatter', 'original'),
-        *(ends('shatter, equal time', other)
-          for other in ('original', 'rpe, equal time', 'rab, equal time'))],
-    'Liu 2022': [
-        *(ends('gau', f'gau_{other}') for other in ('scaled_squared_relu', 'squared_relu', 'softmax')),
-        *(ends('gau_4s_ns', f'gau_4s_{scale}') for scale in ('n2', 'n', 's2')),
-        ends('gau, equal time', 'roformer_v2')],
+    'Kowsher et al. 2024': [(LOSS, 'shared', 'original', (-math.inf, 0.03))],
+    'Tian et al. 2021': [(LOSS, *pair, BELOW) for pair in (
+        ('part_mask', 'no_position'), ('one_head_sigmoid', 'one_head_softmax'), ('shatter', 'part_bias'),
+        ('part_bias', 'one_head_sigmoid'), ('shatter', 'original'), ('shatter, equal time', 'original'),
+        ('shatter, equal time', 'rpe, equal time'), ('shatter, equal time', 'rab, equal time'))],
+    'Liu 2022': [(LOSS, *pair, BELOW) for pair in (
+        ('gau', 'gau_scaled_squared_relu'), ('gau', 'gau_squared_relu'), ('gau', 'gau_softmax'),
+        ('gau_4s_ns', 'gau_4s_n2'), ('gau_4s_ns', 'gau_4s_n'), ('gau_4s_ns', 'gau_4s_s2'),
+        ('gau, equal time', 'roformer_v2'))],
 }
 
 
@@ -87,15 +78,13 @@ def seeds_of(rows, system):
             if row['system'] == system and row['rate'] == rate and row['loss'] is not None}
 
 
-def compare(rows, quantity, kind, system, other):
-    """Differences or ratios of a quantity, seed by seed; a plateau never left lasts as long as the run."""
+def compare(rows, quantity, system, other):
+    """Differences of losses or ratios of plateaus, seed by seed; one never left lasts as long as the run."""
     ours, theirs = seeds_of(rows, system), seeds_of(rows, other)
-    values = []
-    for seed in sorted(ours.keys() & theirs.keys()):
-        a, b = (row['steps'] if row[quantity] is None else row[quantity]
-                for row in (ours[seed], theirs[seed]))
-        values.append(a / max(b, 1) if kind == 'ratio' else a - b)
-    return values
+    pairs = [(ours[seed], theirs[seed]) for seed in sorted(ours.keys() & theirs.keys())]
+    if quantity == LOSS:
+        return [a[LOSS] - b[LOSS] for a, b in pairs]
+    return [(a[PLATEAU] or a['steps']) / (b[PLATEAU] or b['steps']) for a, b in pairs]
 
 
 def verdict(low, high, least, most):
@@ -119,24 +108,24 @@ def system_line(rows, system):
             f'{np.mean(accuracies):.1f} | {plateaus} |')
 
 
-def claim_line(rows, text, quantity, kind, system, other, least, most):
+def claim_line(rows, quantity, system, other, claimed):
     """Table line of a claim: mean over seeds, its 95 % interval and what that says."""
-    values = compare(rows, quantity, kind, system, other)
-    start, n = f'| {text} | {kind} of {quantity}', len(values)
-    if n < 2:
-        return f'{start} | | | {n} | cannot tell |'
-    middle, half = np.mean(values), QUANTILE[n] * np.std(values, ddof=1) / math.sqrt(n)
+    values, sign = compare(rows, quantity, system, other), '-' if quantity == LOSS else '/'
+    start = f'| {quantity}: {system} {sign} {other} | {claimed[0]} to {claimed[1]} | {len(values)}'
+    if len(values) < 2:
+        return f'{start} | | | cannot tell |'
+    middle, half = np.mean(values), QUANTILE[len(values)] * np.std(values, ddof=1) / len(values) ** 0.5
     low, high = middle - half, middle + half
-    return f'{start} | {middle:.3f} | {low:.3f} to {high:.3f} | {n} | {verdict(low, high, least, most)} |'
+    return f'{start} | {middle:.3f} | {low:.3f} to {high:.3f} | {verdict(low, high, *claimed)} |'
 
 
 def claim_tables(rows, claims):
     """The two tables of a paper: its systems, and its claims."""
-    systems = dict.fromkeys(name for claim in claims for name in claim[3:5])
+    systems = dict.fromkeys(name for claim in claims for name in claim[1:3])
     return '\n'.join([
         '| system | rate: loss of seed 1 | best rate | loss (deviation) | accuracy, % | plateau, steps |',
         '|---|---|---|---|---|---|', *(system_line(rows, system) for system in systems), '',
-        '| claim | value | mean | 95 % interval | seeds | verdict |',
+        '| compared | claimed | seeds | mean | 95 % interval | verdict |',
         '|---|---|---|---|---|---|', *(claim_line(rows, *claim) for claim in claims)])
 
 
