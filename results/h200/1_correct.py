@@ -39,7 +39,7 @@ runs = 'out/h200_correct'       # folder for the runs of train.py
 device = 'auto'                 # auto, cuda or cpu
 workers = 14                    # processes at once; most of their time is compilation
 seconds = 500                   # jobs that have not ended by then are given up
-only = ''                       # regular expression: jobs to run; empty: all
+match = ''                      # regular expression: jobs to run; empty: all
 toy = False                     # tiny models of a few systems, to try the script
 
 RATE = 1e-3                     # peak learning rate of `numbers`
@@ -213,10 +213,10 @@ def main():
     config, _ = configure(globals())
     end = time.monotonic() + seconds
     os.environ.update(OMP_NUM_THREADS='1', TORCHINDUCTOR_COMPILE_THREADS='1')
-    every = list(systems())[::7 if toy and not only else 1]
+    every = list(systems())[::7 if toy and not match else 1]
     jobs = [(name, None) for name in ('tests', 'resume', 'syncs', 'ddp')]
     jobs += [(name, system) for system in every for name in ('numbers', 'watch')]
-    jobs = [item for item in jobs if re.search(only, f'{item[0]} {item[1]}')]
+    jobs = [item for item in jobs if re.search(match, ' '.join([item[0], *(item[1] or ())]))]
     pool = ProcessPoolExecutor(workers, get_context('spawn'))
     waiting = {pool.submit(job, *item, config): item for item in jobs}
     try:

@@ -23,7 +23,7 @@ out_dir = 'results/h200'        # for base.jsonl
 data = 'data/h200'              # prepared by data.py; of its vocabulary, ids are used alone
 device = 'auto'                 # auto, cuda or cpu
 seconds = 480                   # no case is begun in the last minute before this
-only = ''                       # regular expression: cases to run; empty: all
+match = ''                      # regular expression: cases to run; empty: all
 toy = False                     # a tiny model, to try the script
 
 SHAPE = {'n_layer': 12, 'n_head': 12, 'n_embd': 768, 'n_inner': 3072}
@@ -70,7 +70,7 @@ def groups_of(trace, n):
     on_device = torch.cuda.is_available()
     kernels = []
     for event in trace.key_averages():
-        if on_device == (event.device_type != torch.autograd.DeviceType.CPU):
+        if on_device == (event.device_type != torch.autograd.DeviceType.CPU) and not event.is_user_annotation:
             ms = (event.self_device_time_total if on_device else event.self_cpu_time_total) / 1000 / n
             kernels.append([event.key[:150], ms, event.count / n])
     groups = dict.fromkeys(GROUPS, 0.0)
@@ -137,7 +137,7 @@ def main():
     add(out_dir, 'base', case='ceilings', kind=train.device_name(here), torch=torch.__version__,
         **{'product, TFLOP/s': product / 1e12, 'copy, TB/s': copy / 1e12})
     for name, changes in CASES.items():
-        if not re.search(only, name) or time.monotonic() > end:
+        if not re.search(match, name) or time.monotonic() > end:
             continue
         case = {**CASE, **changes, **({'rows': 8, 'length': 16} if toy else {})}
         torch.compiler.reset()

@@ -1,7 +1,7 @@
 """All systems beside transformers at BERT-base: time and memory of a training step, interleaved, by bench.py.
 
     $ PYTHONPATH=. python results/h200/3_systems.py                    # all systems, 512 and 128 tokens
-    $ PYTHONPATH=. python results/h200/3_systems.py --only=Liu         # GAU and RoFormer, 256 to 2048 tokens
+    $ PYTHONPATH=. python results/h200/3_systems.py --match=Liu         # GAU and RoFormer, 256 to 2048 tokens
 
 Rows go to systems.jsonl after each length, with every repeat in `seconds`. The compiled systems of a case are
 first compiled in parallel processes, whose results PyTorch keeps on disk.
@@ -27,7 +27,7 @@ import train
 out_dir = 'results/h200'        # for systems.jsonl
 workers = 4                     # processes that compile at once; the memory of the device limits them
 seconds = 500                   # a case that would end later is left out
-only = 'all|small'              # regular expression: cases to run; empty: every case
+match = 'all|small'             # regular expression: cases to run; empty: every case
 toy = False                     # tiny models, to try the script
 
 LENGTHS = ((512, 64), (1024, 32), (2048, 16), (256, 128))       # (tokens, rows): 32,768 tokens a step
@@ -113,7 +113,7 @@ def main():
     configure(globals())
     end = time.monotonic() + seconds
     cases = [(case, knobs, *sizes, fused) for case, (knobs, lengths, fused) in CASES.items()
-             for sizes in lengths if re.search(only, case)]
+             for sizes in lengths if re.search(match, case)]
     for case, knobs, length, rows, fused in cases:
         length, rows, more = (16, 2, TOY) if toy else (length, rows, {})
         config = bench_config({**knobs, **more}, length, rows)

@@ -36,7 +36,7 @@ workers = 4                     # runs at once
 seconds = 530                   # runs that have not ended by then are stopped
 expected = 150.0                # seconds of a run, until one has ended; none is begun that would end too late
 steps = 3000                    # of 256 x 128 tokens: 98 million tokens
-only = ''                       # regular expression: parts of STUDY to run; empty: all
+match = ''                      # regular expression: parts of STUDY to run; empty: all
 dry = False                     # name the next runs and stop
 toy = False                     # tiny runs, to try the script
 
@@ -92,12 +92,12 @@ def next_rates(rows, system):
     return [beyond] if beyond and RATE / 8 <= beyond <= RATE * 8 else []
 
 
-def plan(rows, step_times, steps, only):
+def plan(rows, step_times, steps, match):
     """The runs still to be done, in order; what comes later may depend on `rows`, those that have ended."""
     done = {(row['system'], row['rate'], row['seed']) for row in rows}
     best = {name: rate for name, rate in best_rates(rows).items() if not next_rates(rows, name)}
     for part, (systems, others, timed) in STUDY.items():
-        if not re.search(only, part):
+        if not re.search(match, part):
             continue
         jobs = [Job(system, rate, 1, steps) for system in systems for rate in next_rates(rows, system)]
         pairs = [*zip(systems, systems, strict=True), *others.items()]
@@ -169,7 +169,7 @@ def main():
                 longest = took if longest == expected else max(longest, took)
             else:
                 failed.add(job)
-        jobs = (job for job in plan(known(config, 'study'), times, steps, only)
+        jobs = (job for job in plan(known(config, 'study'), times, steps, match)
                 if job not in running and job not in failed)
         if dry:
             return print(*dict.fromkeys(jobs), sep='\n')
