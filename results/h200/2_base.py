@@ -67,10 +67,10 @@ def ceilings(runtime, toy):
 
 def groups_of(trace, n):
     """({group: ms a step}, [[kernel, ms a step, calls a step]] of the 25 that take longest)"""
-    on_device = torch.cuda.is_available()
-    kernels = []
+    on_device, kernels = torch.cuda.is_available(), []
     for event in trace.key_averages():
-        if on_device == (event.device_type != torch.autograd.DeviceType.CPU) and not event.is_user_annotation:
+        there = event.device_type != torch.autograd.DeviceType.CPU
+        if on_device == there and not event.is_user_annotation:         # these are ranges around kernels
             ms = (event.self_device_time_total if on_device else event.self_cpu_time_total) / 1000 / n
             kernels.append([event.key[:150], ms, event.count / n])
     groups = dict.fromkeys(GROUPS, 0.0)
