@@ -77,8 +77,8 @@ def follow(model, batches, runtime, compiled):
     """Train as train.py does; yields (loss, gradient norm) of each step, on the device."""
     model = train.to_device(copy.deepcopy(model), runtime)
     optimizer = train.make_optimizer(model, RATE, (0.9, 0.999), 1e-12, 0.01, runtime)
-    for group in optimizer.param_groups:                # plain AdamW on the CPU
-        group['fused'] = runtime.device.type == 'cuda'
+    for group in optimizer.param_groups:                # plain AdamW for the reference
+        group['fused'] = next(model.parameters()).dtype != torch.float64
     scaler = torch.amp.GradScaler(runtime.device.type, 1024.0, enabled=runtime.dtype == torch.float16)
     torch.compiler.reset()
     used = train.compiled(model, str(compiled), batches[0], len(batches[0]['ids']), runtime)
@@ -202,11 +202,12 @@ def tests(_, config):
 
 def job(name, system, config):
     """(seconds, rows) of a job; an exception becomes a row."""
-    start = time.monotonic()
+    start, rows = time.monotonic(), []
     try:
-        rows = list(globals()[name](system, config))
+        for row in globals()[name](system, config):
+            rows.append(row)
     except Exception as error:                          # so that the other jobs go on
-        rows = [{'error': f'{type(error).__name__}: {error}'[-1500:], 'ok': False}]
+        rows += [{'error': f'{type(error).__name__}: {error}'[-1500:], 'ok': False}]
     return time.monotonic() - start, rows
 
 
