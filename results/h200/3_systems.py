@@ -41,8 +41,8 @@ CASES = {                       # name -> (knobs of bench.py, [(tokens, rows)], 
     'all, eager': ({'compile': False, 'variants': 'original,shatter,gau'}, LENGTHS[:1], True),
     'all systems, short': ({}, [(128, 256)], True),
     "Liu's setting, heads not fused": (TABLE_4, [(length, 8) for length, _ in LENGTHS], False),
-    'Liu, fused and compiled': (LIU, LENGTHS, True),
     'Liu, fused, eager': ({**LIU, 'compile': False}, LENGTHS, True),
+    'Liu, fused, compiled': (LIU, LENGTHS, True),
 }
 TOY = {'n_layer': 1, 'n_head': 4, 'n_embd': 32, 'n_inner': 64, 'vocab_size': 64, 'rounds': 2, 'warmup': 1,
        'device': 'auto', 'variants': 'original,gau', 'peers': 'none'}
