@@ -1,11 +1,10 @@
-# Speed of the README's systems at BERT-base on one GPU, beside transformers. Liu's table 4: bench_liu.py.
+# Speed of the README's systems at BERT-base on one GPU, beside transformers.
 # $ python bench.py config/bench_h200.py
-# $ python bench.py config/bench_h200.py --lengths=128 --batches=1024 --modes=train,finetune \
-#       --out_dir=results/h200_128
-# Expect minutes, most of them compilation. Not run yet: 800,000 tokens/s of `original` is the aim on an H200.
-what = 'params,speed'
-variants = 'original,symmetric,pairwise,shared,shatter,rpe,rab,roformer_v2,gau'
-out_dir = 'results/h200'
+# Expect ten minutes, most of them compilation, which results/h200/3_systems.py does in parallel. Not run yet.
+# 64 rows of 512 tokens fill the device, and leave room for `rpe` and for the logits of all positions.
+what = 'params,speed,memory'
+variants = 'original,rpe,rab,shatter,gau,pairwise,symmetric,shared,roformer_v1,roformer_v2'
+out_dir = 'out/bench_h200'
 device = 'cuda'
 dtype = 'bfloat16'
 n_layer = 12
@@ -14,8 +13,9 @@ n_embd = 768
 n_inner = 3072
 modes = 'train'
 lengths = 512,
-batches = 256,
+batches = 64,
 rounds = 10
 warmup = 3
 compile = True
-peers = 'hf_bert,hf_bert_masked,hf_roformer'
+peers = 'hf_bert_masked,hf_bert,hf_roformer'
+memory_lengths = 512,
