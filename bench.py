@@ -246,17 +246,17 @@ def paper_rows(kind):
 
 
 def printed(kind, system, *words, length=None):
-    """Table cell of the papers' values for a system, from their rows that have all `words`.
+    """Table cell of the papers' values for a system, from their rows that have all `words`, at this length.
 
-    If there are any for `length` tokens, those alone. A system with its own vocabulary, as gau_12k, is gau.
+    Rows without a length, a number, are for all. A system with its own vocabulary, as gau_12k, is gau.
     """
-    found, system = [], re.sub(r'_\d+k$', '', system)
+    cells, system = [], re.sub(r'_\d+k$', '', system)
     for paper, theirs, value, source in paper_rows(kind):
         name, *rest = theirs.split()
-        if name == system and set(words) <= set(rest):
-            found.append((str(length) in rest, f"{value} ({' '.join([paper, *rest])}: {source})"))
-    same = max((row[0] for row in found), default=False)
-    return '; '.join(cell for is_same, cell in found if is_same == same) or None
+        lengths = [word for word in rest if word.isdigit()]
+        if name == system and set(words) <= set(rest) and str(length) in (lengths or [str(length)]):
+            cells.append(f"{value} ({' '.join([paper, *rest])}: {source})")
+    return '; '.join(cells) or None
 
 
 # ---- params ----

@@ -5,7 +5,7 @@
 # 118.7 % of its memory. Not run yet on a GPU. Ours: random tokens, float32 (the paper names a T40 and no
 # precision), logits of all positions (as in the code it builds on), and PyTorch's fused attention, which
 # keeps no T x T weights of the RoFormers on a GPU. A small form for a CPU:
-# $ python bench.py config/bench_liu.py --device=cpu --n_layer=2 --batches=2 --rounds=3 --warmup=1
+# $ python bench.py config/bench_liu.py --device=cpu --n_layer=2 --batches=1 --rounds=3 --warmup=1
 what = 'params,speed,memory'
 variants = 'roformer_v1_50k,roformer_v2_12k,gau_12k'
 out_dir = 'out/bench_liu'

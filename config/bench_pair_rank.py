@@ -1,7 +1,7 @@
 # Rank of pairwise's S = A B^T, from 1 to 32 = n_embd / n_head, the rank of a full S; beside full S,
 # `symmetric` and `original` (Courtois et al. 2024): config/compare.py with rotary positions, three seeds.
 # $ python bench.py config/bench_pair_rank.py
-# Expect 12 minutes on two cores; the outcome is in results/bench.md. The paper has full S alone. Ours: the
+# Expect 20 minutes on two cores; the outcome is in results/bench.md. The paper has full S alone. Ours: the
 # sizes; rotary positions (learned ones are hardly used after 1,000 steps, see results/systems.md); A and B
 # start as the first r columns of the identity, plus noise. At full size, one run for each rank, then a
 # table of all:

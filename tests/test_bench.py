@@ -203,10 +203,10 @@ def test_the_largest_rank_is_that_of_the_comparison_run():
 def test_printed_values_of_a_system_and_length(monkeypatch):
     monkeypatch.setattr(bench, 'paper_rows', lambda kind: [
         ('liu', 'gau original train 256', '1.1', 'a'), ('liu', 'gau original train 512', '1.2', 'b'),
-        ('liu', 'gau_n original train 512', '1.3', 'c')])
-    both = '1.1 (liu original train 256: a); 1.2 (liu original train 512: b)'
-    assert bench.printed('time', 'gau', 'train') == bench.printed('time', 'gau', 'train', length=64) == both
-    assert bench.printed('time', 'gau_12k', 'train', length=512) == '1.2 (liu original train 512: b)'
+        ('liu', 'gau_n original train 512', '1.3', 'c'), ('tian', 'gau original train', '1.4', 'd')])
+    both = '1.2 (liu original train 512: b); 1.4 (tian original train: d)'
+    assert bench.printed('time', 'gau', 'train', length=64) == '1.4 (tian original train: d)'
+    assert bench.printed('time', 'gau_12k', 'train', length=512) == both
     assert bench.printed('time', 'gau', 'finetune') is None
 
 
