@@ -47,7 +47,7 @@ export = ''                     # a folder: write the checkpoint there for trans
 # data
 dataset = 'docstrings'          # folder below data_dir that prepare_data.py wrote
 data_dir = 'data'               # parent folder of prepared corpora
-validation = ''                 # more folders below data_dir to validate on, e.g. ptb,books
+validation = ''                 # more folders below data_dir to validate on, comma-separated; e.g. ptb
 prepare = ''                    # config file of this repository for prepare_data.py, if dataset is missing
 block_size = 512                # tokens per sequence, including [CLS] and [SEP]
 packing = 'stream'              # stream: joined documents cut to length; documents: one per sequence, padded

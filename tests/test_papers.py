@@ -428,7 +428,7 @@ SMALL = {                       # stage -> what makes its commands small, after 
 
 @pytest.fixture
 def run(tmp_path, corpus):
-    """run(label, *more knobs, only=slice of the label's commands) -> their output, in a folder of their own."""
+    """run(label, *more knobs, only=slice of its commands) -> their output, in a folder of their own."""
     for name in ('books_wikipedia', 'books_wikipedia_sp'):
         shutil.copytree(corpus, tmp_path / 'data' / name)
     for name in finetune.TASKS:
