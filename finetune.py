@@ -516,7 +516,7 @@ def docstring_examples(name, split, data_dir, n, label):
     path = next(filter(os.path.isfile, paths), None)
     if not path:
         raise UserError(f'{paths[0]}: no such file; python prepare_data.py config/data_docstrings.py makes '
-                        'it, or name a prepared folder that has one with --data_dir')
+                        'it, or name the prepared folder of another with --data_dir')
     rows = [record for _, record in read_records(path)]
     pieces = sorted((text_hash(row['text'], 1), row['package'], row['where'], prose(row['text'], n))
                     for row in rows)
