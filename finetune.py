@@ -58,8 +58,8 @@ from prepare_data import text_hash, write_bytes
 
 # the run
 out_dir = 'out/finetune'        # results.json, results.md and a folder for each trial go here
-init_from = 'out/quickstart'    # runs of train.py, checkpoints, BERTs; what globs mean is said below
-compare = ''                    # baseline, as init_from; differences are paired by seed and pretraining seed
+init_from = 'out/quickstart'    # runs of train.py, checkpoints, BERTs, or globs of them: see below
+compare = ''                    # baseline, one system in init_from's form; differences are paired by seed
 tasks = 'glue'                  # keys of TASKS and GROUPS: glue, sst2,rte, squad, superglue, clue
 trials = 5                      # number of seeds per task
 seed = 1                        # first seed; for the new head, the order of examples and dropout
@@ -71,7 +71,7 @@ report = False                  # no training: rewrite the report of the finishe
 keep_models = True              # keep each trial's weights: predict, noise and cross need them later
 # data
 data_dir = ''                   # folder of the published files, glue/CoLA/train.tsv ...; empty: from the hub
-extra_train = ''                # span: file in SQuAD's format to train on first, such as converted TriviaQA
+extra_train = ''                # span tasks: file in SQuAD's format to train on first, e.g. from TriviaQA
 tokenizer = ''                  # prepared folder with the tokenizer; empty: that of the checkpoint
 lower_case = True               # for a Hugging Face BERT without `tokenizer`: is its vocabulary uncased?
 block_size = 0                  # maximum sequence length, may exceed the pretrained one; 0: that one
@@ -80,7 +80,7 @@ pad_to_block = False            # pad to block_size, for TPUs; else to the longe
 train_samples = 0               # maximum of training examples, the same for every seed; 0: all
 eval_samples = 0                # maximum of each evaluation set; 0: all
 # model
-pooling = 'cls'                 # cls, first (no dense layer) or layerwise
+pooling = 'cls'                 # cls, first (cls without its dense layer) or layerwise
 dropout = 0.1                   # after embeddings and sublayers and before the classifier
 attention_dropout = 0.1         # of attention weights
 # optimization
@@ -120,10 +120,10 @@ FREE = {                        # knobs that do not affect a trial's result
     'compile',
 }
 SOURCES = """\
-init_from takes one or, with commas between them, several of: a run, a checkpoint, the name of a BERT,
+init_from takes one or more of these, with commas between them: a run, a checkpoint, the name of a BERT,
   a glob of runs, out/base-*: pretraining seeds of one system, called base in the report,
-  a glob of checkpoints, out/base/ckpt_*.pt: the score by pretraining step, at the run's milestones alone, as
-    the others are those kept for resuming; if it has no milestones, at all of them.
+  a glob of checkpoints, out/base/ckpt_*.pt: the score by pretraining step. It takes the run's milestones
+    and leaves out checkpoints kept for resuming; of a run without milestones it takes all.
 compare takes one. Differences are between equal seeds of pretraining (the run's `seed`) and of fine-tuning.
 """
 EVAL_ROWS = 64                  # sequences per evaluation batch; the noise depends on it
@@ -454,7 +454,7 @@ def find_split(task, split, data_dir):
                 return paths
     wanted = task.files[split].replace('+', ' and ').replace('|', ' or ')
     hub = task.hub.replace(':', ', ')
-    raise UserError(f'{os.path.join(data_dir, task.folder)}: no {wanted}; --data_dir names the folder of '
+    raise UserError(f'{os.path.join(data_dir, task.folder)}: no {wanted}; --data_dir names the parent of '
                     f'{task.folder}/; without it {hub} is read from the Hugging Face hub')
 
 
@@ -516,7 +516,7 @@ def docstring_examples(name, split, data_dir, n, label):
     path = next(filter(os.path.isfile, paths), None)
     if not path:
         raise UserError(f'{paths[0]}: no such file; python prepare_data.py config/data_docstrings.py makes '
-                        'it, or name a prepared folder that has one with --data_dir')
+                        'it, or name the prepared folder of another with --data_dir')
     rows = [record for _, record in read_records(path)]
     pieces = sorted((text_hash(row['text'], 1), row['package'], row['where'], prose(row['text'], n))
                     for row in rows)
@@ -988,10 +988,10 @@ class Start(NamedTuple):
 class Source(NamedTuple):
     """Pretrained weights that init_from or compare names."""
     path: str                   # checkpoint, or name of a Hugging Face BERT
-    run: str                    # with the step, the folder of its trials
+    run: str                    # name of the run; with the step, of its trials' folder
     step: int | None            # of pretraining
-    init: str                   # its table row: the run, or what several pretraining seeds are called
-    run_seed: int | None = None     # seed of pretraining; None: a run alone
+    init: str                   # table row: name of the run, or common name of its pretraining seeds
+    run_seed: int | None = None     # seed of pretraining; None: not one of several seeds
 
 
 def find_checkpoint(text):
@@ -1018,7 +1018,7 @@ def label(source):
 
 
 def milestones_of(files):
-    """Checkpoints of each run at its knob `milestones`, not those kept for resuming; all if it has none."""
+    """Of each run the checkpoints at its milestones, not those kept for resuming; all if it has none."""
     kept = []
     for folder, found in pd.Series(files).groupby([os.path.dirname(path) for path in files]):
         found = sorted(found, key=lambda path: label(path)[1] or 0)
@@ -1026,8 +1026,8 @@ def milestones_of(files):
         chosen = [path for path in found if label(path)[1] in steps] or found
         others = [os.path.basename(path) for path in found if path not in chosen]
         if others:
-            say(f"{folder}: the curve leaves out {', '.join(others)}, no milestones of the run; a comma adds "
-                f'one: {folder}/ckpt_*.pt,{folder}/{others[-1]}')
+            say(f"{folder}: the curve leaves out {', '.join(others)}: not among its milestones; to add one, "
+                f'write {folder}/ckpt_*.pt,{folder}/{others[-1]}')
         kept += chosen
     return kept
 
@@ -1040,7 +1040,7 @@ def seeds_of(text, folders):
         content = train.read_checkpoint(path) if path.endswith('.pt') else {'config': {}, 'model_config': {}}
         ours = {**content['model_config'], **content.get('data', {}), 'step': content.get('step')}
         first = first or ours
-        train.refuse_difference(path, ours, first, f'a glob of folders means seeds of one system; {text}')
+        train.refuse_difference(path, ours, first, f'{text} means seeds of one system; this run')
         seed = content['config'].get('seed', number)        # a BERT has none
         if seed in [source.run_seed for source in sources]:
             raise UserError(f'{path}: another run of {text} has the same seed={seed}: pretrain with --seed=N')
@@ -1071,7 +1071,7 @@ def find_sources(init_from, compare):
     both = {source.init for source in sources} & {other.init for other in others}
     for source in sources + others:
         if called[source.run, source.step] > 1 or source.init in both:
-            raise UserError(f'{source.path}: two of init_from and compare are called {source.init}; name it '
+            raise UserError(f'{source.path}: another source is called {source.init} too; name it '
                             'once, rename a folder, or give both to init_from, as a glob, for a curve')
     if len({other.init for other in others}) > 1:
         raise UserError(f'compare={compare!r}: several systems; name the baseline alone, and the others in '
@@ -1230,7 +1230,7 @@ class Trial:
     start = property(lambda self: read_start(self.source.path, self.knobs.tokenizer, self.knobs.lower_case))
     phases = property(lambda self: [split for split in self.identity['data'] if split.endswith('train')])
     named = property(lambda self: {'init': self.source.init, 'step': self.source.step,
-                                   'run_seed': self.source.run_seed})       # as the last command calls it
+                                   'run_seed': self.source.run_seed})       # as this command names it
     length = property(lambda self: self.knobs.block_size or self.start.config.block_size)
 
     @property
@@ -1324,7 +1324,7 @@ def fine_tune(trial, model, runtime):
 def fit(trial, split, model, runtime, log, done):
     """Train on a split with a schedule of its own; validate unless it is extra_train.
 
-    done  steps on the split before.  Returns (steps on both, result of validate(), seconds of each epoch)
+    done  steps on earlier splits.  Returns (steps so far, result of validate(), seconds of each epoch)
     """
     k, data, name = trial.knobs, trial.split(split), f'{trial.name} seed {trial.seed}'
     name += '' if split == 'train' else f' {split}'
@@ -1526,9 +1526,9 @@ def over_seeds(wide, counted='seeds'):
 
 
 def by_run(row, wide):
-    """(name, lines, what a line is): of several pretraining runs first their means over seeds, then each run.
+    """Yields (name, lines, what a line is): of several runs their means over seeds, then each run.
 
-    wide  lines of a table row, with index levels run (-1: a run alone) and seed
+    wide  lines of a table row, with index levels run (pretraining seed; -1: none) and seed
     """
     runs = wide.groupby('run')
     if runs.ngroups > 1:
@@ -1557,7 +1557,7 @@ def markdown(title, frame, *notes):
 
 
 def row_names(trials):
-    """Table row of each trial: its init, knobs that vary within a task, hashes of other data or weights."""
+    """Table row of each trial: its init, knobs that vary within a task, hashes of varying data or weights."""
     frame = pd.DataFrame([{'run_seed': None, **trial} for trial in trials])
     recipes, alone = pd.DataFrame(list(frame.recipe)), frame.run_seed.isna()
     words = pd.Series(' alone', frame.index).where(alone & (~alone).groupby(frame.init).transform('any'), '')
@@ -1597,7 +1597,7 @@ def model_table(inits):
 
 
 def choose_tables(book, trials):
-    """The paper's tables that share a column with the trials, then one in their form of the other columns."""
+    """The paper's tables that share a column with the trials, then one like them for the other columns."""
     ran = {f"{column}.{trial['metric']}": column for trial in trials for column in trial['scores']}
     tables, shown = [], set()
     for one in book.get('tables', ()):

@@ -52,8 +52,8 @@ class EncoderConfig:
     key_size: int = 128             # gau: s, width of queries and keys
     clip_distance: int = 128        # rpe: c, distances are clipped at +-(c - 1)
     recompute: bool = False         # Shatter: recompute A * N in the backward pass to save memory
-    same_partition: bool = False    # Shatter: each layer has the partition of the last
-    one_value_matrix: bool = False  # Shatter with one head: all parts have the same values: y = A v
+    same_partition: bool = False    # Shatter: all layers have the partition of layer L - 1
+    one_value_matrix: bool = False  # Shatter but part_mask: no parts in the values, y = A v
     dropout: float = 0.1            # after the embeddings and after each sublayer
     attention_dropout: float = 0.1  # of attention weights
     pooling: str = 'cls'            # SequenceClassifier, MultipleChoice: a key of POOLING
@@ -300,7 +300,7 @@ class Partition(nn.Module):
         f_v(x) = B_v(u(x)) for x > 0,  f_(H/2 + v)(x) = B_v(u(-x)) for x < 0
 
     At x = 0, undefined in the paper, each half gets B_v(0) / 2, so that the H functions sum to 1.
-    With same_partition, a preliminary experiment of the paper, all layers have k = L - 1 (our choice of k).
+    With same_partition, a preliminary experiment of the paper, k = L - 1 in all layers (our choice of k).
     N[h, i, j] = f_h(j - i) is stored as table[h, j - i + block_size - 1], (H, 2 block_size - 1).
     """
 
@@ -418,7 +418,7 @@ class OneHeadAttention(nn.Module):
 def masked_sigmoid(scores, mask):
     """Sigmoid of the scores (B, Q, T), divided by the L2 norm of its row; 0 where the mask is False.
 
-    It is first divided by the maximum of its row, so that squares do not underflow.
+    The sigmoid is first divided by the maximum of its row, so that squares do not underflow.
     """
     a = F.logsigmoid(scores)
     if mask is not None:
@@ -483,7 +483,7 @@ def softmax_plus(scores, mask, n, size, scale):
 def squared_relu(scores, mask, n, size, scale):
     """relu(q k^T)^2 / scale, as in Liu's table 1; table 2 has q k^T / sqrt(d_h) inside relu.
 
-    In float16 the result overflows above 65,504: at 512 tokens with scale n from q k^T = 5,800 on.
+    It overflows float16 above 65,504: at 512 tokens with scale n this is q k^T >= 5,800.
     """
     a = (scores.relu() * scale(n, size).rsqrt().to(scores.dtype)).square()
     return a if mask is None else a.masked_fill(~mask, 0)
@@ -519,7 +519,7 @@ class XLNetAttention(nn.Module):
         y_i = sum_j softmax(score)_ij (x_j Wv),  u and v (D,), K entries per head;  no biases
 
     Yang et al.'s code also applies dropout to the sinusoids, after the MLP's activation and to the final
-    states; here it is where BERT has it. A query without a key gives y_i = 0, in their code the mean of v.
+    states; here it is where BERT has it. If a query has no key, y_i = 0; in their code, the mean of v.
     Parameters: 4 D^2 + 2 D, and D^2 for the output.
     """
 
@@ -696,7 +696,7 @@ class BiasPosition(AbsolutePosition):
         score_ij = q_i k_j / sqrt(K) + W[bucket(j - i)],  W (32, H);  `absolute` is kept as well
 
     16 buckets for j <= i and 16 for j > i: one for each distance up to 7, then 8 of logarithmic width up to
-    128; the last also takes all longer distances. As in T5, bucket 16, distance 0 for j > i, is never used.
+    128; the last also takes all longer distances. As in T5, bucket 16 is never used: j > i has no distance 0.
     Parameters: 32 H + block_size D.
     """
 
@@ -1059,7 +1059,7 @@ BERT_SIZES = {                      # EncoderConfig field -> BertConfig field
     'n_segment': 'type_vocab_size', 'dropout': 'hidden_dropout_prob',
     'attention_dropout': 'attention_probs_dropout_prob',
 }
-BERT_NAMES = {                      # module -> in BertForPreTraining
+BERT_NAMES = {                      # module -> its name in BertForPreTraining
     'encoder.token': 'bert.embeddings.word_embeddings',
     'encoder.segment': 'bert.embeddings.token_type_embeddings',
     'encoder.position.table': 'bert.embeddings.position_embeddings',
@@ -1076,7 +1076,7 @@ BERT_BLOCK = {                      # module in encoder.blocks.N -> in bert.enco
 
 
 def hugging_face_names(config):
-    """{our name: name in transformers} of the weight and bias of each module, even where it has only one."""
+    """{our name: name in transformers} of each module's weight and bias, even if it has only one."""
     rows = BERT_NAMES | {f'encoder.blocks.{i}.{ours}': f'bert.encoder.layer.{i}.{theirs}'
                          for i in range(config.n_layer) for ours, theirs in BERT_BLOCK.items()}
     return {ours + kind: theirs + kind for ours, theirs in rows.items() for kind in ('.weight', '.bias')}

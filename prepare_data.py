@@ -64,13 +64,13 @@ subset = ''                     # configuration of a hub dataset; empty: that in
 split = 'train'                 # split of a hub dataset
 revision = ''                   # git revision of a hub dataset; empty: the newest (recorded in units.json)
 text_field = 'text'             # field or column that holds the text
-tokenizer = 'sentencepiece'     # or wordpiece, character; KIND:FILE; tiktoken:NAME; data/NAME: of that folder
+tokenizer = 'sentencepiece'     # or wordpiece, character, KIND:FILE, tiktoken:NAME; data/NAME: its tokenizer
 vocab_size = 4096               # if trained here: 4096 for small models, 32000 for base, 12000 for Chinese
 lower_case = True               # for uncased vocabularies; no effect on tiktoken or a given .model file
 segmenter = ''                  # Chinese whole-word masking: jieba or sentencepiece[:FILE]; empty: none
 segmenter_vocab = 16_000        # pieces of a sentencepiece segmenter trained here; more pieces: longer words
 tokenizer_sample = 10_000_000   # characters to train them on; sentencepiece needs 25 bytes of memory for each
-val_fraction = 0.01             # share of documents held out, by a hash of the text; 1: validation corpus
+val_fraction = 0.01             # share of documents held out, by a hash of the text; 1: all of them
 max_documents = 0               # limit, split equally among units, which keep their first documents; 0: all
 max_bytes = 10_000_000          # longer records are skipped, longer .txt files cut between lines
 unit_bytes = 50_000_000         # file bytes per unit; at least a thousandth of the corpus
@@ -222,7 +222,7 @@ def read_lines(file, begin, end, most):
 
 
 def read_txt(file, begin, end, unit, most):
-    """One document per file, or several if blank lines end them; more than `most` bytes are cut at a line."""
+    """A document per file, or between blank lines; more than `most` bytes are cut between lines."""
     first, lines, size = 1, [], 0
     for (_, number), line, bad in read_lines(file, begin, end, most):
         if bad or '\0' in line:

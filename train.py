@@ -47,7 +47,7 @@ export = ''                     # a folder: write the checkpoint there for trans
 # data
 dataset = 'docstrings'          # folder below data_dir that prepare_data.py wrote
 data_dir = 'data'               # parent folder of prepared corpora
-validation = ''                 # further folders below data_dir to validate on too, e.g. ptb,books
+validation = ''                 # more folders below data_dir to validate on, comma-separated; e.g. ptb
 prepare = ''                    # config file of this repository for prepare_data.py, if dataset is missing
 block_size = 512                # tokens per sequence, including [CLS] and [SEP]
 packing = 'stream'              # stream: joined documents cut to length; documents: one per sequence, padded
@@ -67,8 +67,8 @@ relu_scale = 'ns'               # squared_relu: n2, n, ns or s2
 key_size = 128                  # gau: width of queries and keys
 clip_distance = 128             # rpe: relative distances are clipped at +-(clip_distance - 1)
 recompute = False               # Shatter: recompute weights in the backward pass to save memory
-same_partition = False          # Shatter: all layers have the partition of the last
-one_value_matrix = False        # Shatter with one head: all parts have the same values, y = A v
+same_partition = False          # Shatter: all layers have the partition of the last layer
+one_value_matrix = False        # Shatter but part_mask: no parts in the values, y = A v
 n_layer = 12                    # blocks
 n_head = 12                     # heads; must divide n_embd
 n_embd = 768                    # width
@@ -928,7 +928,7 @@ def plot_losses(folder, unigram):
 
 @torch.no_grad()
 def fill_masks(model, tokenizer, parts):
-    """Print the top five tokens and probabilities of the [MASK] between each two parts, lists of ids."""
+    """Print the top five tokens and probabilities of the [MASK] between neighbours of parts, lists of ids."""
     special = tokenizer.special
     ids = [special['cls'], *parts[0]]
     for part in parts[1:]:
@@ -978,7 +978,7 @@ def use_checkpoint(fill, export, init_from, out_dir, folder, meta):
         fill_masks(model, tokenizer, tokenizer.encode(re.split(r'\s*\[MASK\]', text)))
     if export:
         if not isinstance(model, MaskedLM):
-            raise UserError(f"export={export!r}: a BERT is no permuted language model, as {source} is")
+            raise UserError(f"export={export!r}: {source} is a permuted language model, not a BERT")
         model.save_pretrained(export)
         shutil.copy(os.path.join(folder, 'tokenizer', tokenizer.file_name), export)
         tell(f'wrote {export}: transformers.BertForMaskedLM.from_pretrained({export!r}) loads it')
@@ -1013,7 +1013,7 @@ def prepared(dataset, data_dir, prepare, runtime):
 
 
 def validation_rows(names, data_dir, packing, block_size, tokenizer, runtime):
-    """{name: validation rows} of comma-separated corpora.  tokenizer: identity that theirs must have"""
+    """{name: validation rows} of comma-separated corpora.  tokenizer: the identity that theirs must have"""
     rows = {}
     for name in filter(None, names.replace(' ', '').split(',')):
         folder, meta = prepared(name, data_dir, '', runtime)

@@ -1,7 +1,7 @@
 # BERT-base on OSCAR with Courtois et al.'s recipe (2024, section 3.3), the defaults of train.py: 12 layers,
 # 768 wide, 200k steps of 256 x 512 tokens, rate 1e-4 after 10k steps, linear decay, Adam's epsilon 1e-12.
-# Not in the paper, so ours: weight decay 0.01 (the paper has one, without its value), clipping of gradients
-# at 1 and dropout 0.1, which are BERT's; the milestones (the curve of figure 3 names 30,000 and 65,000).
+# Not in the paper, so ours: the value of weight decay, 0.01, clipping of gradients at 1 and dropout 0.1, all
+# BERT's; the milestones (of the steps of its figure 3 the paper names only 30,000 and 65,000).
 # $ torchrun --standalone --nproc_per_node=8 train.py config/base.py
 # Expect (their figure 2b): the loss leaves its first plateau at step 25,000 with `original`.
 out_dir = 'out/base'

@@ -1,8 +1,7 @@
 # GAU (Liu 2022) for 100k steps: 96,517,632 parameters, 13 billion tokens.
 # $ python train.py config/base_gau_100k.py
 # Expect: CLUE 75.02 (his table 5). The paper gives 5k, 10k, 30k and 100k steps and uses the first three for
-# tables 1, 2 and the starred rows of 5, so that the row without a star should be this one; it does not say
-# so.
+# tables 1, 2 and the starred rows of 5; that the row without a star has 100k is our guess.
 from config.base_gau import *
 
 out_dir = 'out/base_gau_100k'

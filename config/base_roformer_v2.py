@@ -1,5 +1,5 @@
 # RoFormerV2 (Su et al. 2022), no biases, norms without weights, lm_head = decoder: 94,152,192 parameters;
-# 94,777,090 in the classifier of Liu 2022, table 4 (config/clue_liu_roformer.py), counting 512 x 64 angles.
+# 94,777,090 in the classifier of Liu 2022, table 4 (config/clue_liu_roformer.py), with 512 x 64 angles.
 # $ python train.py config/base_roformer_v2.py
 # Expect: CLUE 67.39 after 30k steps (table 5); 1.224 times the time of base_gau.py (table 4).
 from config.liu_base import *

@@ -1,12 +1,12 @@
 # CLUE as in Liu 2022, table 6, for GAU: 9 tasks, each with its own epochs, batch and rate; 10 % warmup,
-# linear decay; one Linear on the last state of [CLS] (`first`), as his 96,519k parameters say. RoFormer:
+# linear decay; one Linear on the final state of [CLS] (`first`), as his count of 96,519k implies. RoFormer:
 # config/clue_liu_roformer.py.
 # $ python finetune.py config/clue_liu.py --init_from=out/base_gau
 # Expect (his table 5, average): 67.61 after 30k steps (base_gau), 75.02 for the longer run (base_gau_100k);
-# after 10k steps what gau_softmax_512.py and the other rows of table 2 say.
-# Not in the paper, so ours: 5 seeds and the weights of the last step ("best averaged results", says the
-# caption of table 5); clipping at 1; answers of at most 50 tokens and windows 128 apart in CMRC; how a text
-# is joined for WSC, CHID and C3, which is CLUE's baseline.
+# after 10k steps see config/gau_*_512.py and config/gau_*_diff.py (table 2).
+# Not in the paper, so ours: 5 seeds and the weights of the last step (the caption of table 5 says "best
+# averaged results"); clipping at 1; answers of at most 50 tokens and windows 128 tokens apart in CMRC; the
+# form of the texts of WSC, CHID and C3, which is that of CLUE's baseline.
 out_dir = 'out/clue_liu'
 init_from = 'out/base_gau'
 tasks = 'afqmc,csl,iflytek,tnews,wsc,cmnli,cmrc,chid,c3'

@@ -1,6 +1,6 @@
 # The run on which all systems are compared: 2 layers, 128 wide, 1M tokens; see results/systems.md.
 # $ python train.py config/compare.py --attention=shatter --position=none --seed=2
-# Expect a minute on one core; 4.8 to 5.2 nats at the end for systems that learn order, unigram entropy 6.56.
+# Expect a minute on one core; at the end 4.8 nats for `shatter`, 6.1 for BERT, unigram entropy 6.56.
 from config.tiny import *
 
 out_dir = 'out/compare'

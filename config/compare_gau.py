@@ -2,7 +2,7 @@
 # 64 tokens and key_size 16 (there 512 and 128), so that the divisors keep their order n^2 > n s > s^2 > n.
 # $ python train.py config/compare_gau.py --normaliser=squared_relu --relu_scale=n2 --n_layer=4
 # bench.py gives `gau` two layers for each of n_layer; all systems and seeds: config/bench_liu_scales.py.
-# Expect: results/bench.md has what came out, system by system.
+# Expect: see results/bench.md, which has the outcome of each system.
 from config.compare import *
 
 out_dir = 'out/compare_gau'

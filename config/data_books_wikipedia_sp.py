@@ -1,6 +1,6 @@
 # BooksCorpus and Wikipedia, lower-cased, with 32,000 pieces of sentencepiece: the corpus of Tian et al. 2021
 # $ python prepare_data.py config/data_books_wikipedia_sp.py
-# Expect what config/data_books_wikipedia.py takes; the pieces come from units spread over both corpora
+# Expect sizes as for config/data_books_wikipedia.py; the pieces are trained on text from both corpora
 corpus = 'books+wikipedia'
 name = 'books_wikipedia_sp'
 vocab_size = 32_000

@@ -2,8 +2,7 @@
 # decay.
 # $ python finetune.py config/glue_courtois.py --init_from=out/base_pairwise --compare=out/base_original
 # Their figure 3, the score by pretraining step: a glob of .pt files takes the milestones of config/base.py,
-# not the last checkpoints that train.py keeps besides. The report names the first step with 95 % of the last
-# score.
+# not the newest checkpoints, kept for resuming. The report names the first step with 95 % of the last score.
 # $ python finetune.py config/glue_courtois.py --init_from='out/base_pairwise/ckpt_*.pt'
 # Five pretraining runs of each system in place of the paper's one: train with --seed=N
 # --out_dir=out/base_pairwise-N for N from 1 to 5, and base_original.py likewise:

@@ -1,7 +1,7 @@
 # A small pairwise BERT on the docstrings of the installed Python packages: minutes on two cores, no network.
 # $ python train.py config/quickstart.py
 # Expect 4.1 nats a predicted token at the end, unigram entropy 6.56; results/quickstart.md has ten seeds.
-# Rotary positions: with learned ones the same run needs several times the steps (see config/tiny.py).
+# Rotary positions: with learned ones the same run needs more steps (see results/systems.md).
 from config.tiny import *
 
 out_dir = 'out/quickstart'

@@ -1,4 +1,4 @@
-# SQuAD v1.1 as in Tian et al. 2021, section 5.2.2: batch 16, best of evaluations every 1,000 steps.
+# SQuAD v1.1 as in Tian et al. 2021, section 5.2.2: batch 16, the best of evaluations every 1,000 steps.
 # $ python finetune.py config/squad_tian.py --init_from=out/base_shatter
 # Twice the pretrained length ("ext."), 1024 tokens for base_* and large_*, 512 for gpu_*:
 # $ python finetune.py config/squad_tian.py --init_from=out/base_shatter --block_size=1024

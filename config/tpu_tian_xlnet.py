@@ -1,8 +1,8 @@
 # XLNet-base with Tian et al.'s TPU recipe (2021, table 1, XLNet Base) through torch_xla: 117,317,888
 # parameters, 92,012,544 in matrices; 1M steps of 256 x 512 tokens, 32 rows a step on each of 8 devices.
 # $ PJRT_DEVICE=TPU torchrun --standalone --nproc_per_node=8 train.py config/tpu_tian_xlnet.py
-# Expect: config/base_xlnet.py's; 123 hours on their TPUv3 4x4. Not run on a TPU: .ci/xla trains a small model
-# with torch_xla on a CPU.
+# Expect: as for config/base_xlnet.py; 123 hours on their TPUv3 4x4. Not run on a TPU: .ci/xla trains a small
+# model with torch_xla on a CPU.
 from config.base_xlnet import *
 
 out_dir = 'out/tpu_tian_xlnet'

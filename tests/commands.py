@@ -1,4 +1,4 @@
-"""Commands of the repository's pages: found in their text, and taken in process as far as their data."""
+"""The commands on the repository's pages: found in the text, and checked in process, up to their data."""
 import glob
 import importlib
 import os

@@ -108,7 +108,7 @@ def test_matrices_of_tians_table_1(name):
     ('base_gau', 'clue_liu', 12000, 0, 96519170),
 ])
 def test_classifiers_of_lius_table_4(name, task, vocab_size, angles, count):
-    """With the pooling of the config file that fine-tunes them; the RoFormers' counts hold their angles."""
+    """With the pooling of the config file that fine-tunes them; his RoFormer counts include rotary angles."""
     model = build(name, SequenceClassifier, vocab_size, knobs(task, finetune)['pooling'])
     assert count_parameters(model) + angles == count and f'{count:,} in ' in header(name)
 

@@ -544,7 +544,7 @@ def test_a_glob_of_folders_is_one_system_and_one_of_checkpoints_a_curve(tokenize
 
 
 @pytest.mark.parametrize('changes, message', [
-    ({'attention': 'shared'}, "attention is 'shared' there and 'original' here"),
+    ({'attention': 'shared'}, "seeds of one system; this run differs: attention is 'shared' there and 'orig"),
     ({'step': 9}, 'step is 9 there and 3 here'), ({'seed': 1}, 'the same seed=1')])
 def test_runs_that_are_no_seeds_of_one_system_are_refused(tokenizers, tmp_path, changes, message):
     pretrained(tmp_path / 'run-1', tokenizers['sentencepiece'], seed=1)

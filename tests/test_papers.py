@@ -1,4 +1,4 @@
-"""results/errata.md and results/reproduce.md: numbers recomputed, commands resolved, small forms run."""
+"""results/errata.md and results/reproduce.md: numbers recomputed, commands checked and some run small."""
 import fnmatch
 import functools
 import gzip
@@ -90,7 +90,7 @@ def drop():
 @erratum('Courtois, table 3, caption')
 def caption():
     rows = [printed('courtois', 'table 3', f'{name} base') for name in ('pairwise', 'original')]
-    return points(*(row['average'] for row in rows), 0.37, 0.63)        # caption: base,pair in both places
+    return points(*(row['average'] for row in rows), 0.37, 0.63)        # the caption says base,pair twice
 
 
 @erratum('Courtois, 5.2')
@@ -104,7 +104,7 @@ def score():
 def attention_block():
     d, standard = 768, count(attention='original')
     whole, shares = standard - count(attention='shared'), (d * d + 3 * d, d * d, 2 * d * d + 3 * d)
-    assert whole == 12 * (2 * d * d + 2 * d - 3 * d)                    # with the two biases that are saved
+    assert whole == 12 * (2 * d * d + 2 * d - 3 * d)                    # d^2 and biases of two Linears less
     saved = [100 - 100 * share / all_ / d ** 2 for share, all_ in zip(shares, (3, 3, 4), strict=True)]
     return ['66.53', '66.67', '768', *points(*saved)]
 
@@ -284,7 +284,7 @@ COMMANDS = [command for commands in LABELLED.values() for command in commands]
 PRICES = {name: cells for names, *cells in
           re.findall(r'^\|[^|]*\| (`\w+`.*?)' + 5 * r' \| ([\d,.]+(?: x \d+)?)' + r' \|', PAGE, re.M)
           for name in re.findall(r'`(\w+)`', names)}
-OPERATIONS = 4e14               # a second, of the hours on the page
+OPERATIONS = 4e14               # FLOP/s behind the hours on the page
 
 
 @pytest.mark.parametrize('name', PRICES)
@@ -340,7 +340,7 @@ def sources_of(config):
 
 
 def is_made(source, runs):
-    """Whether training commands above made it: {out_dir: knobs}.  Milestones for files, folders else."""
+    """Whether one of the runs {out_dir: knobs} above makes it: a folder, or the checkpoint of a milestone."""
     folder, file = os.path.split(source) if source.endswith('.pt') else (source, '')
     steps = [step for name in fnmatch.filter(runs, folder) for step in runs[name]['milestones']]
     files = [train.checkpoint_name(step) for step in steps]
@@ -390,7 +390,7 @@ def test_what_is_not_made_is_noticed():
 
 
 def test_bash_reads_the_same_commands(tmp_path):
-    """The loops and quotes of the page, which commands_of() reads without a shell."""
+    """It expands the loops and quotes of the page as commands_of() does, which uses no shell."""
     script = '\n'.join(re.findall(r'```sh\n(.*?)```', PAGE, re.S))
     programs = ''.join(f'{name}() {{ echo {name} "$*"; }}\n' for name in ('python', 'torchrun'))
     done = subprocess.run(['bash', '-euc', programs + script], cwd=tmp_path, capture_output=True, text=True)
@@ -412,7 +412,7 @@ def test_every_label_of_the_page():
         assert used == set(range(1, len(labels) + 1)), letter
 
 
-# ---- the small form of one sequence of commands per paper, from corpus to tables ----
+# ---- one sequence of commands per paper at a small size, from corpus to tables ----
 
 SMALL = {                       # stage -> what makes its commands small, after those of the page
     'prepare_data.py': ['--vocab_size=400', '--val_fraction=0.1', '--tokenizer_sample=1000000',
@@ -428,7 +428,7 @@ SMALL = {                       # stage -> what makes its commands small, after 
 
 @pytest.fixture
 def run(tmp_path, corpus):
-    """(label, *more knobs, only=slice of its commands) -> output of the commands in a folder of their own."""
+    """run(label, *more knobs, only=slice of its commands) -> their output, in a folder of their own."""
     for name in ('books_wikipedia', 'books_wikipedia_sp'):
         shutil.copytree(corpus, tmp_path / 'data' / name)
     for name in finetune.TASKS:
@@ -495,7 +495,7 @@ def test_kowsher_from_pretraining_to_tables(run):
 
 @pytest.mark.slow
 def test_tian_from_the_tokenizer_to_longer_rows(run):
-    """Penn Treebank in the corpus's tokens, its loss, table 2 at twice the length, tables 4 and 5."""
+    """Penn Treebank and the loss on it, table 2 at twice the length, tables 4 and 5."""
     (run.home / 'ptb').mkdir()
     for number in range(8):
         (run.home / 'ptb' / f'wsj_{number}.txt').write_text('the value of the list is returned .\n' * 20)

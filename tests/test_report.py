@@ -218,7 +218,7 @@ def pretrained(*runs, init='ours', **more):
 
 
 def test_deviation_over_pretraining_runs_is_apart_from_that_over_seeds():
-    """Of each run's mean, whatever its number of seeds; t of two and of one degree of freedom."""
+    """Over the runs' means, whatever their numbers of seeds; t with two and with one degree of freedom."""
     text = report(pretrained((1, 70, 74), (2, 80, 86), (5, 61)))
     mean, sd = np.mean([72, 83, 61]), np.std([72, 83, 61], ddof=1)
     assert rows(text, 'ours: ours') == [[f'{mean:.2f} ({sd:.2f})'], ['72.00 (2.83)'], ['83.00 (4.24)'],
@@ -236,7 +236,7 @@ def test_a_run_without_all_tasks_is_not_in_the_average():
 
 
 def test_differences_are_paired_by_pretraining_seed_and_seed():
-    """Not by the order of the runs: of 1, 2, 4 and 2, 4, 7 only 2 and 4 are pairs."""
+    """Pairs have equal seeds, not equal places: of 1, 2, 4 and 2, 4, 7 only 2 and 4 are pairs."""
     base = pretrained((2, 60, 70), (4, 50), (7, 0), init='base')
     text = report(pretrained((1, 99), (2, 64, 72), (4, 51, 80)) + base, compare='base')
     paired = text[text.index('ours - base, paired'):]

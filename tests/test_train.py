@@ -813,7 +813,7 @@ def test_the_second_interrupt_ends_a_process_that_is_alone(monkeypatch):
 
 @pytest.mark.parametrize('validation, last', [('', 6), ('other', 14)])
 def test_a_signal_in_a_validation_ends_it(validation, last, two, tmp_path, train_here, monkeypatch):
-    """In the second of four batches of a corpus, the further one if there are two; second validation."""
+    """In the second validation, in the second of four batches of the last corpus."""
     monkeypatch.setattr(source, 'EVAL_ROWS', 8)
     knobs = ['--max_iters=4', '--eval_interval=2', f'--data_dir={two}', f'--validation={validation}']
     calls = []
@@ -1289,7 +1289,7 @@ def test_a_permuted_model_fills_in_and_is_not_exported(tmp_path, train_here, cap
     capsys.readouterr()
     train_here(tmp_path, *knobs, '--fill=the [MASK] of a [MASK]')
     assert len(capsys.readouterr().out.splitlines()) == 3
-    with pytest.raises(UserError, match='no permuted language model'):
+    with pytest.raises(UserError, match='is a permuted language model, not a BERT'):
         train_here(tmp_path, *knobs, f'--export={tmp_path / "bert"}')
     content = source.read_checkpoint(str(tmp_path / 'ckpt_0000002.pt'))
     model = PermutationLM(EncoderConfig(**content['model_config']))
