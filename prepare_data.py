@@ -417,7 +417,7 @@ def list_docstrings(source, subset, joined, config):
         say(f'skipped {where}: {bad}')
     file_name = os.path.join(config['folder'], 'docstrings.jsonl')
     write_bytes(file_name, ''.join(lines.values()).encode())
-    units, _ = list_files(file_name, subset, joined, config)
+    units, _ = list_files(file_name, subset, joined, {**config, 'text_field': 'text'})
     for unit in units:
         unit['pieces'] = [['docstrings.jsonl', *rest] for _, *rest in unit['pieces']]
     return units, {'packages': {package: version for package, (_, version) in found.items()},
@@ -783,7 +783,7 @@ def find_tools(config):
     tools = {}
     for knob in ('tokenizer', 'segmenter') if config['segmenter'] else ('tokenizer',):
         kind, _, argument = config[knob].partition(':')
-        if knob == 'tokenizer' and os.sep in kind:              # a prepared folder
+        if knob == 'tokenizer' and os.path.dirname(kind):       # a prepared folder
             kind, argument = load_meta(kind)['tokenizer']['kind'], config[knob]
         if kind not in TOOLS[knob] or (argument and not TOOLS[knob][kind].file_name):
             raise UserError(f"{knob}='{config[knob]}': choose one of {', '.join(TOOLS[knob])}; python "

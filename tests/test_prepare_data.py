@@ -628,7 +628,7 @@ def test_docstrings_of_a_package(tmp_path, monkeypatch, capfd):
         f'f = lambda: 1\ndef g():\n    "short"\n')
     (package / 'c.py').write_text('def broken(:\n')
     monkeypatch.syspath_prepend(str(tmp_path))
-    folder, meta = prepare(tmp_path, path='tinypackage', val_fraction=0.7, vocab_size=30)
+    folder, meta = prepare(tmp_path, path='tinypackage', val_fraction=0.7, vocab_size=30, text_field='body')
     lines = [json.loads(line) for line in contents(folder)['docstrings.jsonl'].splitlines()]
     assert [(line['package'], line['where'], line['text']) for line in lines] == [
         ('tinypackage', 'tinypackage/__init__.py:1', text.format(1)),
