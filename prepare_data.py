@@ -1235,6 +1235,8 @@ def check_folder(folder):
 def check_config(config):
     """Validates the knobs; returns the config with num_proc filled in."""
     check_limits(config, LIMITS)
+    if config['name'] != os.path.basename(config['name']).strip('.'):
+        raise UserError(f"name='{config['name']}': must name a folder directly below data_dir")
     find_tools(config)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count()
     return dict(config, num_proc=config['num_proc'] or cores)

@@ -722,6 +722,8 @@ def refused(tmp_path, monkeypatch, *arguments):
 @pytest.mark.parametrize('arguments, said', [
     (['--corpus=nowhere.jsonl'], "corpus='nowhere.jsonl': no such file; choose one of docstrings,"),
     (['--corpus=.', '--val_fraction=2'], 'val_fraction=2.0: must be at least 1e-12 and at most 1'),
+    (['--corpus=.', '--name=a/b'], "name='a/b': must name a folder directly below data_dir"),
+    (['--corpus=.', '--name=..'], "name='..': must name a folder"),
     (['--corpus=.', '--tokenizer=wordpeice'], "tokenizer='wordpeice': choose one of sentencepiece"),
     (['--corpus=good.jsonl', '--tokenizer=data/x'], 'data/x: not prepared (no meta.json): run python prep'),
     (['--corpus=cluecorpussmall'], "corpus='cluecorpussmall' needs --path=<its files, their directory"),
