@@ -248,7 +248,7 @@ def read_zip(file, begin, end, unit, most):
     """Documents of the .txt files [begin, end) of an archive, see read_txt."""
     archive = zipfile.ZipFile(file)
     for name in texts_of(archive)[begin:end]:
-        with archive.open(name) as text_file:
+        with io.BufferedReader(archive.open(name)) as text_file:        # three times as fast by lines
             for (_, number), text, bad in read_txt(text_file, 0, None, unit, most):
                 yield (0, f'{name}:{number}'), text, bad
 
