@@ -1037,8 +1037,9 @@ def seeds_of(text, folders):
     sources, first = [], {}
     for number, folder in enumerate(sorted(folders), 1):
         path = find_checkpoint(folder)
-        content = train.read_checkpoint(path) if path.endswith('.pt') else {'config': {}, 'model_config': {}}
-        ours = {**content['model_config'], **content.get('data', {}), 'step': content.get('step')}
+        content = train.read_checkpoint(path) if path.endswith('.pt') else {'config': {}}
+        model = asdict(EncoderConfig(**content['model_config'])) if 'step' in content else {}
+        ours = {**model, **content.get('data', {}), 'step': content.get('step')}
         first = first or ours
         train.refuse_difference(path, ours, first, f'{text} means seeds of one system; this run')
         seed = content['config'].get('seed', number)        # a BERT has none

@@ -248,7 +248,7 @@ def read_zip(file, begin, end, unit, most):
     """Documents of the .txt files [begin, end) of an archive, see read_txt."""
     archive = zipfile.ZipFile(file)
     for name in texts_of(archive)[begin:end]:
-        with archive.open(name) as text_file:
+        with io.BufferedReader(archive.open(name)) as text_file:        # three times as fast by lines
             for (_, number), text, bad in read_txt(text_file, 0, None, unit, most):
                 yield (0, f'{name}:{number}'), text, bad
 
@@ -417,7 +417,7 @@ def list_docstrings(source, subset, joined, config):
         say(f'skipped {where}: {bad}')
     file_name = os.path.join(config['folder'], 'docstrings.jsonl')
     write_bytes(file_name, ''.join(lines.values()).encode())
-    units, _ = list_files(file_name, subset, joined, config)
+    units, _ = list_files(file_name, subset, joined, {**config, 'text_field': 'text'})
     for unit in units:
         unit['pieces'] = [['docstrings.jsonl', *rest] for _, *rest in unit['pieces']]
     return units, {'packages': {package: version for package, (_, version) in found.items()},
@@ -783,7 +783,7 @@ def find_tools(config):
     tools = {}
     for knob in ('tokenizer', 'segmenter') if config['segmenter'] else ('tokenizer',):
         kind, _, argument = config[knob].partition(':')
-        if knob == 'tokenizer' and os.sep in kind:              # a prepared folder
+        if knob == 'tokenizer' and os.path.dirname(kind):       # a prepared folder
             kind, argument = load_meta(kind)['tokenizer']['kind'], config[knob]
         if kind not in TOOLS[knob] or (argument and not TOOLS[knob][kind].file_name):
             raise UserError(f"{knob}='{config[knob]}': choose one of {', '.join(TOOLS[knob])}; python "
@@ -1235,6 +1235,8 @@ def check_folder(folder):
 def check_config(config):
     """Validates the knobs; returns the config with num_proc filled in."""
     check_limits(config, LIMITS)
+    if config['name'] != os.path.basename(config['name']).strip('.'):
+        raise UserError(f"name='{config['name']}': must name a folder directly below data_dir")
     find_tools(config)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count()
     return dict(config, num_proc=config['num_proc'] or cores)

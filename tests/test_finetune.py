@@ -553,6 +553,17 @@ def test_runs_that_are_no_seeds_of_one_system_are_refused(tokenizers, tmp_path, 
         finetune.find_sources(f'{tmp_path}/run-*', '')
 
 
+@pytest.mark.parametrize('seed', [1, 2])
+def test_pretraining_seeds_from_before_a_field_was_added_and_after(tokenizers, tmp_path, seed):
+    for one in (1, 2):
+        pretrained(tmp_path / f'run-{one}', tokenizers['sentencepiece'], seed=one)
+    path = str(tmp_path / f'run-{seed}' / 'ckpt_0000003.pt')
+    content = train.read_checkpoint(path)
+    del content['model_config']['same_partition']
+    train.write_checkpoint(path, content)
+    assert [source.run_seed for source in finetune.find_sources(f'{tmp_path}/run-*', '')] == [1, 2]
+
+
 def test_the_baseline_is_one_system(run, tokenizers, tmp_path):
     for name in 'ab':
         pretrained(tmp_path / name, tokenizers['sentencepiece'])

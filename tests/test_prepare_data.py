@@ -628,7 +628,7 @@ def test_docstrings_of_a_package(tmp_path, monkeypatch, capfd):
         f'f = lambda: 1\ndef g():\n    "short"\n')
     (package / 'c.py').write_text('def broken(:\n')
     monkeypatch.syspath_prepend(str(tmp_path))
-    folder, meta = prepare(tmp_path, path='tinypackage', val_fraction=0.7, vocab_size=30)
+    folder, meta = prepare(tmp_path, path='tinypackage', val_fraction=0.7, vocab_size=30, text_field='body')
     lines = [json.loads(line) for line in contents(folder)['docstrings.jsonl'].splitlines()]
     assert [(line['package'], line['where'], line['text']) for line in lines] == [
         ('tinypackage', 'tinypackage/__init__.py:1', text.format(1)),
@@ -722,6 +722,8 @@ def refused(tmp_path, monkeypatch, *arguments):
 @pytest.mark.parametrize('arguments, said', [
     (['--corpus=nowhere.jsonl'], "corpus='nowhere.jsonl': no such file; choose one of docstrings,"),
     (['--corpus=.', '--val_fraction=2'], 'val_fraction=2.0: must be at least 1e-12 and at most 1'),
+    (['--corpus=.', '--name=a/b'], "name='a/b': must name a folder directly below data_dir"),
+    (['--corpus=.', '--name=..'], "name='..': must name a folder"),
     (['--corpus=.', '--tokenizer=wordpeice'], "tokenizer='wordpeice': choose one of sentencepiece"),
     (['--corpus=good.jsonl', '--tokenizer=data/x'], 'data/x: not prepared (no meta.json): run python prep'),
     (['--corpus=cluecorpussmall'], "corpus='cluecorpussmall' needs --path=<its files, their directory"),
