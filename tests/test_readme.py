@@ -38,7 +38,8 @@ FIRST = {               # really run, in this order -> what makes them small
         '--n_embd=16', '--n_inner=32', '--lengths=16', '--batches=2', '--rounds=1', '--warmup=1',
         '--vocab_size=400', '--device=cpu'],
 }
-STARTS = 'quickstart', 'base_pairwise', 'base_original', 'kowsher_shared', 'base_gau'
+STARTS = ('quickstart', 'base_pairwise', 'base_original', 'base_pairwise-1', 'base_original-1',
+          'kowsher_shared', 'base_gau')
 BERT = {'num_hidden_layers': 2, 'num_attention_heads': 4, 'hidden_size': 16, 'intermediate_size': 32,
         'max_position_embeddings': 32, 'vocab_size': 400}
 
