@@ -1755,8 +1755,6 @@ def main():
     others = [name for name in names if TASKS[name].positive] if cross else []
     if predict not in ('', 'test') and len(names) > 1:
         raise UserError(f'predict={predict!r}: a file is of one task: choose it with --tasks, or write test')
-    if not out_dir:
-        raise UserError("out_dir='': name a folder, as in --out_dir=out/finetune")
     runtime = train.join(device, dtype, group=False)
 
     # the plan: all trials, divided among the processes

@@ -797,6 +797,8 @@ def start_from(init_from, out_dir, runtime):
 
 def hold(folder):
     """Lock `folder` against a second run; the operating system frees the lock when the process ends."""
+    if not folder:
+        raise UserError("out_dir='': name a folder, as in --out_dir=out/run")
     HELD.clear()                                        # a process has one run at a time
     os.makedirs(folder, exist_ok=True)
     HELD.append(open(os.path.join(folder, 'lock'), 'a'))                # noqa: SIM115, it stays open
@@ -990,8 +992,6 @@ def check_knobs(config):
     check_limits(config, {**LIMITS, 'total_batch': (int(os.environ.get('WORLD_SIZE', 1)), None)})
     if config['min_lr'] > config['learning_rate']:
         raise UserError(f"min_lr={config['min_lr']}: must be at most learning_rate={config['learning_rate']}")
-    if not config['out_dir']:
-        raise UserError("out_dir='': name a folder, as in --out_dir=out/run")
     for key, rows in (('schedule', SCHEDULE), ('objective', OBJECTIVE), ('packing', PACKING)):
         choose(key, config[key], rows)
 
