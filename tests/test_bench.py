@@ -479,6 +479,7 @@ def test_plots_are_optional(monkeypatch, capsys):
     ('--compile=maybe', "compile"),
     ('--modes=backward', "modes='backward': choose one of forward, train"),
     ('--rounds=0', 'rounds=0: must be at least 1'),
+    ('--out_dir=', "out_dir='': name a folder"),
     ('--plateau=-1', 'plateau=-1.0: must be at least 0'),
     ('--dropout=1', 'dropout=1.0: must lie in [0, 1)'),
     ('--target_loss=-1', 'target_loss=-1.0: must be at least 0'),
