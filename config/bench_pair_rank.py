@@ -7,7 +7,7 @@
 # table of all:
 # $ torchrun --standalone --nproc_per_node=8 train.py config/base_pairwise.py --pair_rank=16 \
 #       --out_dir=out/base_pairwise_rank16
-# $ python bench.py --what=convergence --runs='out/base_pairwise*'
+# $ python bench.py --what=convergence --runs='out/base_pairwise,out/base_pairwise_rank*'
 what = 'convergence'
 variants = ('original,symmetric,pairwise,pairwise_rank_1,pairwise_rank_2,pairwise_rank_4,pairwise_rank_8,'
             'pairwise_rank_16,pairwise_rank_32')
