@@ -1598,13 +1598,18 @@ def model_table(inits):
 
 
 def choose_tables(book, trials):
-    """The paper's tables that share a column with the trials, then one like them for the other columns."""
+    """The paper's tables that share a column with the trials, then one like them for the other columns.
+
+    Of a table's `normalisers`, notes on one of GAU's normalisers each, those that the trials have are shown.
+    """
+    own = {one['model'].get('normaliser') for one in trials if one['model']['attention'] == 'gau'}
     ran = {f"{column}.{trial['metric']}": column for trial in trials for column in trial['scores']}
     tables, shown = [], set()
     for one in book.get('tables', ()):
         columns = {key.split('.')[0] for key in one['columns'].split()}
         if columns & set(ran.values()):
-            tables.append(one)
+            notes = [text for name, text in one.get('normalisers', {}).items() if name in own]
+            tables.append({'note': ' '.join(notes), **one})
             shown |= columns
     left = [key for key, column in ran.items() if column not in shown]
     averages = {} if tables or len(left) < 2 else {'average': range(len(left))}

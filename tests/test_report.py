@@ -308,3 +308,14 @@ def test_every_paper_reports_any_trials():
 def test_errors_name_the_choices():
     with pytest.raises(UserError, match="paper='x': choose one of courtois, kowsher, tian, liu"):
         report([trial(50)], 'x')
+
+
+def test_averages_of_lius_table_2_stand_beside_their_normaliser_alone():
+    def notes(attention, normaliser):
+        one = trial(60, 'afqmc', attention=attention)
+        return re.findall(r'(\w+): AVG ([\d.]+)', make_report([
+            {**one, 'model': {**one['model'], 'normaliser': normaliser}}], 'liu'))
+
+    assert notes('gau', 'softmax') == [('softmax', '62.8')]
+    assert notes('gau', 'softmax_plus') == [('softmax_plus', '64.23')]
+    assert not notes('original', 'softmax_plus')
