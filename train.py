@@ -35,7 +35,16 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_map
 
-from model import EncoderConfig, MaskedLM, PermutationLM, choose, model_config, token_losses, training_flops
+from model import (
+    EncoderConfig,
+    MaskedLM,
+    PermutationLM,
+    choose,
+    model_config,
+    to_transformers,
+    token_losses,
+    training_flops,
+)
 from prepare_data import check_sizes, load_meta, load_tokenizer, need, write_bytes
 
 # the run
@@ -977,9 +986,7 @@ def use_checkpoint(fill, export, init_from, out_dir, folder, meta):
         tell(text)
         fill_masks(model, tokenizer, tokenizer.encode(re.split(r'\s*\[MASK\]', text)))
     if export:
-        if not isinstance(model, MaskedLM):
-            raise UserError(f"export={export!r}: {source} is a permuted language model, not a BERT")
-        model.save_pretrained(export)
+        to_transformers(model).save_pretrained(export)
         shutil.copy(os.path.join(folder, 'tokenizer', tokenizer.file_name), export)
         tell(f'wrote {export}: transformers.BertForMaskedLM.from_pretrained({export!r}) loads it')
 
