@@ -1141,6 +1141,8 @@ def to_transformers(model, **settings):
     if family == 'RoFormer':                                    # BERT's pooler for multiple choice
         sizes |= {'summary_type': 'first', 'summary_use_proj': True, 'summary_proj_to_labels': False,
                   'summary_activation': 'tanh'}
+    if hasattr(model, 'classifier'):
+        sizes['num_labels'] = model.classifier.out_features
     twin = getattr(package, name)(getattr(package, f'{family}Config')(**sizes | settings))
     weights = {name: value for name, value in model.state_dict().items()
                if '.attention.' not in name or '.attention.out.' in name}
