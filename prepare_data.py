@@ -801,7 +801,7 @@ TOKENIZERS = {'sentencepiece': SentencePieceTokenizer, 'wordpiece': WordPieceTok
               'character': CharacterTokenizer, 'tiktoken': TiktokenTokenizer}
 
 
-def to_transformers(tokenizer, length):
+def fast_tokenizer(tokenizer, length):
     """The tokenizer as a transformers.PreTrainedTokenizerFast.  length: longest row of the model
 
     Raises UserError unless both give the same ids on Python's reference manual and on all pieces.

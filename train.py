@@ -50,15 +50,22 @@ from model import (
     token_losses,
     training_flops,
 )
-from prepare_data import check_sizes, load_meta, load_tokenizer, need, tokenizer_identity, write_bytes
-from prepare_data import to_transformers as as_transformers
+from prepare_data import (
+    check_sizes,
+    fast_tokenizer,
+    load_meta,
+    load_tokenizer,
+    need,
+    tokenizer_identity,
+    write_bytes,
+)
 
 # the run
 out_dir = 'out/run'             # checkpoints, metrics.jsonl, run.json and loss.png go here
 init_from = 'auto'              # scratch, resume, auto (newest checkpoint or scratch), a checkpoint or a BERT
 seed = 1                        # for weights, sample order, masks and dropout; below 2^63
 fill = ''                       # a text with [MASK]: print the checkpoint's predictions and stop
-export = ''                     # a folder: write the checkpoint there for transformers and stop
+export = ''                     # a folder: write the run, or init_from, there for transformers and stop
 # data
 dataset = 'docstrings'          # folder below data_dir that prepare_data.py wrote
 data_dir = 'data'               # parent folder of prepared corpora
@@ -1048,7 +1055,7 @@ def export_model(source, folder):
         file.write(model_card(model, twin, content))
     shutil.copy(os.path.join(tokenizer.home, tokenizer.file_name), folder)
     try:
-        as_transformers(tokenizer, model.config.block_size).save_pretrained(folder)
+        fast_tokenizer(tokenizer, model.config.block_size).save_pretrained(folder)
         settings = Path(folder, 'tokenizer_config.json')        # the name that all versions know
         settings.write_text(settings.read_text().replace('"TokenizersBackend"', '"PreTrainedTokenizerFast"'))
     except UserError as error:

@@ -64,7 +64,7 @@ def pair(request, english, tmp_path_factory):
     folder = tmp_path_factory.mktemp(request.param)
     facts = make_vocabulary(request.param, folder, english)
     ours = TOKENIZERS[request.param](str(folder), facts)
-    prepare_data.to_transformers(ours, 32).save_pretrained(folder / 'out')
+    prepare_data.fast_tokenizer(ours, 32).save_pretrained(folder / 'out')
     transformers.RoFormerConfig().save_pretrained(folder / 'out')
     return ours, transformers.AutoTokenizer.from_pretrained(folder / 'out')
 
@@ -123,7 +123,7 @@ def test_a_tokenizer_with_other_ids_is_refused_with_the_text(english, tmp_path):
         sentence_iterator=iter(english), model_writer=model, vocab_size=600, model_type='bpe', minloglevel=2)
     (tmp_path / 'sentencepiece.model').write_bytes(model.getvalue())
     with pytest.raises(UserError, match="^no tokenizer for transformers: it would give other ids to '.+'$"):
-        prepare_data.to_transformers(TOKENIZERS['sentencepiece'](str(tmp_path), {}), 32)
+        prepare_data.fast_tokenizer(TOKENIZERS['sentencepiece'](str(tmp_path), {}), 32)
 
 
 # ---- load and export of runs ----
@@ -153,6 +153,16 @@ def test_load_needs_the_run_alone(run, corpus, tmp_path, monkeypatch):
     shutil.copytree(run / 'tokenizer', run.parent / 'tokenizer')
     with pytest.raises(UserError, match="other.pt: the data differs: tokenizer is 'another' there"):
         load(run.parent / 'other.pt')
+
+
+def test_the_python_of_the_readme(run, monkeypatch, capsys):
+    monkeypatch.chdir(run.parent)
+    with open(os.path.join(ROOT, 'README.md'), encoding='utf-8') as file:
+        code, = re.findall('```python\n(.*?)```', file.read(), re.DOTALL)
+    assert "'out/quickstart'" in code
+    exec(code.replace("'out/quickstart'", "'run'"), {})
+    similarity, word = capsys.readouterr().out.split()
+    assert -1 <= float(similarity) <= 1 and word in load(run)[1].pieces
 
 
 @pytest.mark.parametrize('position', ['absolute', 'rope'])
