@@ -787,10 +787,11 @@ def find_tokenizer(path, content, folder=''):
     folder  look there instead.  Raises UserError if the tokenizer there is not that of the checkpoint
     """
     own, knobs = os.path.dirname(path) or '.', content['config']
+    corpus = os.path.join(knobs.get('data_dir', ''), knobs.get('dataset', ''))
     if not folder and os.path.isdir(os.path.join(own, 'tokenizer')):
         folder = own
     else:
-        folder = folder or knobs.get('tokenizer') or os.path.join(knobs['data_dir'], knobs['dataset'])
+        folder = folder or knobs.get('tokenizer') or corpus
         load_meta(folder)                               # names the command that prepares it
     stored, ours = content['data'], {'tokenizer': tokenizer_identity(folder)}
     refuse_difference(path, {**ours, **stored}, ours, 'the data')
