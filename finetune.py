@@ -4,6 +4,7 @@
     $ python finetune.py config/glue_courtois.py --init_from=out/base_pairwise --compare=out/base_original
     $ python finetune.py config/glue_courtois.py --init_from='out/base_pairwise-*,out/base_shared-*'
     $ torchrun --standalone --nproc_per_node=8 finetune.py config/glue_courtois.py
+    $ python train.py --init_from=out/finetune/quickstart@500/package_1_0a1b2c --export=out/package
 
 A trial fine-tunes one set of weights on one task with one seed, in one process; torchrun's processes divide
 the trials among themselves. Its folder in out_dir holds its log, result, predictions and weights. The same
@@ -1087,14 +1088,11 @@ def read_start(source, folder, lower_case):
         (config, weights), data = pretrained_encoder(source), {}
         if not folder:
             words = transformers().utils.cached_file(source, 'vocab.txt')
-            tokenizer = prepare_data.WordPieceTokenizer(os.path.dirname(words), {'lower_case': lower_case})
+            facts = {'kind': 'wordpiece', 'lower_case': lower_case}
+            tokenizer = prepare_data.WordPieceTokenizer(os.path.dirname(words), facts)
     else:
         content = train.read_checkpoint(source)
-        knobs, data = content['config'], content['data']
-        own = os.path.join(knobs.get('data_dir', ''), knobs.get('dataset', ''))
-        folder = folder or knobs.get('tokenizer') or own
-        ours = prepare_data.load_meta(folder)['identity']['tokenizer']
-        train.refuse_difference(source, {'tokenizer': ours, **data}, {'tokenizer': ours}, 'the data')
+        folder, data = train.find_tokenizer(source, content, folder), content['data']
         config, weights = EncoderConfig(**content['model_config']), content['model']
     tokenizer = prepare_data.load_tokenizer(folder) if folder else tokenizer
     if tokenizer.vocab_size != config.vocab_size:
@@ -1392,7 +1390,9 @@ def finish(trial, model, runtime, best, seconds):
         train.write_checkpoint(os.path.join(trial.folder, 'model.pt'), {
             'step': best['step'], 'model': train.to_host(model.state_dict(), runtime),
             'config': {**trial.identity['recipe'], 'tokenizer': trial.start.folder},
-            'model_config': asdict(model.config), 'data': trial.start.data})
+            'model_config': asdict(model.config), 'data': trial.start.data, 'task': trial.name,
+            'head': trial.task.head, 'labels': trial.task.labels, 'scores': best['scores']})
+        prepare_data.copy_tokenizer(trial.start.tokenizer, trial.folder)        # for train.load()
     result = {
         **trial.named, 'model': asdict(model.config), 'task': trial.name, 'seed': trial.seed,
         'metric': trial.metric, 'scores': best['scores'], 'best_step': best['step'],

@@ -891,21 +891,6 @@ class MaskedLM(nn.Module):
         model.load_state_dict({ours: weights[ours] for ours in model.state_dict()})
         return model.eval()
 
-    def save_pretrained(self, folder):
-        """Write a folder that transformers.BertForMaskedLM loads.  Raises UserError if this is not a BERT."""
-        for name in ('attention', 'position', 'norm', 'lm_head', 'bias'):
-            given, wanted = getattr(self.config, name), getattr(EncoderConfig, name)
-            if given != wanted:
-                raise UserError(f"{name}={given!r}: transformers' BERT has only {name}={wanted!r}")
-        weights, names = self.state_dict(), hugging_face_names(self.config)
-        sizes = {theirs: getattr(self.config, ours) for ours, theirs in BERT_SIZES.items()}
-        bert = transformers().BertForMaskedLM(transformers().BertConfig(**sizes))
-        bert.load_state_dict({
-            **{names[ours]: value for ours, value in weights.items()},
-            'cls.predictions.decoder.weight': weights['encoder.token.weight'],
-            'cls.predictions.decoder.bias': weights['head.bias']})
-        bert.save_pretrained(folder)
-
 
 def token_losses(logits, targets):
     """Cross-entropy of each target, in float32.  logits (B, k, V), targets (B, k) int64 -> (B, k)"""
@@ -1075,11 +1060,104 @@ BERT_BLOCK = {                      # module in encoder.blocks.N -> in bert.enco
 }
 
 
-def hugging_face_names(config):
+FAMILY = {'absolute': 'Bert', 'none': 'Bert', 'rope': 'RoFormer'}       # position -> transformers' classes
+EXPORTS = {                         # our class -> theirs, after the family
+    'MaskedLM': 'ForMaskedLM', 'SequenceClassifier': 'ForSequenceClassification',
+    'MultipleChoice': 'ForMultipleChoice', 'SpanClassifier': 'ForQuestionAnswering',
+}
+
+
+def hugging_face_names(config, family='Bert', classifier='classifier'):
     """{our name: name in transformers} of each module's weight and bias, even if it has only one."""
-    rows = BERT_NAMES | {f'encoder.blocks.{i}.{ours}': f'bert.encoder.layer.{i}.{theirs}'
-                         for i in range(config.n_layer) for ours, theirs in BERT_BLOCK.items()}
+    rows = BERT_NAMES | {'classifier': classifier}
+    rows |= {f'encoder.blocks.{i}.{ours}': f'bert.encoder.layer.{i}.{theirs}'
+             for i in range(config.n_layer) for ours, theirs in BERT_BLOCK.items()}
+    if family == 'RoFormer':
+        rows = {ours: theirs.replace('bert.', 'roformer.', 1) for ours, theirs in rows.items()}
+        rows['pooler.dense'] = 'sequence_summary.summary'
     return {ours + kind: theirs + kind for ours, theirs in rows.items() for kind in ('.weight', '.bias')}
+
+
+# ---- export: matrices (D, D + 1), weight and bias in float64, from which q, k and v of a BERT follow ----
+
+def matrix(linear):
+    bias = linear.weight.new_zeros(len(linear.weight)) if linear.bias is None else linear.bias
+    return torch.cat((linear.weight, bias[:, None]), 1).double()
+
+
+def fold_original(attention):
+    return matrix(attention.query), matrix(attention.key), matrix(attention.value)
+
+
+def fold_symmetric(attention):
+    return matrix(attention.query), matrix(attention.query), matrix(attention.value)
+
+
+def fold_pairwise(attention):
+    """q S = x (Wq S) + b S in each head; rows of the matrix are outputs: S^T multiplies from the left."""
+    query, pair = matrix(attention.query), attention.pair.double()
+    pair = pair if attention.pair_key is None else pair @ attention.pair_key.double().mT         # (H, K, K)
+    return (pair.mT @ query.unflatten(0, (len(pair), -1))).flatten(0, 1), query, matrix(attention.value)
+
+
+def fold_shared(attention):
+    diagonals = attention.query_diag, attention.key_diag, attention.value_diag
+    return tuple(matrix(attention.shared) * diagonal[:, None] for diagonal in diagonals)
+
+
+FOLD = {'original': fold_original, 'symmetric': fold_symmetric, 'pairwise': fold_pairwise,
+        'shared': fold_shared}
+EXPORTABLE = {                      # field -> (part that it is about, allowed values, what transformers has)
+    'attention': ('encoder', FOLD, 'softmax(q k^T / sqrt(K)) v with one matrix each for q, k and v'),
+    'position': ('encoder', FAMILY, 'learned absolute or rotary positions'),
+    'norm': ('encoder', ('layer',), 'LayerNorm'),
+    'lm_head': ('head', ('bert',), 'a dense layer, GELU and LayerNorm before the tied matrix'),
+    'pooling': ('pooler', ('cls',), 'tanh(Linear) of the final state of [CLS]'),
+}
+
+
+def find_twin(model):
+    """(family, class name) of the equivalent model of transformers.  Raises UserError if there is none."""
+    kind, family = type(model).__name__, FAMILY.get(model.config.position)
+    for name, (part, allowed, what) in EXPORTABLE.items():
+        given = getattr(model.config, name)
+        if hasattr(model, part) and given not in allowed:
+            raise UserError(f"{name}={given!r}: no equivalent in transformers' BERT and RoFormer, which have "
+                            f'only {what}')
+    if (family, kind) == ('RoFormer', 'SequenceClassifier'):
+        raise UserError("position='rope': no equivalent in transformers' RoFormerForSequenceClassification, "
+                        'whose pooler has GELU in place of tanh')
+    return family, family + EXPORTS[kind]
+
+
+@torch.no_grad()
+def to_transformers(model, **settings):
+    """The equivalent model of transformers, a BERT or a RoFormer.  Raises UserError if there is none.
+
+    Biases and positions that the model lacks are zeros.  settings: more keys of its config
+    """
+    config, (family, name), package = model.config, find_twin(model), transformers()
+    sizes = {theirs: getattr(config, ours) for ours, theirs in BERT_SIZES.items()}
+    if family == 'RoFormer':                                    # BERT's pooler for multiple choice
+        sizes |= {'summary_type': 'first', 'summary_use_proj': True, 'summary_proj_to_labels': False,
+                  'summary_activation': 'tanh'}
+    if hasattr(model, 'classifier'):
+        sizes['num_labels'] = model.classifier.out_features
+    twin = getattr(package, name)(getattr(package, f'{family}Config')(**sizes | settings))
+    weights = {name: value for name, value in model.state_dict().items()
+               if '.attention.' not in name or '.attention.out.' in name}
+    for i, block in enumerate(model.encoder.blocks):
+        matrices = FOLD[config.attention](block.attention)
+        for name, found in zip(('query', 'key', 'value'), matrices, strict=True):
+            stem = f'encoder.blocks.{i}.attention.{name}'
+            weights |= {f'{stem}.weight': found[:, :-1], f'{stem}.bias': found[:, -1]}
+    names = hugging_face_names(config, family, 'qa_outputs' if hasattr(twin, 'qa_outputs') else 'classifier')
+    state = {name: torch.zeros_like(value) for name, value in twin.state_dict().items()
+             if name.endswith(('.bias', '.position_embeddings.weight')) and '.decoder.' not in name}
+    left = twin.load_state_dict(state | {names[ours]: value for ours, value in weights.items()}, strict=False)
+    computed = [name for name in left.missing_keys if '.decoder.' in name or '.embed_positions.' in name]
+    assert left.missing_keys == computed and not left.unexpected_keys, left     # tied, or sinusoids
+    return twin.eval()
 
 
 def pretrained_encoder(name, parts=('encoder.',), kind='BERT'):

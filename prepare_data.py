@@ -85,6 +85,7 @@ MOST_UNITS = 1000
 BATCH = 500_000                 # characters tokenized at once
 LINE_SECONDS = 60               # between progress lines if stderr is no terminal
 WHERE_ONLY = ('num_proc', 'data_dir', 'name', 'part', 'check')          # knobs that do not change the result
+TOPICS = 'pydoc_data.topics'     # Python's reference manual as text, 700 KB, in every installation
 CJK = np.array([                # [first, end) code points that `tokenizers` splits off as Chinese
     (0x3400, 0x4DC0), (0x4E00, 0xA000), (0xF900, 0xFB00), (0x20000, 0x2A6E0), (0x2A700, 0x2B740),
     (0x2B740, 0x2B820), (0x2B920, 0x2CEB0), (0x2F800, 0x2FA20)]).ravel()        # in BERT 2B820, not 2B920
@@ -563,7 +564,7 @@ class SentencePieceTokenizer:
              'mask': ('[MASK]', '<mask>')}
 
     def __init__(self, folder, facts):
-        self.model = load_sentencepiece(folder, self.file_name)
+        self.home, self.facts, self.model = folder, facts, load_sentencepiece(folder, self.file_name)
         self.pieces = [self.model.id_to_piece(i) for i in range(len(self.model))]
         self.special = {'unk': self.model.unk_id()}
         for key, names in self.names.items():
@@ -589,6 +590,40 @@ class SentencePieceTokenizer:
     def word_starts(self):
         return [piece.startswith('\u2581') for piece in self.pieces]
 
+    def as_library(self, library):
+        """As tokenizers.Tokenizer, which adds scores in float64, sentencepiece in float32."""
+        scores = [self.model.get_score(i) if i < len(self.model) else 0.0 for i in range(self.vocab_size)]
+        proto = dict(protobuf_fields(self.model.serialized_model_proto()))      # 3: NormalizerSpec
+        characters, normalizers = dict(protobuf_fields(proto[3])).get(2), library.normalizers
+        steps = [normalizers.Precompiled(characters)] if characters else []
+        steps += [normalizers.Strip(), normalizers.Replace(library.Regex(' {2,}'), ' ')]
+        vocabulary = list(zip(self.pieces, scores, strict=True))
+        model = library.Tokenizer(library.models.Unigram(vocabulary, self.special['unk'], False))
+        model.normalizer = normalizers.Sequence(steps)
+        model.pre_tokenizer = library.pre_tokenizers.Metaspace()
+        model.decoder = library.decoders.Metaspace()
+        return model
+
+
+def protobuf_fields(data):
+    """(number, value) of the fields of a serialized message: int, or bytes."""
+    place = 0
+
+    def number():
+        nonlocal place
+        start = place
+        while data[place] > 127:
+            place += 1
+        place += 1
+        return sum((byte & 127) << 7 * i for i, byte in enumerate(data[start:place]))
+
+    while place < len(data):
+        field, kind = divmod(number(), 8)
+        value = number() if kind in (0, 2) else {1: 8, 5: 4}[kind]              # of kind 2: its size
+        if kind:
+            value, place = data[place:place + value], place + value
+        yield field, value
+
 
 class WordPieceTokenizer:
     """BERT's WordPiece, Devlin et al. 2018, arXiv 1810.04805: ids are lines of vocab.txt."""
@@ -604,7 +639,7 @@ class WordPieceTokenizer:
         return {'lower_case': config['lower_case']}
 
     def __init__(self, folder, facts):
-        library = need('tokenizers', 'this tokenizer')
+        self.home, self.facts, library = folder, facts, need('tokenizers', 'this tokenizer')
         text = Path(folder, self.file_name).read_bytes().decode('utf-8', 'replace')
         self.pieces = text.replace('\r\n', '\n').removesuffix('\n').split('\n')        # U+2028 may be a piece
         vocabulary = {piece: i for i, piece in enumerate(self.pieces)}
@@ -634,6 +669,10 @@ class WordPieceTokenizer:
 
     def word_starts(self):
         return [not piece.startswith('##') for piece in self.pieces]
+
+    def as_library(self, library):
+        """As tokenizers.Tokenizer."""
+        return library.Tokenizer.from_str(self.model.to_str())
 
 
 class CharacterTokenizer(WordPieceTokenizer):
@@ -699,7 +738,8 @@ class TiktokenTokenizer:
         return {'name': argument, 'pattern': encoding._pat_str, 'ids': encoding.n_vocab}
 
     def __init__(self, folder, facts):
-        library, data = need('tiktoken', 'this tokenizer'), Path(folder, self.file_name).read_bytes()
+        self.home, self.facts, library = folder, facts, need('tiktoken', 'this tokenizer')
+        data = Path(folder, self.file_name).read_bytes()
         try:
             rows = [line.split() for line in data.split(b'\n') if line]
             ranks = {base64.b64decode(token, validate=True): int(rank) for token, rank in rows}
@@ -735,9 +775,62 @@ class TiktokenTokenizer:
     def word_starts(self):
         return [not (piece[:1].isalnum() or piece[:1] == '\ufffd') for piece in self.pieces]
 
+    def as_library(self, library):
+        """As tokenizers.Tokenizer: any two tokens merge whose bytes together are a token, by its rank."""
+        names = {token: ''.join(BYTE_LEVEL[byte] for byte in token) for token in self.tokens.values()}
+        pairs = [(token[:i], token[i:]) for _, token in sorted(self.tokens.items())
+                 for i in range(1, len(token))]
+        merges = [(names[a], names[b]) for a, b in pairs if a in names and b in names]
+        vocabulary = {names[token]: rank for rank, token in self.tokens.items()}
+        vocabulary |= {self.pieces[i]: i for i in self.special.values()}
+        model = library.Tokenizer(library.models.BPE(vocab=vocabulary, merges=merges, ignore_merges=True))
+        split = library.pre_tokenizers.Split(library.Regex(self.model._pat_str), 'isolated')
+        bytewise = library.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        model.pre_tokenizer = library.pre_tokenizers.Sequence([split, bytewise])
+        model.decoder = library.decoders.ByteLevel()
+        return model
+
+
+PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
+BYTE_LEVEL = {                      # GPT-2's character for each byte
+    **{byte: chr(256 + i) for i, byte in enumerate(sorted(set(range(256)) - {*PRINTABLE}))},
+    **{byte: chr(byte) for byte in PRINTABLE}}
+
 
 TOKENIZERS = {'sentencepiece': SentencePieceTokenizer, 'wordpiece': WordPieceTokenizer,
               'character': CharacterTokenizer, 'tiktoken': TiktokenTokenizer}
+
+
+def fast_tokenizer(tokenizer, length):
+    """The tokenizer as a transformers.PreTrainedTokenizerFast.  length: longest row of the model
+
+    Raises UserError unless both give the same ids on Python's reference manual and on all pieces.
+    """
+    library, from_pydoc = need('tokenizers', 'a tokenizer for transformers'), importlib.import_module(TOPICS)
+    model, special = tokenizer.as_library(library), tokenizer.special
+    names = {key: tokenizer.pieces[i] for key, i in special.items()}
+    model.add_special_tokens([library.AddedToken(name, lstrip=key == 'mask', normalized=False, special=True)
+                              for key, name in names.items()])
+    ends = [(names[key], special[key]) for key in ('cls', 'sep')]
+    cls, sep = names['cls'], names['sep']
+    model.post_processor = library.processors.TemplateProcessing(
+        single=f'{cls}:0 $A:0 {sep}:0', pair=f'{cls}:0 $A:0 {sep}:0 $B:1 {sep}:1', special_tokens=ends)
+    texts = [line for topic in from_pydoc.topics.values() for line in topic.splitlines()]
+    texts += [tokenizer.decode(range(i, min(i + 50, tokenizer.vocab_size)))
+              for i in range(0, tokenizer.vocab_size, 50)]
+    refuse_other_ids(tokenizer, model, texts)
+    return need('transformers', 'a tokenizer for transformers').PreTrainedTokenizerFast(
+        tokenizer_object=model, model_max_length=length, clean_up_tokenization_spaces=False,
+        model_input_names=['input_ids', 'token_type_ids', 'attention_mask'],
+        **{f'{key}_token': name for key, name in names.items()})
+
+
+def refuse_other_ids(tokenizer, model, texts):
+    """Raises UserError with the first text to which `model`, a tokenizers.Tokenizer, gives other ids."""
+    theirs = model.encode_batch_fast(texts, add_special_tokens=False)
+    for text, ours, other in zip(texts, tokenizer.encode(texts), theirs, strict=True):
+        if ours != other.ids:
+            raise UserError(f'no tokenizer for transformers: it would give other ids to {text!r}')
 
 
 # ---- segmenters: where Chinese words start, for whole-word masking, Cui et al. 2021, arXiv 1906.08101 ----
@@ -1059,6 +1152,20 @@ def load_tokenizer(folder):
     return load_tool(folder, 'tokenizer')
 
 
+def copy_tokenizer(tokenizer, folder):
+    """Write folder/tokenizer/, with which load_tokenizer(folder) gives the same tokenizer."""
+    home, name = os.path.join(folder, 'tokenizer'), tokenizer.file_name
+    os.makedirs(home, exist_ok=True)
+    sha256 = write_bytes(os.path.join(home, name), Path(tokenizer.home, name).read_bytes())
+    write_json(os.path.join(home, 'settings.json'), {'tokenizer': {**tokenizer.facts, 'sha256': sha256}})
+
+
+def tokenizer_identity(folder):
+    """Digest of what determines the ids of a prepared folder's tokenizer, or of a run's."""
+    facts = read_json(folder, 'tokenizer/settings.json', 'tokenizer')['tokenizer']
+    return digest_of({key: value for key, value in facts.items() if key not in ('trained', 'name')})
+
+
 # ---- a unit: train_00017.*, val_00017.*, then unit_00017.json ----
 
 def id_type(vocab_size):
@@ -1160,7 +1267,6 @@ def write_meta(folder, plan, config):
     if skipped:
         say(f'skipped in all: {count_kinds(skipped)}')
     tokenizer, tools = load_tokenizer(folder), read_json(folder, 'tokenizer/settings.json', 'tokenizer')
-    makes = {key: value for key, value in tools['tokenizer'].items() if key not in ('trained', 'name')}
     counts = sum(np.frombuffer(zlib.decompress(base64.b85decode(record['counts'])), '<i8')
                  for record in records)                         # (vocab_size,)
     share = np.delete(counts, tokenizer.special['sep']) / (counts.sum() - counts[tokenizer.special['sep']])
@@ -1171,7 +1277,7 @@ def write_meta(folder, plan, config):
         'special': tokenizer.special, 'unigram_entropy': -float((share * np.log(share)).sum()),
         'splits': {split: [{key: shard[key] for key in ('stem', 'documents', 'tokens')} for shard in shards]
                    for split, shards in splits.items()},
-        'identity': {'tokenizer': digest_of(makes), **{         # stored in checkpoints
+        'identity': {'tokenizer': tokenizer_identity(folder), **{       # stored in checkpoints
             split: digest_of([shard['sha256'] for shard in shards]) for split, shards in splits.items()}},
         'skipped': dict(sorted(skipped.items())),
         **{key: plan[key] for key in ('settings', 'source', 'versions')}}

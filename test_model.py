@@ -1566,12 +1566,7 @@ def test_heads_give_the_logits_of_hugging_face(ours, theirs, head, transformers)
 
 def test_export_and_import_again(tmp_path, transformers):
     ours = randomised(MaskedLM(EncoderConfig(**SMALL, dropout=0.2, attention_dropout=0.3))).train()
-    ours.save_pretrained(tmp_path)
-    theirs = transformers.BertForMaskedLM.from_pretrained(tmp_path)
-    ids, segments, keep = padded_batch()
-    wanted = ours.eval()(ids, segments=segments, attention_mask=keep)
-    given = their_logits(theirs, ids, segments, keep)
-    assert difference(given[keep], wanted[keep]) < 1e-5 * wanted.abs().max()
+    source.to_transformers(ours).save_pretrained(tmp_path)
     again = MaskedLM.from_pretrained(tmp_path)
     assert not again.training
     assert again.config == ours.config
@@ -1580,18 +1575,63 @@ def test_export_and_import_again(tmp_path, transformers):
         assert torch.equal(value, again.state_dict()[name]), name
 
 
-BERT = {'attention': 'original', 'position': 'absolute', 'norm': 'layer', 'lm_head': 'bert', 'bias': True}
-
-
 @pytest.mark.parametrize('settings', rows_of([
-    *[settings for settings in SYSTEMS if settings != system('original', 'absolute')],
-    {'norm': 'rms'}, {'lm_head': 'decoder'}, {'bias': False}]))
-def test_export_refuses_what_bert_has_no_layer_for(settings, tmp_path):
+    {**variant, 'position': position} for variant in FREE for position in source.FAMILY]
+    + [{**variant, 'position': 'rope', 'bias': False} for variant in FREE]))
+def test_export_has_the_logits_and_the_input_gradients(settings, tmp_path, transformers):
+    """Float32, padded, two segments; gradients with respect to the token embeddings of the batch."""
+    ours = randomised(MaskedLM(EncoderConfig(**{**SMALL, 'n_head': 2, **settings})))
+    source.to_transformers(ours, pad_token_id=3).save_pretrained(tmp_path)
+    theirs = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path)
+    assert type(theirs).__name__ == source.FAMILY[settings['position']] + 'ForMaskedLM'
+    ids, segments, keep = padded_batch()
+    found = []
+    for model, table in ((ours, ours.encoder.token), (theirs, theirs.get_input_embeddings())):
+        states = []                                                 # the embeddings, (B, T, D)
+        table.register_forward_hook(lambda module, ids, x, states=states: states.append(x))
+        logits = (ours(ids, segments=segments, attention_mask=keep) if model is ours
+                  else their_logits(theirs, ids, segments, keep))[keep]
+        gradient, = torch.autograd.grad(F.cross_entropy(logits, ids[keep]), states)
+        found.append((logits, gradient[keep]))
+    for given, wanted in zip(*found, strict=True):
+        assert difference(given, wanted) < 1e-4 * wanted.abs().max()
+
+
+@pytest.mark.parametrize('position', ['absolute', 'rope'])
+@pytest.mark.parametrize('kind', [SequenceClassifier, SpanClassifier, MultipleChoice])
+def test_fine_tuned_export_has_the_logits(kind, position, transformers):
+    ours = randomised(kind(EncoderConfig(**{**SMALL, 'n_head': 2, 'attention': 'pairwise', 'n_label': 3,
+                                            'lm_head': 'decoder', 'position': position})))
+    if (kind, position) == (SequenceClassifier, 'rope'):
+        with pytest.raises(UserError, match='no equivalent in .*RoFormerForSequenceClassification'):
+            source.to_transformers(ours)
+        return
+    theirs = source.to_transformers(ours)
+    ids, segments, keep = padded_batch()
+    if kind is MultipleChoice:
+        ids, segments, keep = (torch.stack([x, x.roll(1, 0)]) for x in (ids, segments, keep))
+    given = ours(ids, segments, keep)
+    wanted = theirs(input_ids=ids, token_type_ids=segments, attention_mask=keep.long())
+    if kind is SpanClassifier:
+        given = torch.stack(given)[:, keep]
+        wanted = torch.stack([wanted.start_logits, wanted.end_logits])[:, keep]
+    else:
+        wanted = wanted.logits
+    assert difference(given, wanted) < 1e-4 * wanted.abs().max()
+
+
+@pytest.mark.parametrize('settings, kind', [
+    *[(settings, MaskedLM) for settings in SYSTEMS
+      if settings['attention'] not in source.FOLD or settings['position'] not in source.FAMILY],
+    ({'norm': 'rms'}, MaskedLM), ({'lm_head': 'decoder'}, MaskedLM),
+    ({'pooling': 'first'}, SequenceClassifier), ({'pooling': 'layerwise'}, MultipleChoice)], ids=str)
+def test_export_refuses_what_transformers_has_no_layer_for(settings, kind):
     with pytest.raises(UserError) as error:
-        build(**settings).save_pretrained(tmp_path)
-    name, given = next((name, value) for name, value in settings.items() if BERT[name] != value)
-    assert str(error.value) == f"{name}={given!r}: transformers' BERT has only {name}={BERT[name]!r}"
-    assert not list(tmp_path.iterdir())
+        source.to_transformers(build(kind, **settings))
+    name = next(name for name, (_, allowed, _) in source.EXPORTABLE.items()
+                if name in settings and settings[name] not in allowed)
+    said = f"{name}={settings[name]!r}: no equivalent in transformers' BERT and RoFormer, which have only "
+    assert str(error.value).startswith(said) and '\n' not in str(error.value)
 
 
 @pytest.mark.parametrize('setting', [

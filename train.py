@@ -28,6 +28,7 @@ from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from datetime import timedelta
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -35,15 +36,36 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_map
 
-from model import EncoderConfig, MaskedLM, PermutationLM, choose, model_config, token_losses, training_flops
-from prepare_data import check_sizes, load_meta, load_tokenizer, need, write_bytes
+from model import (
+    EncoderConfig,
+    MaskedLM,
+    MultipleChoice,
+    PermutationLM,
+    SequenceClassifier,
+    SpanClassifier,
+    choose,
+    count_parameters,
+    model_config,
+    to_transformers,
+    token_losses,
+    training_flops,
+)
+from prepare_data import (
+    check_sizes,
+    fast_tokenizer,
+    load_meta,
+    load_tokenizer,
+    need,
+    tokenizer_identity,
+    write_bytes,
+)
 
 # the run
 out_dir = 'out/run'             # checkpoints, metrics.jsonl, run.json and loss.png go here
 init_from = 'auto'              # scratch, resume, auto (newest checkpoint or scratch), a checkpoint or a BERT
 seed = 1                        # for weights, sample order, masks and dropout; below 2^63
 fill = ''                       # a text with [MASK]: print the checkpoint's predictions and stop
-export = ''                     # a folder: write the checkpoint there for transformers and stop
+export = ''                     # a folder: write the run, or init_from, there for transformers and stop
 # data
 dataset = 'docstrings'          # folder below data_dir that prepare_data.py wrote
 data_dir = 'data'               # parent folder of prepared corpora
@@ -301,6 +323,11 @@ class Permuter(Masker):
 
 
 OBJECTIVE = {'mlm': (MaskedLM, Masker), 'plm': (PermutationLM, Permuter)}
+KINDS = {                       # objective, or head of finetune.py -> (class, pipeline of transformers)
+    'mlm': (MaskedLM, 'fill-mask'), 'plm': (PermutationLM, ''),
+    'classify': (SequenceClassifier, 'text-classification'), 'choose': (MultipleChoice, 'multiple-choice'),
+    'regress': (SequenceClassifier, 'text-classification'), 'span': (SpanClassifier, 'question-answering'),
+}
 
 
 def whole_words(starts, special, scores, wanted, k):
@@ -735,16 +762,49 @@ def read_checkpoint(path):
     return content
 
 
-def load_pretrained(source):
-    """(model, content) of a checkpoint of train.py, or of a run's newest.  Raises UserError."""
-    path = source if source.endswith('.pt') else newest_checkpoint(source)
+def load_pretrained(source, kinds=OBJECTIVE):
+    """(model in eval mode, content and its `path`) of a checkpoint, or of a run's newest.  Raises UserError.
+
+    kinds  keys of KINDS that are accepted
+    """
+    trial = os.path.join(source, 'model.pt')
+    path = source if source.endswith('.pt') else trial if os.path.exists(trial) else newest_checkpoint(source)
     if path is None:
         raise UserError(f'{source}: no checkpoint there')
     content = read_checkpoint(path)
-    if 'objective' not in content['config']:
-        raise UserError(f'{path}: fine-tuned by finetune.py; choose a checkpoint of train.py')
-    config, objective = EncoderConfig(**content['model_config']), content['config']['objective']
-    return make_model(config, objective, path, content), content
+    kind = content.get('head', content['config'].get('objective'))
+    if kind not in kinds:
+        raise UserError(f'{path}: fine-tuned by finetune.py; choose a checkpoint of train.py' if kind else
+                        f'{path}: fine-tuned by an earlier version of finetune.py: its task is not in it')
+    model = KINDS[kind][0](EncoderConfig(**content['model_config']))
+    model.load_state_dict(content['model'])
+    return model.eval(), {**content, 'path': path, 'kind': kind}
+
+
+def find_tokenizer(path, content, folder=''):
+    """Folder that holds the tokenizer/ of a checkpoint: the file's own, else that of its corpus.
+
+    folder  look there instead.  Raises UserError if the tokenizer there is not that of the checkpoint
+    """
+    own, knobs = os.path.dirname(path) or '.', content['config']
+    corpus = os.path.join(knobs.get('data_dir', ''), knobs.get('dataset', ''))
+    if not folder and os.path.isdir(os.path.join(own, 'tokenizer')):
+        folder = own
+    else:
+        folder = folder or knobs.get('tokenizer') or corpus
+        load_meta(folder)                               # names the command that prepares it
+    stored, ours = content['data'], {'tokenizer': tokenizer_identity(folder)}
+    refuse_difference(path, {**ours, **stored}, ours, 'the data')
+    return folder
+
+
+def load(path):
+    """(model in eval mode, tokenizer) of a run or checkpoint of train.py or a trial of finetune.py.
+
+    The tokenizer has encode(texts), decode(ids), pieces and special, see TOKENIZERS of prepare_data.py.
+    """
+    model, content = load_pretrained(str(path), KINDS)
+    return model, load_tokenizer(find_tokenizer(content['path'], content))
 
 
 def checkpoint_identity(path):
@@ -891,11 +951,17 @@ def log_line(step, total, seconds, values):
             f'eta {left}{graphs}')
 
 
+def read_launches(folder):
+    """Launches in a run's run.json; none if it is missing or damaged."""
+    path = os.path.join(folder, 'run.json')
+    with contextlib.suppress(FileNotFoundError, ValueError, TypeError, RecursionError), open(path) as file:
+        return [launch for launch in json.load(file) if 'config' in launch]
+    return []
+
+
 def write_manifest(folder, config, data, runtime):
     """Append this launch to run.json: command, revision, versions, device, data and knobs."""
-    path, launches, revision = os.path.join(folder, 'run.json'), [], None
-    with contextlib.suppress(FileNotFoundError, ValueError, TypeError, RecursionError), open(path) as file:
-        launches += [launch for launch in json.load(file) if 'config' in launch]
+    path, launches, revision = os.path.join(folder, 'run.json'), read_launches(folder), None
     with contextlib.suppress(OSError):                  # git may not be installed
         revision = subprocess.run(['git', '-C', ROOT, 'describe', '--always', '--dirty', '--abbrev=40'],
                                   capture_output=True, text=True).stdout.strip()
@@ -966,24 +1032,69 @@ def show_sentences(model, documents, tokenizer, word_start, n):
     tell('no other document of the validation split begins with a sentence to fill in')
 
 
-def use_checkpoint(fill, export, init_from, out_dir, folder, meta):
-    """Load init_from's checkpoint, by default the run's newest; print predictions or export a BERT."""
-    source = out_dir if init_from in ('auto', 'resume', 'scratch') else init_from
-    model, content = load_pretrained(source)
-    tokenizer = load_tokenizer(folder)
-    refuse_difference(source, content['data'], {'tokenizer': meta['identity']['tokenizer']}, 'the data')
+def use_checkpoint(fill, export, source):
+    """Print the predictions of a run, checkpoint or trial, or export it for transformers."""
+    model, tokenizer = load(source)
     if fill:
         text = fill.encode('utf-8', 'surrogateescape').decode('utf-8', 'replace')   # argv in any locale
-        if '[MASK]' not in text:
-            raise UserError(f'fill={text!r}: put a [MASK] where a word is to be filled in')
+        if '[MASK]' not in text or not hasattr(model, 'head'):
+            raise UserError(f'fill={text!r}: put a [MASK] where a word is to be filled in'
+                            if hasattr(model, 'head') else f'fill: {source} is fine-tuned: it has no LM head')
         tell(text)
         fill_masks(model, tokenizer, tokenizer.encode(re.split(r'\s*\[MASK\]', text)))
     if export:
-        if not isinstance(model, MaskedLM):
-            raise UserError(f"export={export!r}: {source} is a permuted language model, not a BERT")
-        model.save_pretrained(export)
-        shutil.copy(os.path.join(folder, 'tokenizer', tokenizer.file_name), export)
-        tell(f'wrote {export}: transformers.BertForMaskedLM.from_pretrained({export!r}) loads it')
+        export_model(source, export)
+
+
+def export_model(source, folder):
+    """Write a folder that transformers loads: weights, config, tokenizer and README.md.  Raises UserError."""
+    model, content = load_pretrained(source, KINDS)
+    tokenizer = load_tokenizer(find_tokenizer(content['path'], content))
+    labels = dict(enumerate(content.get('labels', ())))
+    settings = {'id2label': labels, 'label2id': {text: i for i, text in labels.items()}} if labels else {}
+    twin = to_transformers(model, pad_token_id=tokenizer.special['pad'], **settings)
+    twin.save_pretrained(folder)
+    with open(os.path.join(folder, 'README.md'), 'w', encoding='utf-8') as file:
+        file.write(model_card(model, twin, content))
+    shutil.copy(os.path.join(tokenizer.home, tokenizer.file_name), folder)
+    try:
+        fast_tokenizer(tokenizer, model.config.block_size).save_pretrained(folder)
+        settings = Path(folder, 'tokenizer_config.json')        # the name that all versions know
+        settings.write_text(settings.read_text().replace('"TokenizersBackend"', '"PreTrainedTokenizerFast"'))
+    except UserError as error:
+        tell(error)
+    tell(f'wrote {folder}: transformers.{type(twin).__name__}.from_pretrained({folder!r}) loads it')
+
+
+def model_card(model, twin, content):
+    """README.md of an exported model."""
+    home, config, name = os.path.dirname(content['path']), model.config, type(twin).__name__
+    run = home if 'head' not in content else os.path.join(home, os.pardir, os.pardir)
+    launches = read_launches(run)
+    command = ' '.join(['python', *launches[-1]['argv']]) if launches else 'unknown'
+    last = [line for line in read_metrics(home) if line['kind'] == 'val' and line['step'] == content['step']]
+    scores = ', '.join(f'{key} {value:.4f}' for line in last[-1:] for key, value in line.items()
+                       if key not in ('kind', 'step') and value is not None)
+    data = content.get('task') or content['config']['dataset']
+    before, after = count_parameters(model), twin.num_parameters(only_trainable=True)
+    return f"""---
+library_name: transformers
+pipeline_tag: {KINDS[content['kind']][1]}
+---
+# {os.path.basename(os.path.abspath(home))}
+
+A {name} that computes exactly what its original computes, a model with attention `{config.attention}` and
+position `{config.position}`: further matrices are multiplied into those of queries, keys and values.
+
+| | |
+|---|---|
+| command | `{command}` |
+| data | {data} |
+| step | {content['step']:,} |
+| validation | {scores or 'unknown'} |
+| parameters as trained | {before:,} |
+| parameters here | {after:,} |
+"""
 
 
 # ---- main ----
@@ -1036,10 +1147,11 @@ def make_model(encoder_config, objective, source, content):
 def main():
     config, origins = configure(globals())
     check_knobs(config)
+    if fill or export:
+        own = init_from in ('auto', 'resume', 'scratch')
+        return use_checkpoint(fill, export, out_dir if own else init_from)
     runtime = join(device, dtype, timeout)
     folder, meta = prepared(dataset, data_dir, prepare, runtime)
-    if fill or export:
-        return use_checkpoint(fill, export, init_from, out_dir, folder, meta)
     if runtime.main:
         hold(out_dir)
 
@@ -1083,6 +1195,8 @@ def main():
         say(f'warmup_iters={warmup_iters} is longer than the run: {warmup} of its {max_iters} steps warm up')
     if runtime.main:
         write_manifest(out_dir, config, identity, runtime)
+        shutil.copytree(os.path.join(folder, 'tokenizer'), os.path.join(out_dir, 'tokenizer'),
+                        dirs_exist_ok=True)             # for load()
         size = sum(parameter.numel() for parameter in raw.parameters())
         tell(f'{table(config, origins)}\n{size:,} parameters on {runtime.world} x {runtime.device} in '
              f'{str(runtime.dtype)[6:]}; {len(train_rows):,} training rows'

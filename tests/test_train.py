@@ -1277,9 +1277,9 @@ def test_export_loads_in_transformers_and_comes_back(finished, tmp_path, train_h
 
 
 def test_export_refuses_what_bert_cannot_hold(tmp_path, train_here):
-    train_here(tmp_path, '--max_iters=2', '--attention=shared')
-    with pytest.raises(UserError, match="attention='shared'"):
-        train_here(tmp_path, f'--export={tmp_path / "bert"}', '--attention=shared')
+    train_here(tmp_path, '--max_iters=2', '--position=rab')
+    with pytest.raises(UserError, match="position='rab'"):
+        train_here(tmp_path, f'--export={tmp_path / "bert"}', '--position=rab')
     assert not (tmp_path / 'bert').exists()
 
 
@@ -1289,7 +1289,7 @@ def test_a_permuted_model_fills_in_and_is_not_exported(tmp_path, train_here, cap
     capsys.readouterr()
     train_here(tmp_path, *knobs, '--fill=the [MASK] of a [MASK]')
     assert len(capsys.readouterr().out.splitlines()) == 3
-    with pytest.raises(UserError, match='is a permuted language model, not a BERT'):
+    with pytest.raises(UserError, match="attention='xlnet': no equivalent in transformers' BERT and"):
         train_here(tmp_path, *knobs, f'--export={tmp_path / "bert"}')
     content = source.read_checkpoint(str(tmp_path / 'ckpt_0000002.pt'))
     model = PermutationLM(EncoderConfig(**content['model_config']))
