@@ -113,8 +113,10 @@ def write_texts(home):
 
 def write_benchmarks(home):
     for name in finetune.TASKS:
-        if not name.startswith('docstring'):
+        if finetune.TASKS[name].hub:
             publish(name, home / 'benchmarks')
+    for name in ('a.csv', 'b.csv'):
+        (home / name).write_text('question,answer,class\nwho?,"me, I",yes\nwhen?,now,no\n')
     shutil.copy(home / 'benchmarks' / 'squad' / 'train-v1.1.json', home / 'triviaqa.json')
     for name in STARTS:
         pretrained(home / 'out' / name, str(home / 'data' / 'wikipedia'))
