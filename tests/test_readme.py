@@ -90,7 +90,7 @@ def test_the_first_commands_run(command, quick_home):
 def files_home(corpus, tmp_path_factory):
     """What the page's commands read: texts, benchmarks as published, checkpoints, prepared corpora."""
     home = tmp_path_factory.mktemp('files')
-    for name in ('oscar', 'wikipedia'):
+    for name in ('fineweb', 'wikipedia'):
         shutil.copytree(corpus, home / 'data' / name)
     write_texts(home)
     write_benchmarks(home)
@@ -128,7 +128,7 @@ def test_a_command_finds_its_knobs_files_and_tasks(command, files_home, monkeypa
     monkeypatch.chdir(files_home)
     READY[module](config)
     if module is train:
-        assert config['prepare'] or config['dataset'] in prepared_names(PAGE)
+        assert config['dataset'] in prepared_names(PAGE)
 
 
 def test_a_wrong_command_is_noticed(files_home, monkeypatch):
@@ -147,7 +147,7 @@ def test_a_wrong_command_is_noticed(files_home, monkeypatch):
 @pytest.fixture(scope='module')
 def home(corpus, tmp_path_factory):
     home = copy_of_repository(tmp_path_factory.mktemp('home'))
-    for name in ('oscar', 'wikipedia'):
+    for name in ('fineweb', 'wikipedia'):
         shutil.copytree(corpus, home / 'data' / name)
     write_texts(home)
     write_benchmarks(home)
