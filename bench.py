@@ -89,9 +89,8 @@ checkpoint = ''                 # checkpoints, run folders or globs; empty: the 
 rank_rows = 4                   # validation sequences whose attention is analysed
 sentence = 'Return the sum of the elements along the given axis of an array.'   # to plot
 # data
-dataset = 'docstrings'          # folder below data_dir
+dataset = 'docstrings'          # folder below data_dir; config/data_DATASET.py makes it if it is missing
 data_dir = 'data'               # parent folder of prepared corpora
-prepare = 'config/data_docstrings.py'   # config file for prepare_data.py, if dataset is missing
 
 LISTS = 'lengths', 'batches', 'memory_lengths'
 LIMITS = {                      # knob: minimum, maximum
@@ -464,7 +463,7 @@ def convergence(config, runtime):
     """
     folders = folders_of(config['runs'])
     if not folders:
-        train.prepared(config['dataset'], config['data_dir'], config['prepare'], runtime)
+        train.prepared(config['dataset'], config['data_dir'], runtime, make=True)
         jobs = itertools.product(range(1, config['seeds'] + 1), config['variants'])
         with ThreadPoolExecutor(1 if runtime.device.type == 'cuda' else os.cpu_count()) as pool:
             folders = list(pool.map(lambda job: train_run(config, job[1], job[0]), jobs))
@@ -536,7 +535,7 @@ def attention_maps(model, ids):
 
 def checkpoints_of(config, runtime):
     """Yield (label, model, corpus folder, meta) of --checkpoint, or of convergence's first seed."""
-    folder, meta = train.prepared(config['dataset'], config['data_dir'], config['prepare'], runtime)
+    folder, meta = train.prepared(config['dataset'], config['data_dir'], runtime, make=True)
     for source in folders_of(config['checkpoint'] or os.path.join(config['out_dir'], 'runs', '*-1')):
         path = source if source.endswith('.pt') else train.newest_checkpoint(source)
         if path is None:

@@ -7,6 +7,7 @@ calls `configure(globals())`; its comment is its help text. A config file is Pyt
 """
 import contextlib
 import difflib
+import json
 import math
 import os
 import re
@@ -44,10 +45,19 @@ def run(main):
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             time.sleep(3)                               # torchrun then ends this rank before it prints
         source = 'error' if rank == '0' else f'error on local rank {rank}'
-        write_line(f'{source}: {file}: {error.strerror}' if file else f'{source}: {error}')
+        line = f'{source}: {file}: {error.strerror}' if file else f'{source}: {error}'
+        write_line(line)
+        tell_torchrun(line)
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
+
+
+def tell_torchrun(line):
+    """Give torchrun, which ends with a summary, the line to show there in place of a traceback."""
+    with contextlib.suppress(KeyError, OSError), open(os.environ['TORCHELASTIC_ERROR_FILE'], 'w') as file:
+        details = {'py_callstack': line, 'timestamp': str(int(time.time()))}
+        json.dump({'message': {'message': line, 'extraInfo': details}}, file)
 
 
 def say(message):

@@ -4,6 +4,7 @@
     $ python finetune.py config/glue_courtois.py --init_from=out/base_pairwise --compare=out/base_original
     $ python finetune.py config/glue_courtois.py --init_from='out/base_pairwise-*,out/base_shared-*'
     $ torchrun --standalone --nproc_per_node=8 finetune.py config/glue_courtois.py
+    $ python finetune.py --tasks=custom --train_file=a.csv --dev_file=b.csv --texts=title,body --label=class
     $ python train.py --init_from=out/finetune/quickstart@500/package_1_0a1b2c --export=out/package
 
 A trial fine-tunes one set of weights on one task with one seed, in one process; torchrun's processes divide
@@ -61,7 +62,7 @@ from prepare_data import text_hash, write_bytes
 out_dir = 'out/finetune'        # results.json, results.md and a folder for each trial go here
 init_from = 'out/quickstart'    # runs of train.py, checkpoints, BERTs, or globs of them: see below
 compare = ''                    # baseline, one system in init_from's form; differences are paired by seed
-tasks = 'glue'                  # keys of TASKS and GROUPS: glue, sst2,rte, squad, superglue, clue
+tasks = 'glue'                  # keys of TASKS and GROUPS: glue, sst2,rte, squad, superglue, clue, custom
 trials = 5                      # number of seeds per task
 seed = 1                        # first seed; for the new head, the order of examples and dropout
 paper = ''                      # key of results/papers.json: use its column order and show its results
@@ -73,6 +74,11 @@ keep_models = True              # keep each trial's weights: predict, noise and 
 # data
 data_dir = ''                   # folder of the published files, glue/CoLA/train.tsv ...; empty: from the hub
 extra_train = ''                # span tasks: file in SQuAD's format to train on first, e.g. from TriviaQA
+train_file = ''                 # custom: .csv, .tsv without quoting, or .jsonl; its labels are the classes
+dev_file = ''                   # custom: labelled file to evaluate on
+test_file = ''                  # custom: file to predict, written with a column `prediction` more
+texts = ''                      # custom: column of the text, or of two with a comma; a+b: joined
+label = ''                      # custom: column of classes, or of numbers, as in 4.0; or of ANSWER,START
 tokenizer = ''                  # prepared folder with the tokenizer; empty: that of the checkpoint
 lower_case = True               # for a Hugging Face BERT without `tokenizer`: is its vocabulary uncased?
 block_size = 0                  # maximum sequence length, may exceed the pretrained one; 0: that one
@@ -117,8 +123,8 @@ LIMITS = {                      # knob: minimum, maximum (None: unlimited)
 }
 FREE = {                        # knobs that do not affect a trial's result
     'out_dir', 'init_from', 'compare', 'tasks', 'trials', 'seed', 'paper', 'predict', 'noise', 'cross',
-    'report', 'keep_models', 'data_dir', 'batch_size', 'overrides', 'log_interval', 'wandb_project', 'device',
-    'compile',
+    'report', 'keep_models', 'data_dir', 'train_file', 'dev_file', 'test_file', 'texts', 'label',
+    'batch_size', 'overrides', 'log_interval', 'wandb_project', 'device', 'compile',
 }
 SOURCES = """\
 init_from takes one or more of these, with commas between them: a run, a checkpoint, the name of a BERT,
@@ -177,6 +183,7 @@ class Task:
     submission: str = ''        # file name; for MNLI matched|mismatched
     positive: str = ''          # label counted as yes by `cross`; empty: not in `cross`
     source: Callable | None = None  # (name, split, data_dir) -> Examples, in place of reading files
+    scale: tuple = (0.0, 1.0)   # custom: mean and deviation of the numbers in the training file
 
 
 # ---- readers: file -> (where: its location, record: a dict or a Bad) pairs ----
@@ -189,11 +196,21 @@ def read_lines(path):
                 yield f'{path}:{number}', line
 
 
+def read_cells(path):
+    """(file:line, cells) of each row: tab-separated without quoting, as in GLUE; .csv with quoting."""
+    if not path.endswith('.csv'):
+        yield from ((where, line.split('\t')) for where, line in read_lines(path))
+        return
+    csv.field_size_limit(2**31 - 1)                             # of characters; 131,072 is the default
+    with open(path, encoding='utf-8-sig', errors='surrogateescape', newline='') as file:
+        rows = csv.reader(file)
+        yield from ((f'{path}:{rows.line_num}', cells) for cells in rows if cells)
+
+
 def read_table(path, header=()):
-    """Tab-separated without quoting, as in GLUE; .csv with quoting.  header: for files without one"""
+    """Records of a table.  header: for files without one"""
     columns = None
-    for where, line in read_lines(path):
-        cells = next(csv.reader([line])) if path.endswith('.csv') else line.split('\t')
+    for where, cells in read_cells(path):
         if columns is None:
             columns = header if header and len(cells) == len(header) else cells
             if columns is cells:
@@ -210,6 +227,12 @@ def read_records(path):
             yield where, json.loads(line)
         except (ValueError, RecursionError) as error:
             yield where, Bad('broken JSON', error)
+
+
+def read_own(path):
+    """A user's file."""
+    readers = {'.csv': read_table, '.tsv': read_table, '.jsonl': read_records}
+    return choose(f'{path}: file name ends in', Path(path).suffix, readers)(path)
 
 
 def load_json(path):
@@ -257,7 +280,7 @@ def read_path(task, path):
     """(where, record) pairs of a file in the task's format."""
     try:
         yield from (read_table if path.endswith('.csv') else task.read)(path)
-    except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, RecursionError, csv.Error) as error:
         raise UserError(f'{path}: not in the published format of {task.folder}: {error!r}') from None
 
 
@@ -327,6 +350,24 @@ def pick_label(task, record):
 def make_texts(task, record, number, counts):
     yield Example(pick_id(record, number), tuple(pick_text(record, names) for names in task.texts),
                   pick_label(task, record))
+
+
+def make_custom(task, record, number, counts):
+    """Labels are compared as text; numbers are standardised; an answer that is '' stands for none."""
+    found = tuple(pick_text(record, names) for names in task.texts)
+    value, *start = (record.get(column) for column in task.label.split(','))
+    classes = [*map(str, task.labels)]
+    try:
+        if value in (None, ''):
+            made = () if task.unanswerable and value == '' else None
+        elif start:
+            made = ((value, find_nearest(found[1], value, int(float(start[0] or 0)), counts)),)
+        else:
+            made = classes.index(str(value)) if classes else (float(value) - task.scale[0]) / task.scale[1]
+    except (TypeError, ValueError):
+        expected = 'an answer and its start' if start else ', '.join(classes) or 'a number'
+        raise Bad('unknown label', f'{value!r}, expected {expected}') from None
+    yield Example(number, found, made)
 
 
 def make_wsc(task, record, number, counts):
@@ -407,6 +448,8 @@ def load_examples(name, split, data_dir, extra_train=''):
         raise UserError(f'{name}: made of docstrings, so it has no {split}')
     if split not in task.files:
         paths = [extra_train if split == 'extra_train' else split]
+    elif name == 'custom':
+        paths = [task.files[split]]
     else:
         paths = find_split(task, split, data_dir) if data_dir else []
     parts = [read_path(task, path) for path in paths] or [read_hub(task, split)]
@@ -496,6 +539,25 @@ def write_submission(name, column, folder, examples, predictions, prefix=''):
     os.makedirs(folder, exist_ok=True)
     path = os.path.join(folder, prefix + task.submission.split('|')[-1 if column.endswith('_mm') else 0])
     write_bytes(path, SUBMISSIONS[task.write](pairs).encode())
+    return path
+
+
+def write_predictions(task, source, folder, predictions):
+    """Copy a user's file with a column `prediction` more; returns its path."""
+    if task.head == 'regress':
+        predictions = (np.array(predictions) * task.scale[1] + task.scale[0]).tolist()
+    else:
+        predictions = [ANSWERS[task.head](task, prediction) for prediction in predictions]
+    rows = [{**record, 'prediction': prediction}
+            for (_, record), prediction in zip(read_own(source), predictions, strict=True)]
+    plain = {'delimiter': '\t', 'quoting': csv.QUOTE_NONE, 'quotechar': None} if '.tsv' in source[-4:] else {}
+    path = os.path.join(folder, f'{Path(source).stem}.predicted{Path(source).suffix}')
+    with open(path, 'w', encoding='utf-8', errors='surrogateescape', newline='') as file:
+        if path.endswith('.jsonl'):
+            file.writelines(json.dumps(row, ensure_ascii=False) + '\n' for row in rows)
+        else:
+            lines = csv.writer(file, lineterminator='\n', **plain)
+            lines.writerows([rows[0], *(row.values() for row in rows)])
     return path
 
 
@@ -745,6 +807,8 @@ TASKS = {
                                     source=partial(docstring_examples, n=1, label=label_package)),
     'docstring_order': DOCSTRINGS('accuracy f1', 'exchanged kept',
                                   source=partial(docstring_examples, n=2, label=label_order)),
+    'custom': Task('classify', ('accuracy',), read=read_own, make=make_custom, folder='<your files>', files={
+        'train': '--train_file', 'dev': '--dev_file', 'test': '--test_file'}),       # see custom_task
 }
 GROUPS = {
     'glue': ('cola', 'sst2', 'mrpc', 'stsb', 'qqp', 'mnli', 'qnli', 'rte'),     # the papers omit wnli
@@ -753,6 +817,50 @@ GROUPS = {
     'superglue': ('boolq', 'multirc'),
     'clue': ('afqmc', 'csl', 'iflytek', 'tnews', 'wsc', 'cmnli', 'cmrc', 'chid', 'c3'),     # Liu's nine
 }
+
+
+def custom_task(config):
+    """The row `custom` of TASKS as its knobs and the labels of train_file make it.  Raises UserError."""
+    if not all(config[key] for key in ('train_file', 'dev_file', 'texts', 'label')):
+        raise UserError('tasks=custom: needs --train_file=a.csv --dev_file=b.csv --texts=question,answer '
+                        '--label=class, with names of columns')
+    texts, label = (tuple(map(str.strip, config[key].split(','))) for key in ('texts', 'label'))
+    if len(texts) > 2 or len(label) > 2 or len(label) > len(texts):
+        raise UserError(f"texts={config['texts']!r}, label={config['label']!r}: one or two texts and one "
+                        'label, or, for spans, --texts=QUESTION,TEXT --label=ANSWER,START')
+    files = {split: config[f'{split}_file'] for split in ('train', 'dev', 'test') if config[f'{split}_file']}
+    values = {}
+    for split, path in files.items():
+        records = [record for _, record in read_own(path) if isinstance(record, dict)]
+        columns = dict.fromkeys(itertools.chain(*records))
+        if not records:
+            raise UserError(f'{path}: no rows')
+        for column in '+'.join(texts if split == 'test' else texts + label).split('+'):
+            if column not in columns:
+                raise UserError(f"{path}: no column {column!r}, it has {', '.join(columns)}")
+        found = [record.get(label[0]) for record in records]
+        values[split] = {str(value): value for value in found if value is not None}
+    task = replace(TASKS['custom'], files=files, texts=texts, label=','.join(label))
+    if len(label) == 2:
+        return replace(task, head='span', metrics=TASKS['squad1'].metrics, unanswerable='' in values['train'])
+    return replace(task, **labels_of(task, values['train'], values['dev']))
+
+
+def labels_of(task, train, dev):
+    """Fields of `custom` for classes, or for numbers if one is no integer.  train, dev: {text: label}"""
+    texts = sorted(train.keys() - {''})
+    numbers = pd.to_numeric(pd.Series(texts), errors='coerce')
+    if len(texts) < 2:
+        raise UserError(f"{task.files['train']}: {task.label} is {''.join(texts) or 'empty'} in all rows, "
+                        'expected two classes or more')
+    if np.isfinite(numbers).all() and not all(re.fullmatch(r'-?\d+', text) for text in texts):
+        return {'head': 'regress', 'metrics': TASKS['stsb'].metrics,
+                'scale': (float(numbers.mean()), float(numbers.std()))}
+    for text in sorted(dev.keys() - {'', *texts}):
+        raise UserError(f"{task.files['dev']}: {task.label} {text!r} is not in {task.files['train']}, which "
+                        f"has {', '.join(texts)}")
+    return {'labels': tuple(train[text] for text in texts),
+            'metrics': ('accuracy', 'f1', 'matthews') if len(texts) == 2 else ('accuracy',)}
 
 
 # ---- input sequences ("rows") from texts ----
@@ -1007,7 +1115,7 @@ def find_checkpoint(text):
     return path or text
 
 
-def label(source):
+def run_of(source):
     """(name of the run, step or None) of a source; for a glob of folders their common name."""
     run, name = os.path.abspath(source).split(os.sep)[-2:]
     stem, suffix = os.path.splitext(name)
@@ -1022,9 +1130,9 @@ def milestones_of(files):
     """Of each run the checkpoints at its milestones, not those kept for resuming; all if it has none."""
     kept = []
     for folder, found in pd.Series(files).groupby([os.path.dirname(path) for path in files]):
-        found = sorted(found, key=lambda path: label(path)[1] or 0)
+        found = sorted(found, key=lambda path: run_of(path)[1] or 0)
         steps = {*train.read_checkpoint(found[-1])['config'].get('milestones', ())}
-        chosen = [path for path in found if label(path)[1] in steps] or found
+        chosen = [path for path in found if run_of(path)[1] in steps] or found
         others = [os.path.basename(path) for path in found if path not in chosen]
         if others:
             say(f"{folder}: the curve leaves out {', '.join(others)}: not among its milestones; to add one, "
@@ -1046,7 +1154,7 @@ def seeds_of(text, folders):
         seed = content['config'].get('seed', number)        # a BERT has none
         if seed in [source.run_seed for source in sources]:
             raise UserError(f'{path}: another run of {text} has the same seed={seed}: pretrain with --seed=N')
-        sources.append(Source(path, *label(path), label(text)[0], seed))
+        sources.append(Source(path, *run_of(path), run_of(text)[0], seed))
     return sources
 
 
@@ -1062,7 +1170,7 @@ def sources_of(text):
             raise UserError(f'{part}: no such file')
         elif files:
             files = milestones_of(files)
-        sources += [Source(path, *label(path), label(path)[0]) for path in files] or seeds_of(part, folders)
+        sources += [Source(path, *run_of(path), run_of(path)[0]) for path in files] or seeds_of(part, folders)
     return sources
 
 
@@ -1138,7 +1246,9 @@ def splits_of(name, kind):
 
 def to_predict(name, predict):
     """{column: split or file} that `predict` asks for."""
-    found = splits_of(name, 'test') if predict == 'test' else {name: predict} if predict else {}
+    if predict not in ('', 'test'):
+        return {name: predict}
+    found = splits_of(name, 'test') if predict or name == 'custom' else {}
     if predict and not found:
         raise UserError(f'{name}: no test file is published; name one, as in --predict=FILE')
     return found
@@ -1170,7 +1280,9 @@ def survey(name, config):
         notes = ''.join(f' ({kind}: {n})' for kind, n in skipped.items())
         counts.append(f'{split} {len(examples):,}{notes}')
         hashes[split] = f'{text_hash(repr(examples)):016x}'
-    return {split: hashes[split] for split in labelled}, f"{name}: {', '.join(counts)} examples"
+    labels = '; classes: ' + ', '.join(map(str, TASKS[name].labels)) if TASKS[name].labels else ''
+    labels = (labels or f'; {TASKS[name].head}') if name == 'custom' else ''
+    return {split: hashes[split] for split in labelled}, f"{name}: {', '.join(counts)} examples{labels}"
 
 
 def majority_of(name, examples, n):
@@ -1447,7 +1559,11 @@ def submit(trial, model, runtime):
         data = trial.split(split)
         predictions, _ = predict_split(model, data, trial, runtime)
         prefix = '' if split in trial.task.files else f'{Path(split).stem}.'
-        path = write_submission(trial.name, column, trial.folder, data.examples, predictions, prefix)
+        if trial.name == 'custom':
+            source = trial.task.files.get(split, split)
+            path = write_predictions(trial.task, source, trial.folder, predictions)
+        else:
+            path = write_submission(trial.name, column, trial.folder, data.examples, predictions, prefix)
         print(f'wrote {path}', flush=True)
         known = [i for i, example in enumerate(data.examples) if example.label is not None]
         if known:
@@ -1462,7 +1578,7 @@ def run_trial(trial, levels, others, runtime):
     result = before and {**before, **trial.named}
     levels = [level for level in levels if f'{level:g}' not in before.get('noise', {}).get(trial.name, {})]
     others = [name for name in others if name not in before.get('cross', {}) and trial.task.positive]
-    if result and not (levels or others or trial.knobs.predict):
+    if result and not (levels or others or to_predict(trial.name, trial.knobs.predict)):
         if result != before:                            # another command named it differently
             write_result(trial, result)
         return result != before
@@ -1730,7 +1846,7 @@ def write_report(config, show_it):
     """results.json and results.md of every finished trial in out_dir, on stdout too if `show_it`."""
     folder, order = config['out_dir'], list(TASKS)
     folders = map(os.path.dirname, glob.glob(os.path.join(glob.escape(folder), '*', '*', 'result.json')))
-    against = label(config['compare'])[0] if config['compare'] else ''
+    against = run_of(config['compare'])[0] if config['compare'] else ''
     trials = [one for one in map(read_result, folders) if one['task'] in TASKS]
     trials.sort(key=lambda one: (
         one['init'] == against, one['init'], one['step'] or 0, one.get('run_seed') or 0,
@@ -1763,6 +1879,8 @@ def main():
     runtime = train.join(device, dtype, group=False)
 
     # the plan: all trials, divided among the processes
+    if 'custom' in names:
+        TASKS['custom'] = custom_task(config)
     recipes, sources = {name: recipe(config, name) for name in names}, find_sources(init_from, compare)
     data, plan = {name: survey(name, config) for name in names}, []
     for source, name in itertools.product(sources, names):

@@ -36,6 +36,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_map
 
+import prepare_data
 from model import (
     EncoderConfig,
     MaskedLM,
@@ -67,10 +68,9 @@ seed = 1                        # for weights, sample order, masks and dropout; 
 fill = ''                       # a text with [MASK]: print the checkpoint's predictions and stop
 export = ''                     # a folder: write the run, or init_from, there for transformers and stop
 # data
-dataset = 'docstrings'          # folder below data_dir that prepare_data.py wrote
+dataset = 'docstrings'          # folder below data_dir; config/data_DATASET.py makes it if it is missing
 data_dir = 'data'               # parent folder of prepared corpora
 validation = ''                 # more folders below data_dir to validate on, comma-separated; e.g. ptb
-prepare = ''                    # config file of this repository for prepare_data.py, if dataset is missing
 block_size = 512                # tokens per sequence, including [CLS] and [SEP]
 packing = 'stream'              # stream: joined documents cut to length; documents: one per sequence, padded
 objective = 'mlm'               # mlm: masked; plm: permuted, needs attention = 'xlnet'
@@ -1107,16 +1107,33 @@ def check_knobs(config):
         choose(key, config[key], rows)
 
 
-def prepared(dataset, data_dir, prepare, runtime):
-    """(folder, meta) of a prepared corpus; a missing one is prepared with the config file `prepare`."""
+def prepare_missing(dataset, data_dir, runtime):
+    """Prepare a corpus with its config/data_*.py, if there is one and it needs no files of the user's."""
+    file, folder = f'config/data_{dataset}.py', os.path.join(data_dir, dataset)
+    try:
+        settings = prepare_data.check_config(configure(dict(vars(prepare_data)), [file])[0])
+        prepare_data.find_corpus(settings)
+    except UserError:                                           # load_meta says what to do
+        return
+    words = [file] + ([] if data_dir == 'data' else [f'--data_dir={data_dir}'])
+    command, costs = f"python prepare_data.py {' '.join(words)}", prepare_data.estimate(settings)
+    if costs:
+        other = 'docstrings' if dataset == 'wikitext' else 'wikitext'
+        costs = (f' ({costs}; to begin with less, add --max_documents=1000000 to that command, or train with '
+                 f'--dataset={other})')
+    if runtime.world > 1:
+        raise UserError(f'{folder}: not prepared; run first: {command}{costs}')
+    tell(f'{folder} is not there yet: {command} makes it now{costs}')
+    code = subprocess.run([sys.executable, f'{ROOT}/prepare_data.py', *words, '--part=0/1']).returncode
+    if code:                                                    # it has said why
+        sys.exit(code if code > 0 else 128 - code)
+
+
+def prepared(dataset, data_dir, runtime, make=False):
+    """(folder, meta) of a prepared corpus.  make: prepare it first if it is missing"""
     folder = os.path.join(data_dir, dataset)
-    if prepare and not os.path.exists(os.path.join(folder, 'meta.json')):
-        words = [prepare, f'--name={dataset}', f'--data_dir={data_dir}']
-        if runtime.world > 1:
-            raise UserError(f"{folder}: not prepared; run first: python prepare_data.py {' '.join(words)}")
-        tell(f'{folder} is not there yet: preparing it with {prepare}')
-        if subprocess.run([sys.executable, f'{ROOT}/prepare_data.py', *words, '--part=0/1']).returncode:
-            raise UserError(f'{prepare}: preparing {folder} failed')
+    if make and not os.path.exists(os.path.join(folder, 'meta.json')):
+        prepare_missing(dataset, data_dir, runtime)
     meta = load_meta(folder)
     if runtime.local == 0:
         check_sizes(folder, meta)
@@ -1127,7 +1144,7 @@ def validation_rows(names, data_dir, packing, block_size, tokenizer, runtime):
     """{name: validation rows} of comma-separated corpora.  tokenizer: the identity that theirs must have"""
     rows = {}
     for name in filter(None, names.replace(' ', '').split(',')):
-        folder, meta = prepared(name, data_dir, '', runtime)
+        folder, meta = prepared(name, data_dir, runtime)
         refuse_difference(folder, meta['identity'], {'tokenizer': tokenizer}, 'the data')
         rows[name] = PACKING[packing](folder, meta, 'val', block_size)
     return rows
@@ -1151,7 +1168,7 @@ def main():
         own = init_from in ('auto', 'resume', 'scratch')
         return use_checkpoint(fill, export, out_dir if own else init_from)
     runtime = join(device, dtype, timeout)
-    folder, meta = prepared(dataset, data_dir, prepare, runtime)
+    folder, meta = prepared(dataset, data_dir, runtime, make=True)
     if runtime.main:
         hold(out_dir)
 

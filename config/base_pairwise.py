@@ -1,6 +1,6 @@
 # BERT-base with `pairwise` attention, 103,017,018 parameters (Courtois et al. 2024): 200k steps, 26B tokens.
 # $ torchrun --standalone --nproc_per_node=8 train.py config/base_pairwise.py
-# Expect: the loss leaves the first plateau at step 12,000 and ends level with `original`; GLUE 79.36.
+# Expect, on OSCAR: the loss leaves its plateau at step 12,000 and ends level with `original`; GLUE 79.36.
 from config.base import *
 
 out_dir = 'out/base_pairwise'

@@ -1,7 +1,8 @@
 # XLNet-base without memory, trained on permutations (XLNet Base of Tian et al. 2021):
 # 117,317,888 parameters, 92,012,544 in matrices.
 # $ torchrun --standalone --nproc_per_node=8 train.py config/base_xlnet.py
-# Expect: MNLI 84.1/84.6 (their table 2); 123 hours on their TPUv3 4x4. Its loss is not that of a masked LM.
+# Expect, on BooksCorpus and Wikipedia: MNLI 84.1/84.6 (their table 2); 123 hours on their TPUv3 4x4. Its
+# loss is not that of a masked LM.
 from config.tian_base import *
 
 out_dir = 'out/base_xlnet'

@@ -1,7 +1,7 @@
-# BERT-small (4 layers, 512 wide) on OSCAR with Courtois et al.'s recipe (2024, section 3.3). The values of
-# weight decay, clipping and dropout are ours: see config/base.py.
+# BERT-small (4 layers, 512 wide) with Courtois et al.'s recipe (2024, section 3.3). The values of weight
+# decay, clipping and dropout, and the corpus, are ours: see config/base.py.
 # $ torchrun --standalone --nproc_per_node=8 train.py config/small.py
-# Expect (their figure 2a): the loss leaves its first plateau at step 12,000 with `original`.
+# Expect (their figure 2a, on OSCAR): the loss leaves its first plateau at step 12,000 with `original`.
 from config.base import *
 
 out_dir = 'out/small'

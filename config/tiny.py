@@ -3,7 +3,6 @@
 # Expect minutes on one core; 5.4 to 5.8 nats at the end, unigram entropy 6.56.
 out_dir = 'out/tiny'
 dataset = 'docstrings'
-prepare = 'config/data_docstrings.py'
 block_size = 64
 n_layer = 2
 n_head = 4

@@ -78,7 +78,9 @@ def ready_to_finetune(config):
     assert finetune.find_sources(config['init_from'], config['compare'])
     assert not config['paper'] or config['paper'] in finetune.read_papers()
     for name in finetune.find_tasks(config['tasks']):
-        if not name.startswith('docstring'):            # made from a prepared corpus, not from files
+        if name == 'custom':
+            assert finetune.custom_task(config).labels
+        elif not name.startswith('docstring'):          # made from a prepared corpus, not from files
             finetune.survey(name, config)
 
 

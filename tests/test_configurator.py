@@ -8,6 +8,7 @@ import sys
 
 import pytest
 from conftest import ROOT, real_stage, refused, stage
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 import bench
 import configurator
@@ -264,6 +265,18 @@ def test_an_error_of_another_rank_is_said_after_a_while(monkeypatch, capsys):
         signal.signal(signal.SIGTERM, handler)
     assert end.value.code == 2 and waits == [3]
     assert capsys.readouterr().err == 'error on local rank 1: bad luck\n'
+
+
+def test_torchruns_summary_shows_the_line(monkeypatch, tmp_path, capsys):
+    """In its own reader of the file; a file that cannot be written changes nothing."""
+    for path in (tmp_path / 'error.json', tmp_path / 'gone' / 'error.json'):
+        monkeypatch.setenv('TORCHELASTIC_ERROR_FILE', str(path))
+        with pytest.raises(SystemExit) as end:
+            configurator.run(mistake)
+        assert end.value.code == 2 and capsys.readouterr().err == 'error: bad luck\n'
+    failure = ProcessFailure(local_rank=0, pid=1, exitcode=2, error_file=str(tmp_path / 'error.json'))
+    assert re.search(r'exitcode  : 2 .*\n.*\n  traceback : error: bad luck\n',
+                     str(ChildFailedError('train.py', {0: failure})))
 
 
 @pytest.mark.parametrize('script', ['prepare_data', 'train', 'finetune', 'bench'])

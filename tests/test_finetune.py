@@ -669,6 +669,49 @@ def test_a_named_file_is_predicted_beside_the_submission_and_scored(run, tmp_pat
         assert len(file.read().splitlines()) == 13
 
 
+def test_own_files_are_a_task_like_any_other(run, tmp_path, finetune_here, monkeypatch, capsys):
+    """Trials, differences, noise, a score and predictions of the test file; --report alone knows it too."""
+    monkeypatch.setitem(TASKS, 'custom', TASKS['custom'])
+    for split, n in (('train', 16), ('dev', 8), ('test', 3)):
+        rows = [f'"{("the parser", "a file")[i % 2]}, {i}",{("parser", "file")[i % 2]}\n' for i in range(n)]
+        (tmp_path / f'{split}.csv').write_text('text,class\n' + ''.join(rows))
+    files = [f'--{split}_file={tmp_path}/{split}.csv' for split in ('train', 'dev', 'test')]
+    arguments = ['--tasks=custom', *files, '--texts=text', '--label=class', f'--out_dir={tmp_path}/out',
+                 f'--init_from={run}', '--trials=2', '--noise=0.1:0.1:0.1', '--keep_best=true']
+    trial, other = finetune_here(*arguments)
+    assert set(trial['scores']['custom']) == {'accuracy', 'f1', 'matthews'} and trial['n_train'] == 16
+    assert trial['majority']['custom']['accuracy'] == 0.5 and trial['noise']['custom'] and other['seed'] == 2
+    out = capsys.readouterr().out
+    assert 'custom: train 16, dev 8, test 3 examples; classes: file, parser' in out
+    assert re.search(r'custom seed 2, 3 labelled examples: accuracy', out) and '| ours: run |' in out
+    with open(os.path.join(folder_of(tmp_path / 'out', 'custom_1'), 'test.predicted.csv')) as file:
+        lines = file.read().splitlines()
+    assert lines[0] == 'text,class,prediction' and lines[1].startswith('"the parser, 0",parser,')
+    assert len(lines) == 4 and {line.split(',')[-1] for line in lines[1:]} <= {'parser', 'file'}
+    assert finetune_here('--report', f'--out_dir={tmp_path}/out') == [trial, other]
+
+
+@pytest.mark.parametrize('label, columns, values', [
+    ('answer,start', ('q', 'text', 'answer', 'start'), ['who', 'the parser reads', 'parser', 4]),
+    ('score', ('q', 'text', 'score'), ['who', 'the parser reads', 2.5])])
+def test_own_spans_and_numbers(label, columns, values, run, tmp_path, finetune_here, monkeypatch):
+    monkeypatch.setitem(TASKS, 'custom', TASKS['custom'])
+    for split in ('train', 'dev', 'test'):
+        row = dict(zip(columns, values, strict=True))
+        rows = [{**row, 'score': i + 0.5} if label == 'score' else row for i in range(8)]
+        (tmp_path / f'{split}.jsonl').write_text(''.join(json.dumps(row) + '\n' for row in rows))
+    files = [f'--{split}_file={tmp_path}/{split}.jsonl' for split in ('train', 'dev', 'test')]
+    finetune.load_split.cache_clear()                   # by name of the task
+    trial, = finetune_here('--tasks=custom', *files, '--texts=q,text', f'--label={label}',
+                           f'--out_dir={tmp_path}/out', f'--init_from={run}')
+    assert trial['metric'] == {'score': 'pearson_spearman'}.get(label, 'f1_words')
+    folder = folder_of(tmp_path / 'out', 'custom_1')
+    rows = [json.loads(line) for line in Path(folder, 'test.predicted.jsonl').read_text().splitlines()]
+    assert len(rows) == 8 and all(list(row) == [*columns, 'prediction'] for row in rows)
+    kind = float if label == 'score' else str
+    assert all(type(row['prediction']) is kind for row in rows)
+
+
 def test_a_missing_checkpoint_is_not_looked_for_on_the_hub(tmp_path, finetune_here, monkeypatch):
     monkeypatch.setattr(finetune, 'pretrained_encoder', None)
     for name, command in (('out/quickstart', 'config/quickstart.py'), ('out/mine', '--out_dir=out/mine'),

@@ -678,6 +678,23 @@ def test_hub_rows_revision_and_errors(tmp_path, monkeypatch, hub):
     with pytest.raises(UserError, match='owner/name: cannot be read from .* hub: ZeroDivisionError'):
         prepare(tmp_path, corpus='owner/name', name='other')
 
+    def unreachable(self, name, revision):
+        raise ConnectionError('Name or service not known')
+    monkeypatch.setattr('huggingface_hub.HfApi.dataset_info', unreachable)
+    with pytest.raises(UserError, match='ConnectionError: Name .*no internet access. train.py --dataset=doc'):
+        prepare(tmp_path, corpus='owner/name', name='other')
+
+
+@pytest.mark.parametrize('changes, words', [
+    ({'corpus': 'fineweb'}, '28 GB to download, 21 GB of disk and 1.4 hours at 100 Mbit/s and with 8 cores'),
+    ({'corpus': 'fineweb', 'max_documents': 1_490_000}, '2.8 GB to download, 2.1 GB of disk and 0.1 hours'),
+    ({'corpus': 'books+wikipedia', 'tokenizer': 'sentencepiece'}, '15 GB to download, 12 GB of disk and 0.3'),
+    ({'corpus': 'docstrings'}, ''), ({'corpus': 'fineweb+docstrings'}, ''), ({'corpus': 'owner/name'}, '')])
+def test_estimate(changes, words):
+    config = {'tokenizer': 'wordpiece', 'max_documents': 0, 'num_proc': 8, **changes}
+    found = prepare_data.estimate(config)
+    assert words in found and bool(found) == bool(words)
+
 
 def test_units_of_the_hub_are_row_groups_where_files_are_few(tmp_path, hub):
     arrow, parquet = pytest.importorskip('pyarrow'), pytest.importorskip('pyarrow.parquet')

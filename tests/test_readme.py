@@ -90,7 +90,7 @@ def test_the_first_commands_run(command, quick_home):
 def files_home(corpus, tmp_path_factory):
     """What the page's commands read: texts, benchmarks as published, checkpoints, prepared corpora."""
     home = tmp_path_factory.mktemp('files')
-    for name in ('oscar', 'wikipedia'):
+    for name in ('fineweb', 'wikipedia'):
         shutil.copytree(corpus, home / 'data' / name)
     write_texts(home)
     write_benchmarks(home)
@@ -113,8 +113,10 @@ def write_texts(home):
 
 def write_benchmarks(home):
     for name in finetune.TASKS:
-        if not name.startswith('docstring'):
+        if finetune.TASKS[name].hub:
             publish(name, home / 'benchmarks')
+    for name in ('a.csv', 'b.csv'):
+        (home / name).write_text('question,answer,class\nwho?,"me, I",yes\nwhen?,now,no\n')
     shutil.copy(home / 'benchmarks' / 'squad' / 'train-v1.1.json', home / 'triviaqa.json')
     for name in STARTS:
         pretrained(home / 'out' / name, str(home / 'data' / 'wikipedia'))
@@ -126,7 +128,7 @@ def test_a_command_finds_its_knobs_files_and_tasks(command, files_home, monkeypa
     monkeypatch.chdir(files_home)
     READY[module](config)
     if module is train:
-        assert config['prepare'] or config['dataset'] in prepared_names(PAGE)
+        assert config['dataset'] in prepared_names(PAGE)
 
 
 def test_a_wrong_command_is_noticed(files_home, monkeypatch):
@@ -145,7 +147,7 @@ def test_a_wrong_command_is_noticed(files_home, monkeypatch):
 @pytest.fixture(scope='module')
 def home(corpus, tmp_path_factory):
     home = copy_of_repository(tmp_path_factory.mktemp('home'))
-    for name in ('oscar', 'wikipedia'):
+    for name in ('fineweb', 'wikipedia'):
         shutil.copytree(corpus, home / 'data' / name)
     write_texts(home)
     write_benchmarks(home)

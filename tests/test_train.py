@@ -11,6 +11,7 @@ import shutil
 import signal
 import socket
 import sys
+import types
 
 import numpy as np
 import pytest
@@ -620,7 +621,7 @@ CASES = {                                               # name: knobs, what befa
     'nan': (['--max_iters=20', '--log_interval=4'], 'nan'),
     'inf': (['--max_iters=20', '--log_interval=4', '--checkpoint_interval=3'], 'inf'),
     'apart': (['--max_iters=4'], 'folder'), 'late': (['--max_iters=8'], 'validation'),
-    'not prepared': (['--prepare=config/data_docstrings.py', '--dataset=no/such'], None),
+    'not prepared': (['--dataset=fineweb'], None),
 }
 
 
@@ -751,9 +752,42 @@ def test_a_folder_that_machines_do_not_share_is_refused(pairs):
     assert 'out_dir must be a folder that all machines share' in ends[0]
 
 
+@pytest.mark.parametrize('code', [0, 2, -signal.SIGINT])
+def test_a_missing_corpus_is_made_on_the_way(code, corpus, tmp_path, train_here, monkeypatch, capsys):
+    """With the price in a line; prepare_data.py says itself what is wrong."""
+    commands = []
+
+    def prepares(command):
+        commands.append(command[2:])
+        if not code:
+            shutil.copytree(corpus, tmp_path / 'data' / 'fineweb')
+        return types.SimpleNamespace(returncode=code)
+    monkeypatch.setattr(source.subprocess, 'run', prepares)
+    monkeypatch.setattr(source, 'write_manifest', lambda *arguments: None)      # which runs git
+    status = {0: None, 2: 2}.get(code, 128 + signal.SIGINT)
+    train_here(tmp_path / 'out', 'config/base_pairwise.py', '--dataset=fineweb', '--max_iters=1',
+               f'--data_dir={tmp_path}/data', f'--out_dir={tmp_path}/out', status=status)
+    assert commands == [['config/data_fineweb.py', f'--data_dir={tmp_path}/data', '--part=0/1']]
+    line, *rest = [line for line in capsys.readouterr().out.splitlines() if 'is not there yet' in line]
+    assert 'GB of disk' in line and '--max_documents=1000000' in line and not rest
+    assert 'prepare_data.py config/data_fineweb.py' in line and '--dataset=wikitext' in line
+
+
+@pytest.mark.parametrize('knobs', [
+    ['--dataset=oscar'], ['--dataset=ptb'], ['--dataset=fineweb', '--fill=a [MASK]'],
+    ['--dataset=fineweb', '--export=x']])
+def test_what_is_not_made_on_the_way(knobs, tmp_path, train_here, monkeypatch):
+    """Corpora of the user's own files; and none to look at a checkpoint."""
+    monkeypatch.setattr(source.subprocess, 'run', None)
+    name = knobs[0].partition('=')[2]
+    with pytest.raises(UserError, match=f'not prepared .*: run python prepare_data.py config/data_{name}.py'):
+        train_here(tmp_path / 'out', f'--data_dir={tmp_path}/data', *knobs)
+
+
 def test_several_processes_name_the_command_that_prepares(pairs):
     for end in pairs[1]['not prepared']:
-        assert 'run first: python prepare_data.py config/data_docstrings.py --name=no/such --data_' in end
+        assert 'run first: python prepare_data.py config/data_fineweb.py --data_dir=' in end
+        assert ' (about 28 GB to download, 21 GB of disk and ' in end and '--dataset=wikitext)' in end
 
 
 LINGERS = """
