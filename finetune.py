@@ -16,7 +16,6 @@ from configurator import ROOT, UserError, configure, parse, run, say, show, tabl
 
 # isort: split
 import contextlib
-import csv
 import difflib
 import glob
 import hashlib
@@ -76,7 +75,7 @@ data_dir = ''                   # folder of the published files, glue/CoLA/train
 extra_train = ''                # span tasks: file in SQuAD's format to train on first, e.g. from TriviaQA
 train_file = ''                 # custom: .csv, .tsv without quoting, or .jsonl; its labels are the classes
 dev_file = ''                   # custom: labelled file to evaluate on
-test_file = ''                  # custom: file to predict, written with a column `prediction` more
+test_file = ''                  # custom: file to predict; TRIAL/predicted.csv is a copy with a prediction
 texts = ''                      # custom: column of the text, or of two with a comma; a+b: joined
 label = ''                      # custom: column of classes, or of numbers, as in 4.0; or of ANSWER,START
 tokenizer = ''                  # prepared folder with the tokenizer; empty: that of the checkpoint
@@ -176,14 +175,14 @@ class Task:
     hub: str = ''               # id:configuration
     texts: tuple = ()           # columns of text a and b; a+b: joined
     label: str = 'label'        # column of the label
-    read: Callable | None = None    # path -> (location, record) pairs, records as on the hub
+    read: Callable | None = None    # path -> (location, record) pairs, records as on the hub; by the suffix
     make: Callable | None = None    # (task, record, number, counts) -> Examples
     unanswerable: bool = False  # span: some questions have no answer
     write: str = 'id'           # key of SUBMISSIONS
     submission: str = ''        # file name; for MNLI matched|mismatched
     positive: str = ''          # label counted as yes by `cross`; empty: not in `cross`
     source: Callable | None = None  # (name, split, data_dir) -> Examples, in place of reading files
-    scale: tuple = (0.0, 1.0)   # custom: mean and deviation of the numbers in the training file
+    scale: tuple = (0, 1, 0, 5)     # regress: mean and deviation, removed; smallest and largest prediction
 
 
 # ---- readers: file -> (where: its location, record: a dict or a Bad) pairs ----
@@ -196,21 +195,11 @@ def read_lines(path):
                 yield f'{path}:{number}', line
 
 
-def read_cells(path):
-    """(file:line, cells) of each row: tab-separated without quoting, as in GLUE; .csv with quoting."""
-    if not path.endswith('.csv'):
-        yield from ((where, line.split('\t')) for where, line in read_lines(path))
-        return
-    csv.field_size_limit(2**31 - 1)                             # of characters; 131,072 is the default
-    with open(path, encoding='utf-8-sig', errors='surrogateescape', newline='') as file:
-        rows = csv.reader(file)
-        yield from ((f'{path}:{rows.line_num}', cells) for cells in rows if cells)
-
-
 def read_table(path, header=()):
-    """Records of a table.  header: for files without one"""
+    """Tab-separated without quoting, as in GLUE.  header: for files without one"""
     columns = None
-    for where, cells in read_cells(path):
+    for where, line in read_lines(path):
+        cells = line.split('\t')
         if columns is None:
             columns = header if header and len(cells) == len(header) else cells
             if columns is cells:
@@ -220,6 +209,14 @@ def read_table(path, header=()):
         yield where, dict(zip(columns, cells, strict=True)) if fits else Bad('missing columns', expected)
 
 
+def read_csv(path):
+    """Comma-separated with quoting.  A row with too many cells is a ParserError."""
+    table = pd.read_csv(path, header=None, dtype=str, na_filter=False, encoding_errors='surrogateescape')
+    columns, *rows = table.values.tolist()
+    for number, cells in enumerate(rows, 1):
+        yield f'{path}: row {number}', dict(zip(columns, cells, strict=True))
+
+
 def read_records(path):
     """JSON lines."""
     for where, line in read_lines(path):
@@ -227,12 +224,6 @@ def read_records(path):
             yield where, json.loads(line)
         except (ValueError, RecursionError) as error:
             yield where, Bad('broken JSON', error)
-
-
-def read_own(path):
-    """A user's file."""
-    readers = {'.csv': read_table, '.tsv': read_table, '.jsonl': read_records}
-    return choose(f'{path}: file name ends in', Path(path).suffix, readers)(path)
 
 
 def load_json(path):
@@ -276,12 +267,17 @@ def read_chid(path):
         yield where, record
 
 
+READERS = {'.csv': read_csv, '.tsv': read_table, '.jsonl': read_records}       # of a user's files
+
+
 def read_path(task, path):
     """(where, record) pairs of a file in the task's format."""
+    suffix = Path(path).suffix
+    read = task.read if task.read and suffix != '.csv' else choose(f'{path}: suffix', suffix, READERS)
     try:
-        yield from (read_table if path.endswith('.csv') else task.read)(path)
-    except (LookupError, TypeError, ValueError, AttributeError, RecursionError, csv.Error) as error:
-        raise UserError(f'{path}: not in the published format of {task.folder}: {error!r}') from None
+        yield from read(path)
+    except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise UserError(f'{path}: not in the expected format of {task.folder}: {error!r}') from None
 
 
 def read_hub(task, split):
@@ -334,17 +330,22 @@ def pick_label(task, record):
     value = pick(record, task.label)
     if value is None:
         return None
+    for text in (str(value), str(value).lower()):
+        if text in task.labels:
+            return task.labels.index(text)
     if value == '-':
         raise Bad(DISPUTED)
-    if str(value).lower() in task.labels:
-        return task.labels.index(str(value).lower())
-    if value in range(len(task.labels)):                # hub column without class names
+    if task.hub and value in range(len(task.labels)):   # hub column without class names
         return value
     with contextlib.suppress(TypeError, ValueError):
         if not task.labels and math.isfinite(float(value)):
-            return float(value)
-    names = ', '.join(task.labels[:6]) + (f' ... {task.labels[-1]}' if len(task.labels) > 6 else '')
-    raise Bad('unknown label', f"{value!r}, expected {names or 'a number'}")
+            return (float(value) - task.scale[0]) / task.scale[1]
+    raise Bad('unknown label', f"{value!r}, expected {name_labels(task.labels) or 'a number'}")
+
+
+def name_labels(labels):
+    """The classes, or the first ones and the last, for messages."""
+    return ', '.join(labels[:6]) + (f' ... {labels[-1]}' if len(labels) > 6 else '')
 
 
 def make_texts(task, record, number, counts):
@@ -352,22 +353,17 @@ def make_texts(task, record, number, counts):
                   pick_label(task, record))
 
 
-def make_custom(task, record, number, counts):
-    """Labels are compared as text; numbers are standardised; an answer that is '' stands for none."""
-    found = tuple(pick_text(record, names) for names in task.texts)
+def make_own(task, record, number, counts):
+    """A row of a user's file; the row is its id, which SUBMISSIONS repeats.  '' is no label, or no answer."""
+    texts = tuple(pick_text(record, names) for names in task.texts)
     value, *start = (record.get(column) for column in task.label.split(','))
-    classes = [*map(str, task.labels)]
-    try:
-        if value in (None, ''):
-            made = () if task.unanswerable and value == '' else None
-        elif start:
-            made = ((value, find_nearest(found[1], value, int(float(start[0] or 0)), counts)),)
-        else:
-            made = classes.index(str(value)) if classes else (float(value) - task.scale[0]) / task.scale[1]
-    except (TypeError, ValueError):
-        expected = 'an answer and its start' if start else ', '.join(classes) or 'a number'
-        raise Bad('unknown label', f'{value!r}, expected {expected}') from None
-    yield Example(number, found, made)
+    if value in (None, ''):
+        label = () if task.unanswerable and value == '' else None
+    elif start:
+        label = ((value, find_nearest(texts[1], value, int(float(start[0])), counts)),)
+    else:
+        label = pick_label(task, record)
+    yield Example(record, texts, label)
 
 
 def make_wsc(task, record, number, counts):
@@ -446,12 +442,10 @@ def load_examples(name, split, data_dir, extra_train=''):
         return list(task.source(name, split, data_dir)), {}
     if task.source:
         raise UserError(f'{name}: made of docstrings, so it has no {split}')
-    if split not in task.files:
-        paths = [extra_train if split == 'extra_train' else split]
-    elif name == 'custom':
-        paths = [task.files[split]]
-    else:
+    if task.hub and split in task.files:
         paths = find_split(task, split, data_dir) if data_dir else []
+    else:                                                       # a file that the command names
+        paths = [extra_train if split == 'extra_train' else task.files.get(split, split)]
     parts = [read_path(task, path) for path in paths] or [read_hub(task, split)]
     return collect(task, itertools.chain(*parts), split, ', '.join(paths) or f'{task.hub} {split}')
 
@@ -468,7 +462,7 @@ def collect(task, records, split, source):
                 check_label(task, example, split)
             examples += made
         except (Bad, LookupError, TypeError, ValueError, AttributeError) as error:
-            what = error.args if isinstance(error, Bad) else ('not in the published format', repr(error))
+            what = error.args if isinstance(error, Bad) else ('not in the expected format', repr(error))
             counts[what[0]] += 1
             expected = what[0] == DISPUTED or (what[0] == NO_ANSWER and split == 'extra_train')
             (normal if expected else bad).append(': '.join(map(str, (where, *what))))
@@ -518,7 +512,8 @@ def nested(pairs):
 
 ANSWERS = {     # head: prediction -> value in a submission
     'classify': lambda task, prediction: task.labels[int(prediction)],
-    'regress': lambda task, prediction: f'{min(max(float(prediction), 0), 5):.3f}',
+    'regress': lambda task, prediction: float(np.clip(
+        prediction * task.scale[1] + task.scale[0], *task.scale[2:])),
     'span': lambda task, prediction: prediction,
     'choose': lambda task, prediction: int(prediction),
 }
@@ -528,6 +523,12 @@ SUBMISSIONS = {     # (id, answer) pairs -> text
     'idx': lambda pairs: ''.join(json.dumps({'idx': item, 'label': answer}) + '\n' for item, answer in pairs),
     'map': lambda pairs: json.dumps(dict(pairs), ensure_ascii=False, indent=1) + '\n',
     'nested': nested,
+    '.csv': lambda pairs: pd.DataFrame(
+        [{**row, 'prediction': answer} for row, answer in pairs]).to_csv(index=False),
+    '.tsv': lambda pairs: ''.join('\t'.join(map(str, cells)) + '\n' for cells in [
+        [*pairs[0][0], 'prediction'], *([*row.values(), answer] for row, answer in pairs)]),
+    '.jsonl': lambda pairs: ''.join(
+        json.dumps({**row, 'prediction': answer}, ensure_ascii=False) + '\n' for row, answer in pairs),
 }
 
 
@@ -538,26 +539,7 @@ def write_submission(name, column, folder, examples, predictions, prefix=''):
              for example, prediction in zip(examples, predictions, strict=True)]
     os.makedirs(folder, exist_ok=True)
     path = os.path.join(folder, prefix + task.submission.split('|')[-1 if column.endswith('_mm') else 0])
-    write_bytes(path, SUBMISSIONS[task.write](pairs).encode())
-    return path
-
-
-def write_predictions(task, source, folder, predictions):
-    """Copy a user's file with a column `prediction` more; returns its path."""
-    if task.head == 'regress':
-        predictions = (np.array(predictions) * task.scale[1] + task.scale[0]).tolist()
-    else:
-        predictions = [ANSWERS[task.head](task, prediction) for prediction in predictions]
-    rows = [{**record, 'prediction': prediction}
-            for (_, record), prediction in zip(read_own(source), predictions, strict=True)]
-    plain = {'delimiter': '\t', 'quoting': csv.QUOTE_NONE, 'quotechar': None} if '.tsv' in source[-4:] else {}
-    path = os.path.join(folder, f'{Path(source).stem}.predicted{Path(source).suffix}')
-    with open(path, 'w', encoding='utf-8', errors='surrogateescape', newline='') as file:
-        if path.endswith('.jsonl'):
-            file.writelines(json.dumps(row, ensure_ascii=False) + '\n' for row in rows)
-        else:
-            lines = csv.writer(file, lineterminator='\n', **plain)
-            lines.writerows([rows[0], *(row.values() for row in rows)])
+    write_bytes(path, SUBMISSIONS[task.write](pairs).encode(errors='surrogateescape'))
     return path
 
 
@@ -715,6 +697,8 @@ METRICS = {
     'accuracy': accuracy,
     'f1': f1,
     'f1a': f1,
+    'macro_f1': lambda targets, predictions: mean([             # over the classes that occur
+        f1(np.equal(targets, i), np.equal(predictions, i)) for i in {*targets, *predictions}]),
     'exact_question': exact_question,
     'f1_accuracy': both(f1, accuracy),
     'matthews': pearson,
@@ -807,8 +791,8 @@ TASKS = {
                                     source=partial(docstring_examples, n=1, label=label_package)),
     'docstring_order': DOCSTRINGS('accuracy f1', 'exchanged kept',
                                   source=partial(docstring_examples, n=2, label=label_order)),
-    'custom': Task('classify', ('accuracy',), read=read_own, make=make_custom, folder='<your files>', files={
-        'train': '--train_file', 'dev': '--dev_file', 'test': '--test_file'}),       # see custom_task
+    'custom': row('custom', 'accuracy', make=make_own, files={        # completed by custom_task
+        split: f'--{split}_file' for split in ('train', 'dev', 'test')}),
 }
 GROUPS = {
     'glue': ('cola', 'sst2', 'mrpc', 'stsb', 'qqp', 'mnli', 'qnli', 'rte'),     # the papers omit wnli
@@ -820,47 +804,38 @@ GROUPS = {
 
 
 def custom_task(config):
-    """The row `custom` of TASKS as its knobs and the labels of train_file make it.  Raises UserError."""
-    if not all(config[key] for key in ('train_file', 'dev_file', 'texts', 'label')):
-        raise UserError('tasks=custom: needs --train_file=a.csv --dev_file=b.csv --texts=question,answer '
-                        '--label=class, with names of columns')
-    texts, label = (tuple(map(str.strip, config[key].split(','))) for key in ('texts', 'label'))
-    if len(texts) > 2 or len(label) > 2 or len(label) > len(texts):
-        raise UserError(f"texts={config['texts']!r}, label={config['label']!r}: one or two texts and one "
-                        'label, or, for spans, --texts=QUESTION,TEXT --label=ANSWER,START')
+    """The row `custom` of TASKS for the files and columns that the knobs name.  Raises UserError."""
     files = {split: config[f'{split}_file'] for split in ('train', 'dev', 'test') if config[f'{split}_file']}
-    values = {}
+    texts, label = (tuple(map(str.strip, config[key].split(','))) for key in ('texts', 'label'))
+    if not {'train', 'dev'} <= set(files) or '' in texts + label or not len(label) <= len(texts) <= 2:
+        raise UserError('tasks=custom: needs --train_file, --dev_file, --texts=COLUMN or two columns, as in '
+                        'question,answer, and --label=COLUMN, or ANSWER,START for spans of the second')
+    suffix, values = Path(files.get('test', files['dev'])).suffix, {}
+    task = replace(TASKS['custom'], files=files, texts=texts, label=','.join(label), write=suffix,
+                   submission=f'predicted{suffix}')
     for split, path in files.items():
-        records = [record for _, record in read_own(path) if isinstance(record, dict)]
-        columns = dict.fromkeys(itertools.chain(*records))
-        if not records:
+        table = pd.DataFrame([row for _, row in read_path(task, path) if isinstance(row, dict)], dtype=object)
+        if table.empty:
             raise UserError(f'{path}: no rows')
-        for column in '+'.join(texts if split == 'test' else texts + label).split('+'):
-            if column not in columns:
-                raise UserError(f"{path}: no column {column!r}, it has {', '.join(columns)}")
-        found = [record.get(label[0]) for record in records]
-        values[split] = {str(value): value for value in found if value is not None}
-    task = replace(TASKS['custom'], files=files, texts=texts, label=','.join(label))
+        for column in [*'+'.join(texts).split('+'), *(label if split != 'test' else ())]:
+            if column not in table:
+                raise UserError(f"{path}: no column {column!r}, it has {', '.join(table)}")
+        values[split] = table[label[0]].dropna().map(str) if label[0] in table else ()
+    found, train = {*values['train']}, values['train'][values['train'] != '']
     if len(label) == 2:
-        return replace(task, head='span', metrics=TASKS['squad1'].metrics, unanswerable='' in values['train'])
-    return replace(task, **labels_of(task, values['train'], values['dev']))
-
-
-def labels_of(task, train, dev):
-    """Fields of `custom` for classes, or for numbers if one is no integer.  train, dev: {text: label}"""
-    texts = sorted(train.keys() - {''})
-    numbers = pd.to_numeric(pd.Series(texts), errors='coerce')
-    if len(texts) < 2:
-        raise UserError(f"{task.files['train']}: {task.label} is {''.join(texts) or 'empty'} in all rows, "
-                        'expected two classes or more')
-    if np.isfinite(numbers).all() and not all(re.fullmatch(r'-?\d+', text) for text in texts):
-        return {'head': 'regress', 'metrics': TASKS['stsb'].metrics,
-                'scale': (float(numbers.mean()), float(numbers.std()))}
-    for text in sorted(dev.keys() - {'', *texts}):
-        raise UserError(f"{task.files['dev']}: {task.label} {text!r} is not in {task.files['train']}, which "
-                        f"has {', '.join(texts)}")
-    return {'labels': tuple(train[text] for text in texts),
-            'metrics': ('accuracy', 'f1', 'matthews') if len(texts) == 2 else ('accuracy',)}
+        return replace(task, head='span', metrics=TASKS['squad1'].metrics, unanswerable='' in found)
+    classes, numbers = tuple(sorted(found - {''})), pd.to_numeric(train, errors='coerce')
+    if len(classes) < 2:
+        raise UserError(f"{files['train']}: {label[0]} is {''.join(classes) or 'empty'} in all rows; two "
+                        'classes or more are needed')
+    if np.isfinite(numbers).all() and not train.str.fullmatch(r'-?\d+').all():
+        return replace(task, head='regress', metrics=TASKS['stsb'].metrics,
+                       scale=(float(numbers.mean()), float(numbers.std()), -math.inf, math.inf))
+    for value in sorted({*values['dev']} - {'', *classes}):
+        raise UserError(f"{files['dev']}: {label[0]} {value!r} is not in {files['train']}, which has "
+                        f'{name_labels(classes)}')
+    return replace(task, labels=classes, metrics=('accuracy', 'f1', 'matthews') if len(classes) == 2 else (
+        'accuracy', 'macro_f1'))
 
 
 # ---- input sequences ("rows") from texts ----
@@ -1248,7 +1223,7 @@ def to_predict(name, predict):
     """{column: split or file} that `predict` asks for."""
     if predict not in ('', 'test'):
         return {name: predict}
-    found = splits_of(name, 'test') if predict or name == 'custom' else {}
+    found = splits_of(name, 'test') if predict or not TASKS[name].hub else {}       # custom's test_file
     if predict and not found:
         raise UserError(f'{name}: no test file is published; name one, as in --predict=FILE')
     return found
@@ -1280,9 +1255,8 @@ def survey(name, config):
         notes = ''.join(f' ({kind}: {n})' for kind, n in skipped.items())
         counts.append(f'{split} {len(examples):,}{notes}')
         hashes[split] = f'{text_hash(repr(examples)):016x}'
-    labels = '; classes: ' + ', '.join(map(str, TASKS[name].labels)) if TASKS[name].labels else ''
-    labels = (labels or f'; {TASKS[name].head}') if name == 'custom' else ''
-    return {split: hashes[split] for split in labelled}, f"{name}: {', '.join(counts)} examples{labels}"
+    kind = f'{TASKS[name].head} {name_labels(TASKS[name].labels)}'.strip()
+    return {split: hashes[split] for split in labelled}, f"{name}: {', '.join(counts)} examples; {kind}"
 
 
 def majority_of(name, examples, n):
@@ -1559,11 +1533,7 @@ def submit(trial, model, runtime):
         data = trial.split(split)
         predictions, _ = predict_split(model, data, trial, runtime)
         prefix = '' if split in trial.task.files else f'{Path(split).stem}.'
-        if trial.name == 'custom':
-            source = trial.task.files.get(split, split)
-            path = write_predictions(trial.task, source, trial.folder, predictions)
-        else:
-            path = write_submission(trial.name, column, trial.folder, data.examples, predictions, prefix)
+        path = write_submission(trial.name, column, trial.folder, data.examples, predictions, prefix)
         print(f'wrote {path}', flush=True)
         known = [i for i, example in enumerate(data.examples) if example.label is not None]
         if known:
@@ -1874,6 +1844,8 @@ def main():
         return write_report(config, True)
     names, levels = find_tasks(tasks), noise_levels(noise)
     others = [name for name in names if TASKS[name].positive] if cross else []
+    if cross and others != names:
+        say(f"cross=True leaves out {', '.join(sorted({*names} - {*others}))}: no label of theirs means yes")
     if predict not in ('', 'test') and len(names) > 1:
         raise UserError(f'predict={predict!r}: a file is of one task: choose it with --tasks, or write test')
     runtime = train.join(device, dtype, group=False)

@@ -39,7 +39,6 @@ import inspect
 import io
 import itertools
 import json
-import math
 import multiprocessing
 import os
 import platform
@@ -80,7 +79,7 @@ part = ''                       # prepare part i/n, as in 0/4; empty: rank/size 
 check = ''                      # verify this prepared folder instead of preparing one
 
 SPLITS = 'train', 'val'
-NO_INTERNET = ('; no internet access? train.py --dataset=docstrings, with any config, and finetune.py '
+NO_INTERNET = ('no internet access? train.py --dataset=docstrings, with any config, and finetune.py '
                '--tasks=docstrings need none')
 FORMAT = 2                      # version of the folder layout; train.py refuses others
 HASH_SEED = 1                   # for choosing documents to hold out and to sample
@@ -190,8 +189,9 @@ def named(source, fault='cannot be read from the Hugging Face hub'):
         raise
     except Exception as error:
         text = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-        offline = 'hub' in fault and re.search('onnect|ffline|resol|imed out', text)
-        raise UserError(f'{source}: {fault}: {text}{NO_INTERNET if offline else ""}') from None
+        if 'hub' in fault and re.search('onnect|ffline|resol|imed out', text):
+            text = f'{NO_INTERNET} ({text})'
+        raise UserError(f'{source}: {fault}: {text}') from None
 
 
 def open_bytes(file_name):
@@ -504,25 +504,6 @@ CORPORA = {
     'oscar':      (list_oscar,      '',                                    '',                    None),
     'cluecorpussmall': (list_files, '',                                    '',        'to a blank line'),
 }
-
-
-SIZES = {               # of hub corpora: million documents, GB to download, billion tokens
-    'wikitext': (0.03, 0.3, 0.12), 'wikipedia': (6.4, 11.7, 4.7), 'books': (0.29, 3, 1.2),
-    'c4': (365, 305, 156), 'fineweb': (14.9, 27.6, 10.3),
-}
-SPEED = {'wordpiece': 250_000, 'sentencepiece': 3_000_000}      # tokens a CPU second, see results/prepare.md
-
-
-def estimate(config):
-    """What preparing a hub corpus takes, for a message; '' for other corpora.  config: of check_config"""
-    if not all(item in SIZES for item in config['corpus'].split('+')):
-        return ''
-    sizes = [SIZES[item] for item in config['corpus'].split('+')]
-    documents, download, tokens = map(sum, zip(*sizes, strict=True))
-    share, cores = min(1, (config['max_documents'] or math.inf) / (1e6 * documents)), config['num_proc']
-    seconds = share * max(80 * download, 1e9 * tokens / SPEED.get(config['tokenizer'], 1e6) / cores)
-    return (f'about {share * download:.2g} GB to download, {share * 2 * tokens:.2g} GB of disk and '
-            f'{seconds / 3600:.1f} hours at 100 Mbit/s and with {cores} cores')
 
 
 def find_corpus(config):
@@ -1390,8 +1371,8 @@ def load_plan(folder, settings):
     for knob, value in settings.items():
         before = plan['settings'].get(knob)
         if before != value:
-            raise UserError(f'{folder}: prepared with {knob}={before!r}, now {knob}={value!r}: give another '
-                            f'--name or remove {folder}')
+            raise UserError(f'{folder}: begun with {knob}={before!r}, now {knob}={value!r}: go on with the '
+                            f'first, or remove {folder}, or give another --name, for train.py as --dataset')
     return plan
 
 

@@ -1111,19 +1111,15 @@ def prepare_missing(dataset, data_dir, runtime):
     """Prepare a corpus with its config/data_*.py, if there is one and it needs no files of the user's."""
     file, folder = f'config/data_{dataset}.py', os.path.join(data_dir, dataset)
     try:
-        settings = prepare_data.check_config(configure(dict(vars(prepare_data)), [file])[0])
-        prepare_data.find_corpus(settings)
+        prepare_data.find_corpus(configure(dict(vars(prepare_data)), [file])[0])
     except UserError:                                           # load_meta says what to do
         return
     words = [file] + ([] if data_dir == 'data' else [f'--data_dir={data_dir}'])
-    command, costs = f"python prepare_data.py {' '.join(words)}", prepare_data.estimate(settings)
-    if costs:
-        other = 'docstrings' if dataset == 'wikitext' else 'wikitext'
-        costs = (f' ({costs}; to begin with less, add --max_documents=1000000 to that command, or train with '
-                 f'--dataset={other})')
+    price = re.findall(r'(?ms)^# (Expect .*?)\n[^#]', Path(ROOT, file).read_text('utf-8'))      # its header's
+    command = f"python prepare_data.py {' '.join(words)}. {''.join(price)}".replace('\n#', '')
     if runtime.world > 1:
-        raise UserError(f'{folder}: not prepared; run first: {command}{costs}')
-    tell(f'{folder} is not there yet: {command} makes it now{costs}')
+        raise UserError(f'{folder}: not prepared; run first: {command}')
+    tell(f'{folder} is not there yet, so first: {command}')
     code = subprocess.run([sys.executable, f'{ROOT}/prepare_data.py', *words, '--part=0/1']).returncode
     if code:                                                    # it has said why
         sys.exit(code if code > 0 else 128 - code)

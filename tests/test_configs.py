@@ -85,6 +85,25 @@ def test_a_recipe_names_itself_and_a_corpus_that_a_file_prepares(name):
     assert f' train.py config/{name}.py' in header(name) and settings['out_dir'] == f'out/{name}'
     corpus = knobs(f"data_{settings['dataset']}", prepare_data)
     assert (corpus['name'] or corpus['corpus'].replace('+', '_')) == settings['dataset']
+    if settings['dataset'] not in ('clue', 'docstrings'):       # open: train.py makes it on the way
+        prepare_data.find_corpus(corpus)
+        assert re.search('OSCAR|BooksCorpus|no printed result|Expect[^:]*: (as for|see) ', header(name))
+
+
+@pytest.mark.parametrize('name, documents, download, tokens, speed', [      # see results/prepare.md
+    ('fineweb', '15M', 30.639, 10.37e9, 250e3), ('wikipedia', '6.4M', 11.631, 4.6e9, 250e3),
+    ('books', '290,000', 4.84, 1.2e9, 250e3), ('c4', '10,000', 326.8 / 36.5, 156e9 / 36.5, 250e3),
+    ('books_wikipedia', '6.7M', 16.47, 5.8e9, 250e3), ('books_wikipedia_sp', '6.7M', 16.47, 5.8e9, 3e6)])
+def test_prices_of_the_open_corpora(name, documents, download, tokens, speed):
+    price = header(f'data_{name}').partition('Expect ')[2]
+    found = re.match(r'(\S+) documents.* (\S+) GB .*?download \((\d+) minutes at 100 Mbit/s\), (\S+) GB on disk '
+                     r'and (\S+) (?:an )?hour', price).groups()
+    assert found[0] == documents and '--max_documents=' in price and '--dataset=wikitext of train' in price
+    hours = tokens / speed / 3600
+    for said, value in zip(found[1:], (download, download * 80 / 60, 2 * tokens / 1e9, hours), strict=True):
+        assert float(said.replace('half', '0.5')) == pytest.approx(value, rel=0.1)
+    eight = re.search(r'(\S+) on eight', price)
+    assert not eight or float(eight[1]) == pytest.approx(max(hours / 8, 1.33 * ('books' in name)), rel=0.1)
 
 
 @pytest.mark.parametrize('name', COUNTED)

@@ -681,19 +681,8 @@ def test_hub_rows_revision_and_errors(tmp_path, monkeypatch, hub):
     def unreachable(self, name, revision):
         raise ConnectionError('Name or service not known')
     monkeypatch.setattr('huggingface_hub.HfApi.dataset_info', unreachable)
-    with pytest.raises(UserError, match='ConnectionError: Name .*no internet access. train.py --dataset=doc'):
+    with pytest.raises(UserError, match='hub: no internet access. train.py --dataset=docstr.*ConnectionError: Name'):
         prepare(tmp_path, corpus='owner/name', name='other')
-
-
-@pytest.mark.parametrize('changes, words', [
-    ({'corpus': 'fineweb'}, '28 GB to download, 21 GB of disk and 1.4 hours at 100 Mbit/s and with 8 cores'),
-    ({'corpus': 'fineweb', 'max_documents': 1_490_000}, '2.8 GB to download, 2.1 GB of disk and 0.1 hours'),
-    ({'corpus': 'books+wikipedia', 'tokenizer': 'sentencepiece'}, '15 GB to download, 12 GB of disk and 0.3'),
-    ({'corpus': 'docstrings'}, ''), ({'corpus': 'fineweb+docstrings'}, ''), ({'corpus': 'owner/name'}, '')])
-def test_estimate(changes, words):
-    config = {'tokenizer': 'wordpiece', 'max_documents': 0, 'num_proc': 8, **changes}
-    found = prepare_data.estimate(config)
-    assert words in found and bool(found) == bool(words)
 
 
 def test_units_of_the_hub_are_row_groups_where_files_are_few(tmp_path, hub):
@@ -796,7 +785,7 @@ def test_prepared_folder_is_kept_or_refused(tmp_path, capfd):
     before = contents(prepare(tmp_path, corpus=source)[0])
     assert contents(prepare(tmp_path, corpus=source, num_proc=2)[0]) == before
     assert 'already prepared' in capfd.readouterr().err
-    with pytest.raises(UserError, match='prepared with vocab_size=60, now vocab_size=50'):
+    with pytest.raises(UserError, match='begun with vocab_size=60, now vocab_size=50: .* or remove '):
         prepare(tmp_path, corpus=source, vocab_size=50)
     (tmp_path / 'data' / 'x' / 'units.json').unlink()
     with pytest.raises(UserError, match='x/units.json: missing, damaged or of another version'):

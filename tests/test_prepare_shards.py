@@ -170,7 +170,7 @@ def test_the_list_of_units_is_pinned(tmp_path, monkeypatch):
     reference = contents(prepare(tmp_path / 'ref', **usual)[0])
     prepare_data.prepare(knobs(tmp_path, part='0/2', **usual))
     write_jsonl(tmp_path / 'files' / '9.jsonl', make_texts(10))     # is not among them
-    with pytest.raises(UserError, match='prepared with val_fraction=0.1, now val_fraction=0.2'):
+    with pytest.raises(UserError, match='begun with val_fraction=0.1, now val_fraction=0.2'):
         prepare(tmp_path, **usual, val_fraction=0.2)
     file = tmp_path / 'files' / '4.jsonl'
     before = file.read_bytes()

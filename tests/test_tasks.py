@@ -268,27 +268,27 @@ def test_bad_rows_are_counted_up_to_one_percent(row, kind, details, tmp_path):
 
 @pytest.mark.parametrize('name, text, message', [
     ('boolq', '{"question": "q"\n', 'a:1: broken JSON'),
-    ('boolq', '[1]\n', 'a:1: not in the published format: TypeError'),
+    ('boolq', '[1]\n', 'a:1: not in the expected format: TypeError'),
     ('boolq', '"text"\n', 'a:1: missing columns: expected text in passage'),
-    ('boolq', 'null\n', 'a:1: not in the published format: TypeError'),
+    ('boolq', 'null\n', 'a:1: not in the expected format: TypeError'),
     ('boolq', jsonl({'question': 'q', 'passage': None, 'label': True}),
      'a:1: missing columns: expected text in passage; the row has question, passage, label'),
     ('boolq', jsonl({'question': 'q', 'passage': 'p'}), 'a:1: no label: expected one in label'),
     ('boolq', r'{"question": "\ud800", "passage": "p", "label": true}', 'a:1: invalid UTF-8'),
     ('boolq', '', 'a: no rows'),
     ('squad1', '{"data":\n [}',
-     "a: not in the published format of squad: JSONDecodeError('Expecting value: line 2"),
-    ('squad1', '{"version": 1}', 'a: not in the published format of squad'),
-    ('squad1', '[]', 'a: not in the published format of squad'),
-    ('cmrc', squad('text', ('text', None)), 'a: question q: not in the published format'),
+     "a: not in the expected format of squad: JSONDecodeError('Expecting value: line 2"),
+    ('squad1', '{"version": 1}', 'a: not in the expected format of squad'),
+    ('squad1', '[]', 'a: not in the expected format of squad'),
+    ('cmrc', squad('text', ('text', None)), 'a: question q: not in the expected format'),
     ('c3', json.dumps([[['p'], [{'question': 'q', 'choice': ['a'], 'answer': 'b'}], '1']]),
      'a: passage 1: unknown label'),
-    ('c3', json.dumps([[['p']]]), 'a: not in the published format of clue/c3'),
-    ('chid', jsonl({'content': ['#idiom1#']}), 'a:1: not in the published format'),
-    ('wsc', jsonl({'text': '他', 'label': 'true'}), 'a:1: not in the published format'),
+    ('c3', json.dumps([[['p']]]), 'a: not in the expected format of clue/c3'),
+    ('chid', jsonl({'content': ['#idiom1#']}), 'a:1: not in the expected format'),
+    ('wsc', jsonl({'text': '他', 'label': 'true'}), 'a:1: not in the expected format'),
     ('tnews', jsonl({'sentence': 's', 'label': '105'}),
      "a:1: unknown label: '105', expected 100, 101, 102, 103, 104, 106 ... 116"),
-    ('multirc', jsonl({'idx': 1}), 'a: not in the published format of superglue/MultiRC')])
+    ('multirc', jsonl({'idx': 1}), 'a: not in the expected format of superglue/MultiRC')])
 def test_broken_files(name, text, message, tmp_path):
     path = write(tmp_path / 'a', text)
     with pytest.raises(UserError) as error:
