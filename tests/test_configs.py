@@ -96,8 +96,8 @@ def test_a_recipe_names_itself_and_a_corpus_that_a_file_prepares(name):
     ('books_wikipedia', '6.7M', 16.47, 5.8e9, 250e3), ('books_wikipedia_sp', '6.7M', 16.47, 5.8e9, 3e6)])
 def test_prices_of_the_open_corpora(name, documents, download, tokens, speed):
     price = header(f'data_{name}').partition('Expect ')[2]
-    found = re.match(r'(\S+) documents.* (\S+) GB .*?download \((\d+) minutes at 100 Mbit/s\), (\S+) GB on disk '
-                     r'and (\S+) (?:an )?hour', price).groups()
+    found = re.match(r'(\S+) documents.* (\S+) GB .*?download \((\d+) minutes at 100 Mbit/s\), (\S+) GB on '
+                     r'disk and (\S+) (?:an )?hour', price).groups()
     assert found[0] == documents and '--max_documents=' in price and '--dataset=wikitext of train' in price
     hours = tokens / speed / 3600
     for said, value in zip(found[1:], (download, download * 80 / 60, 2 * tokens / 1e9, hours), strict=True):

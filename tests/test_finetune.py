@@ -682,12 +682,15 @@ def test_own_files_are_a_task_like_any_other(run, tmp_path, finetune_here, monke
     assert set(trial['scores']['custom']) == {'accuracy', 'f1', 'matthews'} and trial['n_train'] == 16
     assert trial['majority']['custom']['accuracy'] == 0.5 and trial['noise']['custom'] and other['seed'] == 2
     out = capsys.readouterr().out
-    assert 'custom: train 16, dev 8, test 3 examples; classes: file, parser' in out
+    assert 'custom: train 16, dev 8, test 3 examples; classify file, parser\n' in out
     assert re.search(r'custom seed 2, 3 labelled examples: accuracy', out) and '| ours: run |' in out
-    with open(os.path.join(folder_of(tmp_path / 'out', 'custom_1'), 'test.predicted.csv')) as file:
+    with open(os.path.join(folder_of(tmp_path / 'out', 'custom_1'), 'predicted.csv')) as file:
         lines = file.read().splitlines()
     assert lines[0] == 'text,class,prediction' and lines[1].startswith('"the parser, 0",parser,')
     assert len(lines) == 4 and {line.split(',')[-1] for line in lines[1:]} <= {'parser', 'file'}
+    finetune_here(*arguments, '--trials=1', '--cross=true', f'--predict={tmp_path}/dev.csv')
+    assert os.path.exists(os.path.join(folder_of(tmp_path / 'out', 'custom_1'), 'dev.predicted.csv'))
+    assert 'cross=True leaves out custom: no label of theirs means yes' in capsys.readouterr().err
     assert finetune_here('--report', f'--out_dir={tmp_path}/out') == [trial, other]
 
 
@@ -706,7 +709,7 @@ def test_own_spans_and_numbers(label, columns, values, run, tmp_path, finetune_h
                            f'--out_dir={tmp_path}/out', f'--init_from={run}')
     assert trial['metric'] == {'score': 'pearson_spearman'}.get(label, 'f1_words')
     folder = folder_of(tmp_path / 'out', 'custom_1')
-    rows = [json.loads(line) for line in Path(folder, 'test.predicted.jsonl').read_text().splitlines()]
+    rows = [json.loads(line) for line in Path(folder, 'predicted.jsonl').read_text().splitlines()]
     assert len(rows) == 8 and all(list(row) == [*columns, 'prediction'] for row in rows)
     kind = float if label == 'score' else str
     assert all(type(row['prediction']) is kind for row in rows)

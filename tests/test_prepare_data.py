@@ -681,7 +681,7 @@ def test_hub_rows_revision_and_errors(tmp_path, monkeypatch, hub):
     def unreachable(self, name, revision):
         raise ConnectionError('Name or service not known')
     monkeypatch.setattr('huggingface_hub.HfApi.dataset_info', unreachable)
-    with pytest.raises(UserError, match='hub: no internet access. train.py --dataset=docstr.*ConnectionError: Name'):
+    with pytest.raises(UserError, match='hub: no internet access. train.py --dataset=doc.*ConnectionError'):
         prepare(tmp_path, corpus='owner/name', name='other')
 
 
