@@ -92,9 +92,9 @@ def test_a_decimal_point_means_numbers(suffix, custom, tmp_path):
     assert (task.head, task.labels, task.metrics[0]) == ('regress', (), 'pearson_spearman')
     assert [example.label for example in load_examples('custom', 'train', '')[0]] == [-1, 0, 1]
     assert [example.label for example in load_examples('custom', 'dev', '')[0]] == [-0.5, 0.5]
-    assert custom(rows_of([1, 2, 3])).labels == ('1', '2', '3')
     found = predicted(task, tmp_path, [0.25, -1.0])
     assert [(float(row['weight']), float(row['prediction'])) for row in found] == [(1.5, 350), (2.5, 100)]
+    assert custom(rows_of([1, 2, 3])).labels == ('1', '2', '3')
 
 
 @pytest.mark.parametrize('suffix', FORMATS)
