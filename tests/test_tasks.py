@@ -449,7 +449,7 @@ def submitted(name, folder, ids, predictions, column=None):
     ('cola', 'cola', [1, 0], 'CoLA.tsv', '1 0'), ('sst2', 'sst2', [1, 0], 'SST-2.tsv', '1 0'),
     ('mrpc', 'mrpc', [1, 0], 'MRPC.tsv', '1 0'), ('qqp', 'qqp', [1, 0], 'QQP.tsv', '1 0'),
     ('wnli', 'wnli', [1, 0], 'WNLI.tsv', '1 0'), ('stsb', 'stsb', [-0.5, 5.2], 'STS-B.tsv', '0.0 5.0'),
-    ('stsb', 'stsb', [1.23456, 3], 'STS-B.tsv', '1.235 3.000'),
+    ('stsb', 'stsb', [1.23456, 3], 'STS-B.tsv', '1.23456 3.0'),
     ('mnli', 'mnli', [2, 1], 'MNLI-m.tsv', 'contradiction neutral'),
     ('mnli', 'mnli_mm', [0, 1], 'MNLI-mm.tsv', 'entailment neutral'),
     ('qnli', 'qnli', [1, 0], 'QNLI.tsv', 'not_entailment entailment'),
