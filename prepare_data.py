@@ -1371,8 +1371,8 @@ def load_plan(folder, settings):
     for knob, value in settings.items():
         before = plan['settings'].get(knob)
         if before != value:
-            raise UserError(f'{folder}: begun with {knob}={before!r}, now {knob}={value!r}: repeat the command '
-                            f'that began it, or remove {folder} to begin again, or give another --name')
+            raise UserError(f'{folder}: begun with {knob}={before!r}, now {knob}={value!r}: repeat the first '
+                            f'command, or remove {folder} to begin again, or give another --name')
     return plan
 
 

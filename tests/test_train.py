@@ -774,15 +774,15 @@ def test_a_missing_corpus_is_made_on_the_way(code, corpus, tmp_path, train_here,
         assert part in line and not rest
 
 
-@pytest.mark.parametrize('knobs', [
-    ['--dataset=oscar'], ['--dataset=ptb'], ['--dataset=fineweb', '--fill=a [MASK]'],
-    ['--dataset=fineweb', '--export=x']])
-def test_what_is_not_made_on_the_way(knobs, tmp_path, train_here, monkeypatch):
+@pytest.mark.parametrize('knobs, message', [
+    *((f'--dataset={name}', f'not prepared .*: run python prepare_data.py config/data_{name}.py')
+      for name in ('oscar', 'clue', 'ptb')),
+    ('--fill=a [MASK]', 'out: no checkpoint there'), ('--export=x', 'out: no checkpoint there')])
+def test_what_is_not_made_on_the_way(knobs, message, tmp_path, train_here, monkeypatch):
     """Corpora of the user's own files; and none to look at a checkpoint."""
     monkeypatch.setattr(source.subprocess, 'run', None)
-    name = knobs[0].partition('=')[2]
-    with pytest.raises(UserError, match=f'not prepared .*: run python prepare_data.py config/data_{name}.py'):
-        train_here(tmp_path / 'out', f'--data_dir={tmp_path}/data', *knobs)
+    with pytest.raises(UserError, match=message):
+        train_here(tmp_path / 'out', '--dataset=fineweb', f'--data_dir={tmp_path}/data', knobs)
 
 
 def test_several_processes_name_the_command_that_prepares(pairs):
