@@ -512,8 +512,8 @@ def nested(pairs):
 
 ANSWERS = {     # head: prediction -> value in a submission
     'classify': lambda task, prediction: task.labels[int(prediction)],
-    'regress': lambda task, prediction: float(np.clip(
-        prediction * task.scale[1] + task.scale[0], *task.scale[2:])),
+    'regress': lambda task, prediction: float(
+        f'{np.clip(prediction * task.scale[1] + task.scale[0], *task.scale[2:]):.6g}'),
     'span': lambda task, prediction: prediction,
     'choose': lambda task, prediction: int(prediction),
 }
