@@ -210,8 +210,8 @@ def read_table(path, header=()):
 
 
 def read_csv(path):
-    """Comma-separated with quoting.  A row with too many cells is a ParserError."""
-    table = pd.read_csv(path, header=None, dtype=str, na_filter=False, encoding_errors='surrogateescape')
+    """Comma-separated with quoting.  A row of too many cells, or text that is not UTF-8, is a ValueError."""
+    table = pd.read_csv(path, header=None, dtype=str, na_filter=False)
     columns, *rows = table.values.tolist()
     for number, cells in enumerate(rows, 1):
         yield f'{path}: row {number}', dict(zip(columns, cells, strict=True))

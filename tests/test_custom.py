@@ -43,7 +43,7 @@ def custom(tmp_path, monkeypatch):
             text = FORMATS[suffix](rows) if isinstance(rows, list) else rows
             paths[f'{split}_file'] = str(tmp_path / (split + suffix)) if rows is not None else ''
             if rows is not None:
-                (tmp_path / (split + suffix)).write_text(text, newline='')
+                (tmp_path / (split + suffix)).write_bytes(text if isinstance(text, bytes) else text.encode())
         task = custom_task({**paths, 'texts': 'text', 'label': 'class', **knobs})
         monkeypatch.setitem(TASKS, 'custom', task)
         return task
@@ -130,6 +130,7 @@ def test_predictions_keep_the_rows(suffix, custom, tmp_path):
     ('', None, {}, 'train.csv: .*No columns to parse'), ('text,class\n', None, {}, 'train.csv: no rows'),
     (rows_of(WORDS), 'text,class\n', {}, 'dev.csv: no rows'),
     (rows_of(WORDS), 'text,class\na, b,red\n', {}, 'dev.csv: .*Expected 2 fields in line 2, saw 3'),
+    (rows_of(WORDS), b'text,class\ncaf\xe9,red\n', {}, 'dev.csv: .*UnicodeDecodeError'),
     (rows_of(WORDS), None, {'label': ''}, 'tasks=custom: needs --train_file'),
     (rows_of(WORDS), None, {'train_file': ''}, 'tasks=custom: needs --train_file'),
     (rows_of(WORDS), None, {'texts': 'a,b,c'}, 'needs .*--texts=COLUMN or two'),
