@@ -277,7 +277,7 @@ def read_path(task, path):
     try:
         yield from read(path)
     except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        raise UserError(f'{path}: not in the expected format of {task.folder}: {error!r}') from None
+        raise UserError(f'{path}: not in the expected format of {task.folder}: {error!r:.300}') from None
 
 
 def read_hub(task, split):
