@@ -55,7 +55,7 @@ what = 'params,speed,memory,convergence,rank,partition'         # keys of WHAT
 variants = 'original,pairwise,shared,shatter,gau'       # keys of VARIANTS, or all
 out_dir = 'out/bench'           # for rows.jsonl, tables.md, plots and the runs of convergence
 device = 'auto'                 # auto, cpu, cuda, cuda:1 or xla
-dtype = 'auto'                  # auto (bfloat16 on GPUs that compute in it), float32, bfloat16 or float16
+dtype = 'auto'                  # auto (bfloat16 where it is faster), float32, bfloat16 or float16
 threads = 1                     # CPU threads, for speed and memory; 0: one per core
 # model size for speed and memory; gau has twice the layers
 n_layer = 4                     # blocks
@@ -354,7 +354,8 @@ def peak_bytes(device, forget=False):
 
 def step_memory(name, n, length, config):
     """Peak MiB of two training steps, minus the memory before the model was built."""
-    runtime, config = train.join(config['device'], config['dtype']), {**config, 'compile': False}
+    runtime = train.join(config['device'], config['dtype'], width=config['n_embd'])
+    config = {**config, 'compile': False}
     torch.set_num_threads(config['threads'] or os.cpu_count())
     tiny = {**config, 'n_layer': 1, 'n_head': 4, 'n_embd': 64, 'vocab_size': 64}
     make_step(name, 'train', 1, 8, tiny, runtime)()     # loads libraries
@@ -659,7 +660,7 @@ def made_by(runtime):
     with contextlib.suppress(OSError, TypeError), open('/proc/cpuinfo') as file:
         machine += f", {os.cpu_count()} cores of {re.search(r'model name.*: (.+)', file.read())[1]}"
     command = ' '.join(['python bench.py', *sys.argv[1:]])
-    return (f'`{command}`; {machine}, {torch.get_num_threads()} thread(s); {str(runtime.dtype)[6:]}; '
+    return (f'`{command}`; {machine}, {torch.get_num_threads()} thread(s); {runtime.precision}; '
             f"torch {torch.__version__}; {time.strftime('%Y-%m-%d')}")
 
 
@@ -696,7 +697,7 @@ def checked(config):
 
 def main():
     config, _ = configure(globals())
-    runtime = train.join(device, dtype)
+    runtime = train.join(device, dtype, width=n_embd)
     config = checked(config)
     torch.set_num_threads(threads or os.cpu_count())
     train.hold(out_dir)

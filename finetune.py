@@ -113,7 +113,7 @@ log_interval = 100              # steps between log lines
 wandb_project = ''              # log to Weights & Biases too
 # system
 device = 'auto'                 # auto, cpu, cuda, cuda:1 (without torchrun), mps or xla
-dtype = 'auto'                  # auto (bfloat16 on GPUs that compute in it), float32, bfloat16 or float16
+dtype = 'auto'                  # auto (bfloat16 where it is faster), float32, bfloat16 or float16
 compile = 'auto'                # auto (on for CUDA), true or false
 
 LIMITS = {                      # knob: minimum, maximum (None: unlimited)
@@ -1488,7 +1488,8 @@ def finish(trial, model, runtime, best, seconds):
         'n_dev': {column: len(split.examples) for column, split in dev.items()},
         'skipped': {split: found.skipped for split, found in {**data, **dev}.items()},
         'epochs': trial.knobs.epochs, 'seconds_per_epoch': float(np.median(seconds)), **trial.identity,
-        'device': train.device_name(runtime.device), 'date': time.strftime('%Y-%m-%dT%H:%M:%S%z')}
+        'device': train.device_name(runtime.device), 'dtype': runtime.precision,
+        'date': time.strftime('%Y-%m-%dT%H:%M:%S%z')}
     write_result(trial, result)
     return result
 
@@ -1556,6 +1557,8 @@ def run_trial(trial, levels, others, runtime):
     model = make_classifier(trial.start, trial.head, trial.knobs, max(1, len(trial.task.labels)))
     if result:
         model.load_state_dict(train.read_checkpoint(os.path.join(trial.folder, 'model.pt'))['model'])
+    wanted = before.get('dtype', trial.knobs.dtype)     # a finished trial stays what it was
+    runtime = replace(runtime, dtype=train.choose_dtype(wanted, runtime.device, model.config.n_embd))
     model = train.to_device(model, runtime)
     result = result or fine_tune(trial, model, runtime)
     for column, split in trial.dev().items() if levels else ():
@@ -1866,7 +1869,7 @@ def main():
         done = sum(read_result(trial.folder) is not None for trial in plan)
         print(table(config, origins), *(line for _, line in data.values()), sep='\n')
         print(f'{len(plan)} trials, {done} of them finished before; {runtime.device}, '
-              f'{str(runtime.dtype)[6:]}, {runtime.world} process(es)', flush=True)
+              f'{runtime.world} process(es)', flush=True)
 
     alone, worked = replace(runtime, rank=0, world=1), runtime.main     # the rank must not affect a trial
     for number, trial in enumerate(mine, 1):

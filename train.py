@@ -26,7 +26,7 @@ import time
 import zipfile
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -121,7 +121,7 @@ fill_samples = 3                # held-out sentences to fill in at the end
 wandb_project = ''              # log to Weights & Biases too
 # system
 device = 'auto'                 # auto, cpu, cuda, cuda:1 (without torchrun), mps or xla
-dtype = 'auto'                  # auto (bfloat16 on GPUs that compute in it), float32, bfloat16 or float16
+dtype = 'auto'                  # auto (bfloat16 where it is faster), float32, bfloat16 or float16
 compile = 'auto'                # auto (on for CUDA), true or false
 timeout = 600                   # seconds a process waits for another before all exit; 0: no limit
 
@@ -426,6 +426,10 @@ class Runtime:
         return self.rank == 0
 
     @property
+    def precision(self):
+        return str(self.dtype).removeprefix('torch.')
+
+    @property
     def is_xla(self):
         return self.device.type == 'xla'
 
@@ -473,11 +477,12 @@ class Runtime:
         return DistributedDataParallel(model, gradient_as_bucket_view=self.is_xla)
 
 
-def join(device, dtype, timeout=0, group=True):
+def join(device, dtype, timeout=0, group=True, width=0):
     """Runtime of this process; joins torchrun's process group if there is one.  Raises UserError.
 
     timeout  seconds to wait for other processes before giving up; 0: no limit
     group    False: take rank and world from torchrun, but join no group: processes work independently
+    width    n_embd of the model; dtype = 'auto' depends on it
     """
     rank, world, local = (int(os.environ.get(name, default)) for name, default in
                           (('RANK', 0), ('WORLD_SIZE', 1), ('LOCAL_RANK', 0)))
@@ -493,7 +498,7 @@ def join(device, dtype, timeout=0, group=True):
         rank, host = dist.get_rank(), dist.new_group(backend='gloo', timeout=limit)
     if is_xla:                                          # made after the group, before any backward pass
         found = torch.zeros(1, device=found).device
-    return Runtime(found, choose_dtype(dtype, found), rank, world, local, host)
+    return Runtime(found, choose_dtype(dtype, found, width), rank, world, local, host)
 
 
 def find_device(device, world, local):
@@ -523,11 +528,17 @@ def find_device(device, world, local):
     return found
 
 
-def choose_dtype(dtype, device):
-    """torch dtype of the forward pass; 'auto' is bfloat16 on CUDA devices from Ampere on, else float32."""
+def choose_dtype(dtype, device, width):
+    """torch dtype of a model's forward pass; 'auto' is bfloat16 where it is faster, else float32.
+
+    Faster: on CUDA devices from Ampere on; on CPUs with bfloat16 matrix units (Intel's AMX) if a model is at
+    least 256 wide, see results/dtype/README.md.
+    """
     if dtype == 'auto':
-        native = device.type == 'cuda' and torch.cuda.get_device_capability(device) >= (8, 0)
-        dtype = 'bfloat16' if native else 'float32'
+        fast = device.type == 'cuda' and torch.cuda.get_device_capability(device) >= (8, 0)
+        if device.type == 'cpu' and width >= 256 and hasattr(torch.cpu, 'get_capabilities'):    # newer torch
+            fast = torch.cpu.get_capabilities().get('amx_bf16')
+        dtype = 'bfloat16' if fast else 'float32'
     if dtype == 'float16' and device.type == 'xla':
         raise UserError("dtype='float16': device='xla' computes in bfloat16 and float32")
     return choose('dtype', dtype, {name: getattr(torch, name) for name in ('float32', 'bfloat16', 'float16')})
@@ -1163,7 +1174,7 @@ def main():
     if fill or export:
         own = init_from in ('auto', 'resume', 'scratch')
         return use_checkpoint(fill, export, out_dir if own else init_from)
-    runtime = join(device, dtype, timeout)
+    runtime = join(device, dtype, timeout, width=n_embd)
     folder, meta = prepared(dataset, data_dir, runtime, make=True)
     if runtime.main:
         hold(out_dir)
@@ -1181,6 +1192,8 @@ def main():
 
     # model and optimizer: new, from a BERT or from a checkpoint
     source, content = start_from(init_from, out_dir, runtime)
+    if dtype == 'auto' and 'dtype' in content:          # resumed on another machine, it stays what it was
+        runtime = replace(runtime, dtype=getattr(torch, content['dtype']))
     torch.manual_seed(seed)
     raw = make_model(model_config(config, meta['vocab_size']), objective, source, content)
     raw = to_device(raw, runtime)
@@ -1212,7 +1225,7 @@ def main():
                         dirs_exist_ok=True)             # for load()
         size = sum(parameter.numel() for parameter in raw.parameters())
         tell(f'{table(config, origins)}\n{size:,} parameters on {runtime.world} x {runtime.device} in '
-             f'{str(runtime.dtype)[6:]}; {len(train_rows):,} training rows'
+             f'{runtime.precision}; {len(train_rows):,} training rows'
              + (f'\ncontinuing {source} at step {step}' if source else ''))
     log = Log(out_dir, step, runtime, wandb_project, config)
 
@@ -1236,7 +1249,8 @@ def main():
     def save():
         content = {'step': step, 'samples': samples, 'model': raw.state_dict(), 'config': config,
                    'optimizer': optimizer.state_dict(), 'scaler': scaler.state_dict(),
-                   'model_config': asdict(raw.config), 'data': identity, 'validated': validated}
+                   'model_config': asdict(raw.config), 'data': identity, 'validated': validated,
+                   'dtype': runtime.precision}
         write_checkpoint(os.path.join(out_dir, checkpoint_name(step)), to_host(content, runtime))
         others = [path for at, path in checkpoints(out_dir).items() if at not in config['milestones']]
         for path in others[:-keep_checkpoints]:

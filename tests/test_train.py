@@ -515,8 +515,19 @@ def test_half_precision_trains_and_resumes(dtype, tmp_path, train_here):
     assert half != full and abs(half - full) < 0.02
     (tmp_path / 'again').mkdir()
     shutil.copy(tmp_path / 'half' / 'ckpt_0000003.pt', tmp_path / 'again')
-    train_here(tmp_path / 'again', *knobs)
+    train_here(tmp_path / 'again', *knobs, '--dtype=auto')             # stays what it was
     same_checkpoint(tmp_path / 'half' / 'ckpt_0000006.pt', tmp_path / 'again' / 'ckpt_0000006.pt')
+
+
+@pytest.mark.parametrize('knows', [True, False, None])
+def test_automatic_precision_on_a_cpu(knows, monkeypatch):
+    """bfloat16 from width 256 where torch (None: one that cannot tell) knows of the CPU's matrix units."""
+    monkeypatch.setattr(torch.cpu, 'get_capabilities', lambda: {'amx_bf16': knows}, raising=False)
+    if knows is None:
+        monkeypatch.delattr(torch.cpu, 'get_capabilities')
+    found = [source.choose_dtype('auto', CPU, width) for width in (128, 255, 256, 768)]
+    assert found == [torch.float32, torch.float32] + 2 * [torch.bfloat16 if knows else torch.float32]
+    assert source.choose_dtype('float32', CPU, 768) == torch.float32
 
 
 def test_documents_and_whole_words_train(tmp_path, train_here):
