@@ -2,8 +2,8 @@
 
     $ THINBERT_DATA=../shared/data python -m pytest tests/test_export.py       # with a megabyte of Wikipedia
 """
+import ast
 import base64
-import io
 import json
 import os
 import re
@@ -16,13 +16,15 @@ from conftest import ROOT, refused, stage, train
 from test_finetune import QUICK, folder_of, pretrained, published
 
 import prepare_data
+import train as source
 from configurator import UserError
 from finetune import TASKS
 from model import MaskedLM, SequenceClassifier, SpanClassifier
-from prepare_data import BYTE_LEVEL, TOKENIZERS, load_tokenizer
+from prepare_data import TOKENIZERS, load_tokenizer
 from train import load
 
 transformers, tokenizers = pytest.importorskip('transformers'), pytest.importorskip('tokenizers')
+convert_slow_tokenizer = pytest.importorskip('transformers.convert_slow_tokenizer')
 
 
 # ---- tokenizers ----
@@ -50,7 +52,7 @@ def make_vocabulary(kind, folder, texts):
     if kind == 'tiktoken':
         pairs = tokenizers.ByteLevelBPETokenizer()
         pairs.train_from_iterator(texts, 600, show_progress=False)
-        byte = {character: byte for byte, character in BYTE_LEVEL.items()}
+        byte = {character: byte for byte, character in convert_slow_tokenizer.bytes_to_unicode().items()}
         rows = [b'%s %d' % (base64.b64encode(bytes(byte[character] for character in piece)), rank)
                 for piece, rank in sorted(pairs.get_vocab().items(), key=lambda item: item[1])]
         (folder / 'vocab.tiktoken').write_bytes(b'\n'.join(rows))
@@ -116,22 +118,12 @@ def test_auto_tokenizer_gives_our_ids_on_a_megabyte(pair):
         assert abs(one - two) < 1e-6 * abs(one)
 
 
-def test_a_tokenizer_with_other_ids_is_refused_with_the_text(english, tmp_path):
-    import sentencepiece
-    model = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(english), model_writer=model, vocab_size=600, model_type='bpe', minloglevel=2)
-    (tmp_path / 'sentencepiece.model').write_bytes(model.getvalue())
-    with pytest.raises(UserError, match="^no tokenizer for transformers: it would give other ids to '.+'$"):
-        prepare_data.fast_tokenizer(TOKENIZERS['sentencepiece'](str(tmp_path), {}), 32)
-
-
 # ---- load and export of runs ----
 
 @pytest.fixture(scope='module')
 def run(corpus, tmp_path_factory):
     folder = tmp_path_factory.mktemp('runs') / 'run'
-    train(corpus, folder, '--max_iters=2', '--attention=pairwise', '--pair_rank=2')
+    train(corpus, folder, '--max_iters=2', '--checkpoint_interval=1', '--attention=pairwise', '--pair_rank=2')
     return folder
 
 
@@ -186,15 +178,50 @@ def test_fill_mask_pipeline_predicts_what_ours_does(corpus, tmp_path, position):
 
 
 def test_model_card(run, tmp_path):
-    done = stage('train.py', f'--init_from={run}', f'--export={tmp_path}')
-    assert done.returncode == 0, done.stderr
-    card = (tmp_path / 'README.md').read_text()
+    """Of the last checkpoint, and of an earlier one: the validation before it."""
     model, _ = load(run)
     size = sum(parameter.numel() for parameter in model.parameters())
     more = 2 * (16 * 16 + 16) - 2 * 2 * 4 * 4 * 2                       # keys in two layers; A and B
-    for part in ('pipeline_tag: fill-mask', 'BertForMaskedLM', '`python train.py ', '--attention=pairwise',
-                 '| data | tiny |', '| validation | loss ', f'{size:,} |', f'{size + more:,} |'):
-        assert part in card, card
+    val = {line['step']: line for line in source.read_metrics(run) if line['kind'] == 'val'}
+    for step, validated in ((2, 2), (1, 0)):
+        source.use_checkpoint('', str(tmp_path), str(run / f'ckpt_000000{step}.pt'))
+        card = (tmp_path / 'README.md').read_text()
+        for part in ('BertForMaskedLM', '| command | `python train.py ', '--attention=pairwise',
+                     '| data | tiny |', '| train, step ', f'{size:,} |', f'{size + more:,} |',
+                     f"| val, step {validated} | loss {val[validated]['loss']:.4f}, accuracy "):
+            assert part in card, card
+
+
+def test_a_tokenizer_with_other_ids_is_left_out(run, english, tmp_path):
+    """BPE of sentencepiece, which tokenizers' Unigram model does not have."""
+    import sentencepiece
+    shutil.copytree(run, tmp_path / 'run')
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(english), model_prefix=str(tmp_path / 'sentencepiece'), vocab_size=400,
+        model_type='bpe', minloglevel=2)
+    bpe = TOKENIZERS['sentencepiece'](str(tmp_path), {'kind': 'sentencepiece'})
+    prepare_data.copy_tokenizer(bpe, tmp_path / 'run')
+    content = torch.load(run / 'ckpt_0000002.pt')
+    content['data']['tokenizer'] = prepare_data.tokenizer_identity(tmp_path / 'run')
+    torch.save(content, tmp_path / 'run' / 'ckpt_0000002.pt')
+    done = stage('train.py', f'--out_dir={tmp_path}/run', f'--export={tmp_path}/out')
+    said, wrote = done.stdout.splitlines()
+    text = re.fullmatch('no tokenizer for transformers: it would give other ids to (.+)', said)[1]
+    assert done.returncode == 0 and wrote.startswith(f'wrote {tmp_path}/out') and ast.literal_eval(text)
+    assert sorted(os.listdir(tmp_path / 'out')) == ['README.md', 'config.json', 'model.safetensors']
+    assert said in (tmp_path / 'out' / 'README.md').read_text()
+    assert type(transformers.AutoModel.from_pretrained(tmp_path / 'out')).__name__ == 'BertModel'
+
+
+def test_sentence_transformers_load_the_folder(run, tmp_path):
+    """As the mean of the encoder's states over [CLS], the tokens and [SEP]."""
+    package = pytest.importorskip('sentence_transformers')
+    source.use_checkpoint('', str(tmp_path), str(run))
+    vectors = package.SentenceTransformer(str(tmp_path)).encode(['The parser.', 'It reads two files.'])
+    model, tokenizer = load(run)
+    for text, vector in zip(['The parser.', 'It reads two files.'], vectors, strict=True):
+        ids = [tokenizer.special['cls'], *tokenizer.encode([text])[0], tokenizer.special['sep']]
+        assert (model.encoder(torch.tensor([ids]))[0].mean(0) - torch.tensor(vector)).abs().max() < 1e-4
 
 
 # ---- trials ----
@@ -227,8 +254,8 @@ def test_text_classification_pipeline(trials, tmp_path):
     assert found['label'] == TASKS['sst2'].labels[best.indices]
     assert found['score'] == pytest.approx(best.values.item(), rel=1e-4)
     card = (tmp_path / 'README.md').read_text()
-    assert '| data | sst2 |' in card and 'pipeline_tag: text-classification' in card
-    assert '`python finetune.py ' in card and 'accuracy' in card, card
+    for part in ('| data | sst2 |', '| command | `python finetune.py ', '| train, step ', ' | accuracy '):
+        assert part in card, card
 
 
 def test_question_answering_has_our_logits(trials, tmp_path):
