@@ -1500,7 +1500,7 @@ def finish(trial, model, runtime, best, seconds):
             'step': best['step'], 'model': train.to_host(model.state_dict(), runtime),
             'config': trial.identity['recipe'], 'model_config': asdict(model.config),
             'data': trial.start.data, 'task': trial.name, 'head': trial.task.head,
-            'labels': trial.task.labels, 'argv': sys.argv})
+            'labels': trial.task.labels, 'scale': trial.task.scale, 'argv': sys.argv})
         prepare_data.copy_tokenizer(trial.start.tokenizer, trial.folder)        # for train.load()
     result = {
         **trial.named, 'model': asdict(model.config), 'task': trial.name, 'seed': trial.seed,

@@ -1025,7 +1025,9 @@ def use_checkpoint(fill, export, source):
 def export_model(model, tokenizer, content, folder):
     """Write a folder that transformers loads: weights, config, tokenizer and README.md.  Raises UserError."""
     labels, note = dict(enumerate(map(str, content.get('labels', ())))), ''
-    settings = {'id2label': labels, 'label2id': {text: i for i, text in labels.items()}} if labels else {}
+    settings = {'problem_type': 'regression'} if content.get('head') == 'regress' else {}
+    if labels:
+        settings = {'id2label': labels, 'label2id': {text: i for i, text in labels.items()}}
     twin = to_transformers(model, pad_token_id=tokenizer.special['pad'], **settings)
     twin.save_pretrained(folder)
     try:
@@ -1046,6 +1048,8 @@ def model_card(model, twin, content, note):
     last = {line['kind']: line for line in read_metrics(home) if line['step'] <= content['step']}
     rows = [('command', f"`{shlex.join(['python', *content.get('argv', ['train.py', '...'])])}`"),
             ('data', content.get('task') or content['config']['dataset'])]
+    mean, deviation = content.get('scale', (0.0, 1.0))
+    rows += [('number', f'{mean:g} + {deviation:g} * logit')] if deviation != 1 else []
     for kind, line in last.items():
         scores = [f'{key} {value:.4f}' for key, value in line.items()
                   if isinstance(value, float) and (kind == 'val' or key == 'loss')]

@@ -12,8 +12,9 @@ import tarfile
 
 import pytest
 import torch
-from conftest import ROOT, refused, stage, train
+from conftest import ROOT, stage, train
 from test_finetune import QUICK, folder_of, pretrained, published
+from test_train import run_here
 
 import prepare_data
 import train as source
@@ -104,6 +105,7 @@ def wikipedia():
                 return sentences(texts)
 
 
+@pytest.mark.slow
 def test_auto_tokenizer_gives_our_ids_on_a_megabyte(pair):
     """Sentencepiece adds float32 scores: two segmentations of nearly the same score may change places."""
     ours, theirs = pair
@@ -119,6 +121,10 @@ def test_auto_tokenizer_gives_our_ids_on_a_megabyte(pair):
 
 
 # ---- load and export of runs ----
+
+def export(path, folder):
+    source.use_checkpoint('', str(folder), str(path))
+
 
 @pytest.fixture(scope='module')
 def run(corpus, tmp_path_factory):
@@ -161,8 +167,7 @@ def test_the_python_of_the_readme(run, monkeypatch, capsys):
 def test_fill_mask_pipeline_predicts_what_ours_does(corpus, tmp_path, position):
     path = pretrained(tmp_path / 'run', corpus, attention='shared', position=position)
     model, tokenizer = load(path)
-    done = stage('train.py', f'--init_from={path}', f'--export={tmp_path / "out"}')
-    assert done.returncode == 0, done.stderr
+    export(path, tmp_path / 'out')
     found = transformers.pipeline('fill-mask', str(tmp_path / 'out'))('Returns the [MASK] of a file.')
     special, (before, after) = tokenizer.special, tokenizer.encode(['Returns the', ' of a file.'])
     row = torch.tensor([[special['cls'], *before, special['mask'], *after, special['sep']]])
@@ -184,7 +189,7 @@ def test_model_card(run, tmp_path):
     more = 2 * (16 * 16 + 16) - 2 * 2 * 4 * 4 * 2                       # keys in two layers; A and B
     val = {line['step']: line for line in source.read_metrics(run) if line['kind'] == 'val'}
     for step, validated in ((2, 2), (1, 0)):
-        source.use_checkpoint('', str(tmp_path), str(run / f'ckpt_000000{step}.pt'))
+        export(run / f'ckpt_000000{step}.pt', tmp_path)
         card = (tmp_path / 'README.md').read_text()
         for part in ('BertForMaskedLM', '| command | `python train.py ', '--attention=pairwise',
                      '| data | tiny |', '| train, step ', f'{size:,} |', f'{size + more:,} |',
@@ -192,22 +197,22 @@ def test_model_card(run, tmp_path):
             assert part in card, card
 
 
-def test_a_tokenizer_with_other_ids_is_left_out(run, english, tmp_path):
+def test_a_tokenizer_with_other_ids_is_left_out(run, english, corpus, tmp_path, capsys):
     """BPE of sentencepiece, which tokenizers' Unigram model does not have."""
     import sentencepiece
     shutil.copytree(run, tmp_path / 'run')
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(english), model_prefix=str(tmp_path / 'sentencepiece'), vocab_size=400,
-        model_type='bpe', minloglevel=2)
+        sentence_iterator=iter(english), model_prefix=str(tmp_path / 'sentencepiece'), vocab_size=398,
+        model_type='bpe', minloglevel=2)                                # [PAD] and [MASK] are added
     bpe = TOKENIZERS['sentencepiece'](str(tmp_path), {'kind': 'sentencepiece'})
     prepare_data.copy_tokenizer(bpe, tmp_path / 'run')
     content = torch.load(run / 'ckpt_0000002.pt')
     content['data']['tokenizer'] = prepare_data.tokenizer_identity(tmp_path / 'run')
     torch.save(content, tmp_path / 'run' / 'ckpt_0000002.pt')
-    done = stage('train.py', f'--out_dir={tmp_path}/run', f'--export={tmp_path}/out')
-    said, wrote = done.stdout.splitlines()
+    run_here(corpus, tmp_path / 'run', f'--export={tmp_path}/out')
+    said, wrote = capsys.readouterr().out.splitlines()
     text = re.fullmatch('no tokenizer for transformers: it would give other ids to (.+)', said)[1]
-    assert done.returncode == 0 and wrote.startswith(f'wrote {tmp_path}/out') and ast.literal_eval(text)
+    assert wrote.startswith(f'wrote {tmp_path}/out') and ast.literal_eval(text)
     assert sorted(os.listdir(tmp_path / 'out')) == ['README.md', 'config.json', 'model.safetensors']
     assert said in (tmp_path / 'out' / 'README.md').read_text()
     assert type(transformers.AutoModel.from_pretrained(tmp_path / 'out')).__name__ == 'BertModel'
@@ -216,7 +221,7 @@ def test_a_tokenizer_with_other_ids_is_left_out(run, english, tmp_path):
 def test_sentence_transformers_load_the_folder(run, tmp_path):
     """As the mean of the encoder's states over [CLS], the tokens and [SEP]."""
     package = pytest.importorskip('sentence_transformers')
-    source.use_checkpoint('', str(tmp_path), str(run))
+    export(run, tmp_path)
     vectors = package.SentenceTransformer(str(tmp_path)).encode(['The parser.', 'It reads two files.'])
     model, tokenizer = load(run)
     for text, vector in zip(['The parser.', 'It reads two files.'], vectors, strict=True):
@@ -245,8 +250,7 @@ def test_load_of_a_trial(trials, corpus):
 
 def test_text_classification_pipeline(trials, tmp_path):
     trial = folder_of(trials, 'sst2')
-    done = stage('train.py', f'--init_from={trial}', f'--export={tmp_path}')
-    assert done.returncode == 0, done.stderr
+    export(trial, tmp_path)
     found, = transformers.pipeline('text-classification', str(tmp_path))(['a fine film'])
     (model, tokenizer), special = load(trial), prepare_data.load_tokenizer(trial).special
     chances = model(torch.tensor([[special['cls'], *tokenizer.encode(['a fine film'])[0], special['sep']]]))
@@ -260,7 +264,7 @@ def test_text_classification_pipeline(trials, tmp_path):
 
 def test_question_answering_has_our_logits(trials, tmp_path):
     trial = folder_of(trials, 'squad1')
-    assert stage('train.py', f'--init_from={trial}', f'--export={tmp_path}').returncode == 0
+    export(trial, tmp_path)
     theirs = transformers.AutoModelForQuestionAnswering.from_pretrained(tmp_path)
     row = transformers.AutoTokenizer.from_pretrained(tmp_path)('who?', 'the parser', return_tensors='pt')
     ours, _ = load(trial)
@@ -270,5 +274,5 @@ def test_question_answering_has_our_logits(trials, tmp_path):
 
 
 def test_a_trial_has_no_masks_to_fill_in(trials):
-    done = stage('train.py', f"--init_from={folder_of(trials, 'sst2')}", '--fill=a [MASK]')
-    assert 'is fine-tuned: it has no LM head' in refused(done)
+    with pytest.raises(UserError, match='is fine-tuned: it has no LM head'):
+        source.use_checkpoint('a [MASK]', '', folder_of(trials, 'sst2'))
