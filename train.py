@@ -1053,7 +1053,8 @@ def model_card(model, twin, content, note):
     for kind, line in last.items():
         scores = [f'{key} {value:.4f}' for key, value in line.items()
                   if isinstance(value, float) and (kind == 'val' or key == 'loss')]
-        rows.append((f"{kind}, step {line['step']:,}", ', '.join(scores)))
+        name = 'validation' if kind == 'val' else 'training'
+        rows.append((f"{name} after step {line['step']:,}", ', '.join(scores)))
     rows += [('parameters as trained', f'{count_parameters(model):,}'),
              ('parameters here', f'{twin.num_parameters(only_trainable=True):,}')]
     table = '\n'.join(f'| {name} | {value} |' for name, value in rows)

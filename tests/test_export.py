@@ -96,26 +96,27 @@ def test_auto_tokenizer_makes_our_rows(pair):
     assert theirs.model_max_length == 32
 
 
-def wikipedia():
+def megabyte(name):
+    """Sentences of the first files of an archive of real texts, a million characters or more."""
     data = os.environ.get('THINBERT_DATA') or os.path.join(ROOT, '..', 'shared', 'data')
-    path = os.path.join(data, 'en_wikipedia_articles.tar.xz')
+    path = os.path.join(data, f'{name}.tar.xz')
     if not os.path.exists(path):
         pytest.skip(f'{path}: not there')
     texts, size = [], 0
     with tarfile.open(path) as archive:
-        for member in archive:
-            if member.isfile() and size < 1_000_000:
-                texts.append(archive.extractfile(member).read().decode('utf-8', 'replace'))
-                size += len(texts[-1])
-            elif size >= 1_000_000:
-                return sentences(texts)
+        for member in filter(tarfile.TarInfo.isfile, archive):
+            texts.append(archive.extractfile(member).read().decode('utf-8', 'replace'))
+            size += len(texts[-1])
+            if size > 1_000_000:
+                break
+    return sentences(texts)
 
 
 @pytest.mark.slow
-def test_auto_tokenizer_gives_our_ids_on_a_megabyte(pair):
+@pytest.mark.parametrize('name', ['en_wikipedia_articles', 'zh_classics'])
+def test_auto_tokenizer_gives_our_ids_on_a_megabyte(name, pair):
     """But for sentencepiece's float32 sums: segmentations of equal score may change places."""
-    ours, theirs = pair
-    texts = wikipedia()
+    (ours, theirs), texts = pair, megabyte(name)
     other = [(one, two) for one, two in zip(ours.encode(texts), theirs(texts, add_special_tokens=False)[
         'input_ids'], strict=True) if one != two]
     assert len(other) <= len(texts) / 1000 * (ours.file_name == 'sentencepiece.model')
@@ -194,8 +195,8 @@ def test_model_card(run, tmp_path):
         export(run / f'ckpt_000000{step}.pt', tmp_path)
         card = (tmp_path / 'README.md').read_text()
         for part in ('BertForMaskedLM', '| command | `python train.py ', '--attention=pairwise',
-                     '| data | tiny |', '| train, step ', f'{size:,} |', f'{size + more:,} |',
-                     f"| val, step {validated} | loss {val[validated]['loss']:.4f}, accuracy "):
+                     '| data | tiny |', '| training after step ', f'{size:,} |', f'{size + more:,} |',
+                     f"| validation after step {validated} | loss {val[validated]['loss']:.4f}, accuracy "):
             assert part in card, card
 
 
@@ -220,6 +221,7 @@ def test_a_tokenizer_with_other_ids_is_left_out(run, english, corpus, tmp_path, 
     assert type(transformers.AutoModel.from_pretrained(tmp_path / 'out')).__name__ == 'BertModel'
 
 
+@pytest.mark.slow
 def test_sentence_transformers_load_the_folder(run, tmp_path):
     """As the mean of the encoder's states over [CLS], the tokens and [SEP]."""
     package = pytest.importorskip('sentence_transformers')
@@ -260,7 +262,7 @@ def test_text_classification_pipeline(trials, tmp_path):
     assert found['label'] == TASKS['sst2'].labels[best.indices]
     assert found['score'] == pytest.approx(best.values.item(), rel=1e-4)
     card = (tmp_path / 'README.md').read_text()
-    for part in ('| data | sst2 |', '| command | `python finetune.py ', '| train, step ', ' | accuracy '):
+    for part in ('| data | sst2 |', '| command | `python finetune.py ', '| training after', '| accuracy '):
         assert part in card, card
 
 
