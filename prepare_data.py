@@ -630,7 +630,7 @@ class SentencePieceTokenizer:
         return model
 
     def same(self, ids, others):
-        """Equal, or of equal score: as ties, as in rows of asterisks, are broken by rounding."""
+        """Equal, or equal in score: float32 rounding breaks ties, as in rows of asterisks."""
         scores = (sum(map(self.model.get_score, one)) for one in (ids, others))
         return ids == others or math.isclose(*scores, rel_tol=1e-5)
 

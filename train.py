@@ -1046,10 +1046,10 @@ def model_card(model, twin, content, note):
     """README.md of an exported model.  note: why it has no tokenizer, or ''"""
     home, config = os.path.dirname(os.path.abspath(content['path'])), model.config
     last = {line['kind']: line for line in read_metrics(home) if line['step'] <= content['step']}
-    rows = [('command', f"`{shlex.join(['python', *content.get('argv', ['train.py', '...'])])}`"),
+    rows = [('command', f"`{shlex.join(['python', *content.get('argv', ['...'])])}`"),
             ('data', content.get('task') or content['config']['dataset'])]
-    mean, deviation = content.get('scale', (0.0, 1.0))
-    rows += [('number', f'{mean:g} + {deviation:g} * logit')] if deviation != 1 else []
+    mean, deviation = content.get('scale', (0.0, 1.0))          # of a regression's labels
+    rows += [('prediction', f'{mean:g} + {deviation:g} * logit')] if (mean, deviation) != (0, 1) else []
     for kind, line in last.items():
         scores = [f'{key} {value:.4f}' for key, value in line.items()
                   if isinstance(value, float) and (kind == 'val' or key == 'loss')]

@@ -198,6 +198,9 @@ def test_model_card(run, tmp_path):
                      '| data | tiny |', '| training after step ', f'{size:,} |', f'{size + more:,} |',
                      f"| validation after step {validated} | loss {val[validated]['loss']:.4f}, accuracy "):
             assert part in card, card
+    card = source.model_card(model, source.to_transformers(model), {
+        'path': 'x.pt', 'step': 1, 'task': 'custom', 'scale': (2.5, 1.0)}, 'why')
+    assert '| data | custom |\n| prediction | 2.5 + 1 * logit |\n' in card and '\nwhy\n' in card
 
 
 def test_a_tokenizer_with_other_ids_is_left_out(run, english, corpus, tmp_path, capsys):
