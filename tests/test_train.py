@@ -495,7 +495,7 @@ def test_checkpoints_that_stay(tmp_path, train_here, capsys):
         (step, f'{tmp_path}/ckpt_{step:07d}.pt') for step in (3, 4, 10, 12)]
     content = weights(tmp_path / 'ckpt_0000012.pt')
     assert set(content) == {'step', 'samples', 'model', 'optimizer', 'scaler', 'config', 'model_config',
-                            'data', 'validated'}
+                            'data', 'validated', 'argv'}
     assert content['samples'] == 12 * 8
     shutil.copy(tmp_path / 'ckpt_0000003.pt', tmp_path / 'ckpt_best.pt')        # a user's own
     train_here(tmp_path, '--max_iters=14', '--checkpoint_interval=1', '--keep_checkpoints=1')
@@ -773,14 +773,15 @@ def test_a_missing_corpus_is_made_on_the_way(code, corpus, tmp_path, train_here,
     assert 'prepare_data.py config/data_fineweb.py' in line and '--dataset=wikitext' in line
 
 
-@pytest.mark.parametrize('knobs', [
-    ['--dataset=oscar'], ['--dataset=ptb'], ['--dataset=fineweb', '--fill=a [MASK]'],
-    ['--dataset=fineweb', '--export=x']])
-def test_what_is_not_made_on_the_way(knobs, tmp_path, train_here, monkeypatch):
+@pytest.mark.parametrize('knobs, said', [
+    (['--dataset=oscar'], 'not prepared .*: run python prepare_data.py config/data_oscar.py'),
+    (['--dataset=ptb'], 'not prepared .*: run python prepare_data.py config/data_ptb.py'),
+    (['--dataset=fineweb', '--fill=a [MASK]'], 'out: no checkpoint there'),
+    (['--dataset=fineweb', '--export=x'], 'out: no checkpoint there')])
+def test_what_is_not_made_on_the_way(knobs, said, tmp_path, train_here, monkeypatch):
     """Corpora of the user's own files; and none to look at a checkpoint."""
     monkeypatch.setattr(source.subprocess, 'run', None)
-    name = knobs[0].partition('=')[2]
-    with pytest.raises(UserError, match=f'not prepared .*: run python prepare_data.py config/data_{name}.py'):
+    with pytest.raises(UserError, match=said):
         train_here(tmp_path / 'out', f'--data_dir={tmp_path}/data', *knobs)
 
 
