@@ -541,9 +541,7 @@ def checkpoints_of(config, runtime):
         path = source if source.endswith('.pt') else train.newest_checkpoint(source)
         if path is None:
             raise UserError(f'checkpoint={source!r}: no checkpoint there; --what=convergence makes some')
-        model, content = train.load_pretrained(path)
-        ours = {'tokenizer': meta['identity']['tokenizer']}
-        train.refuse_difference(path, content['data'], ours, 'the data')
+        model, *_ = train.load_pretrained(path, folder)
         label = os.path.basename(os.path.dirname(os.path.abspath(path)))
         yield label, train.to_device(model, runtime), folder, meta
 

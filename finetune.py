@@ -1065,7 +1065,6 @@ class Start(NamedTuple):
     config: EncoderConfig
     weights: dict               # encoder.*, perhaps pooler.*, and others that are ignored
     tokenizer: object
-    folder: str                 # of the tokenizer; '' for a Hugging Face BERT
     data: dict                  # digests of the data it was trained on
 
 
@@ -1167,21 +1166,19 @@ def find_sources(init_from, compare):
 @lru_cache(1)
 def read_start(source, folder, lower_case):
     """Start from a checkpoint or a Hugging Face BERT.  folder: tokenizer; '': its own"""
-    if not source.endswith('.pt'):
-        (config, weights), data = pretrained_encoder(source), {}
-        if not folder:
-            words = transformers().utils.cached_file(source, 'vocab.txt')
-            facts = {'kind': 'wordpiece', 'lower_case': lower_case}
-            tokenizer = prepare_data.WordPieceTokenizer(os.path.dirname(words), facts)
+    if source.endswith('.pt'):
+        model, tokenizer, content = train.load_pretrained(source, folder)
+        config, weights, data = model.config, model.state_dict(), content['data']
     else:
-        content = train.read_checkpoint(source)
-        folder, data = train.find_tokenizer(source, content, folder), content['data']
-        config, weights = EncoderConfig(**content['model_config']), content['model']
-    tokenizer = prepare_data.load_tokenizer(folder) if folder else tokenizer
+        (config, weights), data = pretrained_encoder(source), {}
+        words = '' if folder else transformers().utils.cached_file(source, 'vocab.txt')
+        facts = {'kind': 'wordpiece', 'lower_case': lower_case}
+        tokenizer = (prepare_data.load_tokenizer(folder) if folder
+                     else prepare_data.WordPieceTokenizer(os.path.dirname(words), facts))
     if tokenizer.vocab_size != config.vocab_size:
         raise UserError(f'{source}: {config.vocab_size} token embeddings, but the tokenizer has '
                         f'{tokenizer.vocab_size} pieces; name the folder of its own with --tokenizer=')
-    return Start(config, weights, tokenizer, folder, data)
+    return Start(config, weights, tokenizer, data)
 
 
 def weights_of(source):
@@ -1475,9 +1472,9 @@ def finish(trial, model, runtime, best, seconds):
     if trial.knobs.keep_models:
         train.write_checkpoint(os.path.join(trial.folder, 'model.pt'), {
             'step': best['step'], 'model': train.to_host(model.state_dict(), runtime),
-            'config': {**trial.identity['recipe'], 'tokenizer': trial.start.folder},
-            'model_config': asdict(model.config), 'data': trial.start.data, 'task': trial.name,
-            'head': trial.task.head, 'labels': trial.task.labels, 'scores': best['scores']})
+            'config': trial.identity['recipe'], 'model_config': asdict(model.config),
+            'data': trial.start.data, 'task': trial.name, 'head': trial.task.head,
+            'labels': trial.task.labels, 'scale': trial.task.scale, 'argv': sys.argv})
         prepare_data.copy_tokenizer(trial.start.tokenizer, trial.folder)        # for train.load()
     result = {
         **trial.named, 'model': asdict(model.config), 'task': trial.name, 'seed': trial.seed,

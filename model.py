@@ -1044,38 +1044,28 @@ BERT_SIZES = {                      # EncoderConfig field -> BertConfig field
     'n_segment': 'type_vocab_size', 'dropout': 'hidden_dropout_prob',
     'attention_dropout': 'attention_probs_dropout_prob',
 }
-BERT_NAMES = {                      # module -> its name in BertForPreTraining
-    'encoder.token': 'bert.embeddings.word_embeddings',
-    'encoder.segment': 'bert.embeddings.token_type_embeddings',
-    'encoder.position.table': 'bert.embeddings.position_embeddings',
-    'encoder.norm': 'bert.embeddings.LayerNorm', 'pooler.dense': 'bert.pooler.dense',
-    'head.transform': 'cls.predictions.transform.dense', 'head.norm': 'cls.predictions.transform.LayerNorm',
-    'head': 'cls.predictions',
+BERT_NAMES = {                      # module of a BERT with any head -> ours
+    'bert.embeddings.word_embeddings': 'encoder.token',
+    'bert.embeddings.token_type_embeddings': 'encoder.segment',
+    'bert.embeddings.position_embeddings': 'encoder.position.table',
+    'bert.embeddings.LayerNorm': 'encoder.norm', 'bert.pooler.dense': 'pooler.dense',
+    'cls.predictions.transform.dense': 'head.transform', 'cls.predictions.transform.LayerNorm': 'head.norm',
+    'cls.predictions': 'head', 'classifier': 'classifier', 'qa_outputs': 'classifier',
+    'sequence_summary.summary': 'pooler.dense',         # of RoFormer
 }
-BERT_BLOCK = {                      # module in encoder.blocks.N -> in bert.encoder.layer.N
-    'attention.query': 'attention.self.query', 'attention.key': 'attention.self.key',
-    'attention.value': 'attention.self.value', 'attention.out': 'attention.output.dense',
-    'attention_norm': 'attention.output.LayerNorm', 'expand': 'intermediate.dense',
-    'contract': 'output.dense', 'mlp_norm': 'output.LayerNorm',
-}
-
-
-FAMILY = {'absolute': 'Bert', 'none': 'Bert', 'rope': 'RoFormer'}       # position -> transformers' classes
-EXPORTS = {                         # our class -> theirs, after the family
-    'MaskedLM': 'ForMaskedLM', 'SequenceClassifier': 'ForSequenceClassification',
-    'MultipleChoice': 'ForMultipleChoice', 'SpanClassifier': 'ForQuestionAnswering',
+BERT_BLOCK = {                      # module in bert.encoder.layer.N -> in encoder.blocks.N
+    'attention.self.query': 'attention.query', 'attention.self.key': 'attention.key',
+    'attention.self.value': 'attention.value', 'attention.output.dense': 'attention.out',
+    'attention.output.LayerNorm': 'attention_norm', 'intermediate.dense': 'expand',
+    'output.dense': 'contract', 'output.LayerNorm': 'mlp_norm',
 }
 
 
-def hugging_face_names(config, family='Bert', classifier='classifier'):
-    """{our name: name in transformers} of each module's weight and bias, even if it has only one."""
-    rows = BERT_NAMES | {'classifier': classifier}
-    rows |= {f'encoder.blocks.{i}.{ours}': f'bert.encoder.layer.{i}.{theirs}'
-             for i in range(config.n_layer) for ours, theirs in BERT_BLOCK.items()}
-    if family == 'RoFormer':
-        rows = {ours: theirs.replace('bert.', 'roformer.', 1) for ours, theirs in rows.items()}
-        rows['pooler.dense'] = 'sequence_summary.summary'
-    return {ours + kind: theirs + kind for ours, theirs in rows.items() for kind in ('.weight', '.bias')}
+def hugging_face_names(n_layer):
+    """{name in transformers: our name} of each module's weight and bias, even if it has only one."""
+    rows = BERT_NAMES | {f'bert.encoder.layer.{i}.{theirs}': f'encoder.blocks.{i}.{ours}'
+                         for i in range(n_layer) for theirs, ours in BERT_BLOCK.items()}
+    return {theirs + kind: ours + kind for theirs, ours in rows.items() for kind in ('.weight', '.bias')}
 
 
 # ---- export: matrices (D, D + 1), weight and bias in float64, from which q, k and v of a BERT follow ----
@@ -1085,28 +1075,24 @@ def matrix(linear):
     return torch.cat((linear.weight, bias[:, None]), 1).double()
 
 
-def fold_original(attention):
-    return matrix(attention.query), matrix(attention.key), matrix(attention.value)
-
-
-def fold_symmetric(attention):
-    return matrix(attention.query), matrix(attention.query), matrix(attention.value)
-
-
-def fold_pairwise(attention):
+def fold_pairs(attention):
     """q S = x (Wq S) + b S in each head; rows of the matrix are outputs: S^T multiplies from the left."""
-    query, pair = matrix(attention.query), attention.pair.double()
+    pair = attention.pair.double()
     pair = pair if attention.pair_key is None else pair @ attention.pair_key.double().mT         # (H, K, K)
-    return (pair.mT @ query.unflatten(0, (len(pair), -1))).flatten(0, 1), query, matrix(attention.value)
+    return (pair.mT @ matrix(attention.query).unflatten(0, (len(pair), -1))).flatten(0, 1)
 
 
-def fold_shared(attention):
-    diagonals = attention.query_diag, attention.key_diag, attention.value_diag
-    return tuple(matrix(attention.shared) * diagonal[:, None] for diagonal in diagonals)
-
-
-FOLD = {'original': fold_original, 'symmetric': fold_symmetric, 'pairwise': fold_pairwise,
-        'shared': fold_shared}
+FOLD = {                            # attention -> matrices of q, k, v
+    'original': lambda a: (matrix(a.query), matrix(a.key), matrix(a.value)),
+    'symmetric': lambda a: (matrix(a.query), matrix(a.query), matrix(a.value)),
+    'pairwise': lambda a: (fold_pairs(a), matrix(a.query), matrix(a.value)),
+    'shared': lambda a: [matrix(a.shared) * d[:, None] for d in (a.query_diag, a.key_diag, a.value_diag)],
+}
+FAMILY = {'absolute': 'Bert', 'none': 'Bert', 'rope': 'RoFormer'}       # position -> transformers' classes
+EXPORTS = {                         # our class -> theirs, after the family
+    MaskedLM: 'ForMaskedLM', SequenceClassifier: 'ForSequenceClassification',
+    MultipleChoice: 'ForMultipleChoice', SpanClassifier: 'ForQuestionAnswering',
+}
 EXPORTABLE = {                      # field -> (part that it is about, allowed values, what transformers has)
     'attention': ('encoder', FOLD, 'softmax(q k^T / sqrt(K)) v with one matrix each for q, k and v'),
     'position': ('encoder', FAMILY, 'learned absolute or rotary positions'),
@@ -1116,48 +1102,43 @@ EXPORTABLE = {                      # field -> (part that it is about, allowed v
 }
 
 
-def find_twin(model):
-    """(family, class name) of the equivalent model of transformers.  Raises UserError if there is none."""
-    kind, family = type(model).__name__, FAMILY.get(model.config.position)
-    for name, (part, allowed, what) in EXPORTABLE.items():
-        given = getattr(model.config, name)
-        if hasattr(model, part) and given not in allowed:
-            raise UserError(f"{name}={given!r}: no equivalent in transformers' BERT and RoFormer, which have "
-                            f'only {what}')
-    if (family, kind) == ('RoFormer', 'SequenceClassifier'):
-        raise UserError("position='rope': no equivalent in transformers' RoFormerForSequenceClassification, "
-                        'whose pooler has GELU in place of tanh')
-    return family, family + EXPORTS[kind]
-
-
 @torch.no_grad()
 def to_transformers(model, **settings):
     """The equivalent model of transformers, a BERT or a RoFormer.  Raises UserError if there is none.
 
     Biases and positions that the model lacks are zeros.  settings: more keys of its config
     """
-    config, (family, name), package = model.config, find_twin(model), transformers()
+    config = model.config
+    for name, (part, allowed, what) in EXPORTABLE.items():
+        given = getattr(config, name)
+        if hasattr(model, part) and given not in allowed:
+            raise UserError(f"{name}={given!r}: no equivalent in transformers' BERT and RoFormer, which have "
+                            f'only {what}')
+    name = FAMILY[config.position] + EXPORTS[type(model)]
+    if name == 'RoFormerForSequenceClassification':
+        raise UserError(f"position='rope': no equivalent in transformers' {name}, whose pooler has GELU in "
+                        'place of tanh')
     sizes = {theirs: getattr(config, ours) for ours, theirs in BERT_SIZES.items()}
-    if family == 'RoFormer':                                    # BERT's pooler for multiple choice
+    if name == 'RoFormerForMultipleChoice':                     # BERT's pooler
         sizes |= {'summary_type': 'first', 'summary_use_proj': True, 'summary_proj_to_labels': False,
                   'summary_activation': 'tanh'}
     if hasattr(model, 'classifier'):
         sizes['num_labels'] = model.classifier.out_features
-    twin = getattr(package, name)(getattr(package, f'{family}Config')(**sizes | settings))
-    weights = {name: value for name, value in model.state_dict().items()
-               if '.attention.' not in name or '.attention.out.' in name}
+    kind = getattr(transformers(), name)
+    twin, weights = kind(kind.config_class(**sizes | settings)).eval(), model.state_dict()
     for i, block in enumerate(model.encoder.blocks):
         matrices = FOLD[config.attention](block.attention)
-        for name, found in zip(('query', 'key', 'value'), matrices, strict=True):
-            stem = f'encoder.blocks.{i}.attention.{name}'
+        for part, found in zip(('query', 'key', 'value'), matrices, strict=True):
+            stem = f'encoder.blocks.{i}.attention.{part}'
             weights |= {f'{stem}.weight': found[:, :-1], f'{stem}.bias': found[:, -1]}
-    names = hugging_face_names(config, family, 'qa_outputs' if hasattr(twin, 'qa_outputs') else 'classifier')
-    state = {name: torch.zeros_like(value) for name, value in twin.state_dict().items()
-             if name.endswith(('.bias', '.position_embeddings.weight')) and '.decoder.' not in name}
-    left = twin.load_state_dict(state | {names[ours]: value for ours, value in weights.items()}, strict=False)
-    computed = [name for name in left.missing_keys if '.decoder.' in name or '.embed_positions.' in name]
-    assert left.missing_keys == computed and not left.unexpected_keys, left     # tied, or sinusoids
-    return twin.eval()
+    names = hugging_face_names(config.n_layer)
+    for name, parameter in twin.named_parameters():             # a tied one once
+        ours = names.get(name.replace('roformer.', 'bert.', 1))
+        if ours in weights:
+            parameter.copy_(weights[ours])
+        elif name.endswith(('.bias', '.position_embeddings.weight')):
+            parameter.zero_()
+    return twin
 
 
 def pretrained_encoder(name, parts=('encoder.',), kind='BERT'):
@@ -1176,12 +1157,12 @@ def pretrained_encoder(name, parts=('encoder.',), kind='BERT'):
             raise UserError(f'{name}: {key}={given}: only a BERT with {key}={wanted} can be loaded')
     bert, report = transformers().BertForPreTraining.from_pretrained(name, output_loading_info=True)
     config = EncoderConfig(**{ours: getattr(c, theirs) for ours, theirs in BERT_SIZES.items()})
-    tensors, names, missing = bert.state_dict(), hugging_face_names(config), report['missing_keys']
-    for ours, theirs in names.items():
+    tensors, names, missing = bert.state_dict(), hugging_face_names(config.n_layer), report['missing_keys']
+    for theirs, ours in names.items():
         if theirs in missing and ours.startswith(parts):
             raise UserError(f'{name}: has no {theirs}: not a {kind}')
     found = tensors.keys() - missing
-    return config, {ours: tensors[theirs] for ours, theirs in names.items() if theirs in found}
+    return config, {ours: tensors[theirs] for theirs, ours in names.items() if theirs in found}
 
 
 def transformers():

@@ -39,7 +39,9 @@ import inspect
 import io
 import itertools
 import json
+import math
 import multiprocessing
+import operator
 import os
 import platform
 import re
@@ -87,7 +89,6 @@ MOST_UNITS = 1000
 BATCH = 500_000                 # characters tokenized at once
 LINE_SECONDS = 60               # between progress lines if stderr is no terminal
 WHERE_ONLY = ('num_proc', 'data_dir', 'name', 'part', 'check')          # knobs that do not change the result
-TOPICS = 'pydoc_data.topics'     # Python's reference manual as text, 700 KB, in every installation
 CJK = np.array([                # [first, end) code points that `tokenizers` splits off as Chinese
     (0x3400, 0x4DC0), (0x4E00, 0xA000), (0xF900, 0xFB00), (0x20000, 0x2A6E0), (0x2A700, 0x2B740),
     (0x2B740, 0x2B820), (0x2B920, 0x2CEB0), (0x2F800, 0x2FA20)]).ravel()        # in BERT 2B820, not 2B920
@@ -596,11 +597,13 @@ class SentencePieceTokenizer:
 
     def as_library(self, library):
         """As tokenizers.Tokenizer, which adds scores in float64, sentencepiece in float32."""
-        scores = [self.model.get_score(i) if i < len(self.model) else 0.0 for i in range(self.vocab_size)]
-        proto = dict(protobuf_fields(self.model.serialized_model_proto()))      # 3: NormalizerSpec
-        characters, normalizers = dict(protobuf_fields(proto[3])).get(2), library.normalizers
-        steps = [normalizers.Precompiled(characters)] if characters else []
+        proto, normalizers = self.model.serialized_model_proto(), library.normalizers
+        spec = need('sentencepiece', self.file_name).SentencePieceNormalizer(model_proto=proto)
+        spec = spec.serialized_normalizer_spec()                # fields: 1 name, 2 table of characters
+        tag = re.match(rb'(\n.\w*)?\x12[\x80-\xff]*[\x01-\x7f]', spec, re.DOTALL)
+        steps = [normalizers.Precompiled(spec[tag.end():])] if tag else []      # ignores fields after it
         steps += [normalizers.Strip(), normalizers.Replace(library.Regex(' {2,}'), ' ')]
+        scores = [self.model.get_score(i) if i < len(self.model) else 0.0 for i in range(self.vocab_size)]
         vocabulary = list(zip(self.pieces, scores, strict=True))
         model = library.Tokenizer(library.models.Unigram(vocabulary, self.special['unk'], False))
         model.normalizer = normalizers.Sequence(steps)
@@ -608,30 +611,15 @@ class SentencePieceTokenizer:
         model.decoder = library.decoders.Metaspace()
         return model
 
-
-def protobuf_fields(data):
-    """(number, value) of the fields of a serialized message: int, or bytes."""
-    place = 0
-
-    def number():
-        nonlocal place
-        start = place
-        while data[place] > 127:
-            place += 1
-        place += 1
-        return sum((byte & 127) << 7 * i for i, byte in enumerate(data[start:place]))
-
-    while place < len(data):
-        field, kind = divmod(number(), 8)
-        value = number() if kind in (0, 2) else {1: 8, 5: 4}[kind]              # of kind 2: its size
-        if kind:
-            value, place = data[place:place + value], place + value
-        yield field, value
+    def same(self, ids, others):
+        """Equal, or equal in score: float32 rounding breaks ties, as in rows of asterisks."""
+        scores = (sum(map(self.model.get_score, one)) for one in (ids, others))
+        return ids == others or math.isclose(*scores, rel_tol=1e-5)
 
 
 class WordPieceTokenizer:
     """BERT's WordPiece, Devlin et al. 2018, arXiv 1810.04805: ids are lines of vocab.txt."""
-    file_name, package = 'vocab.txt', 'tokenizers'
+    file_name, package, same = 'vocab.txt', 'tokenizers', staticmethod(operator.eq)
 
     @staticmethod
     def save(folder, argument, config, sample):
@@ -726,7 +714,7 @@ class TiktokenTokenizer:
     [PAD] [CLS] [SEP] [MASK] come after its ids; there is no [UNK]. A token starts a word unless it begins
     with a letter, a digit or bytes that are not valid UTF-8.
     """
-    file_name, package = 'vocab.tiktoken', 'tiktoken'
+    file_name, package, same = 'vocab.tiktoken', 'tiktoken', staticmethod(operator.eq)
     gpt2 = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"""
 
     @classmethod
@@ -781,11 +769,10 @@ class TiktokenTokenizer:
 
     def as_library(self, library):
         """As tokenizers.Tokenizer: any two tokens merge whose bytes together are a token, by its rank."""
-        names = {token: ''.join(BYTE_LEVEL[byte] for byte in token) for token in self.tokens.values()}
-        pairs = [(token[:i], token[i:]) for _, token in sorted(self.tokens.items())
-                 for i in range(1, len(token))]
-        merges = [(names[a], names[b]) for a, b in pairs if a in names and b in names]
-        vocabulary = {names[token]: rank for rank, token in self.tokens.items()}
+        convert = need('transformers.convert_slow_tokenizer', 'this export')
+        characters = convert.bytes_to_unicode()                 # GPT-2's, one for each byte
+        vocabulary = {''.join(map(characters.get, token)): rank for rank, token in self.tokens.items()}
+        merges = convert.generate_merges(vocabulary, None)
         vocabulary |= {self.pieces[i]: i for i in self.special.values()}
         model = library.Tokenizer(library.models.BPE(vocab=vocabulary, merges=merges, ignore_merges=True))
         split = library.pre_tokenizers.Split(library.Regex(self.model._pat_str), 'isolated')
@@ -795,12 +782,6 @@ class TiktokenTokenizer:
         return model
 
 
-PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
-BYTE_LEVEL = {                      # GPT-2's character for each byte
-    **{byte: chr(256 + i) for i, byte in enumerate(sorted(set(range(256)) - {*PRINTABLE}))},
-    **{byte: chr(byte) for byte in PRINTABLE}}
-
-
 TOKENIZERS = {'sentencepiece': SentencePieceTokenizer, 'wordpiece': WordPieceTokenizer,
               'character': CharacterTokenizer, 'tiktoken': TiktokenTokenizer}
 
@@ -808,33 +789,25 @@ TOKENIZERS = {'sentencepiece': SentencePieceTokenizer, 'wordpiece': WordPieceTok
 def fast_tokenizer(tokenizer, length):
     """The tokenizer as a transformers.PreTrainedTokenizerFast.  length: longest row of the model
 
-    Raises UserError unless both give the same ids on Python's reference manual and on all pieces.
+    Raises UserError unless both give the same ids on Python's reference manual, 700 KB, and on all pieces.
     """
-    library, from_pydoc = need('tokenizers', 'a tokenizer for transformers'), importlib.import_module(TOPICS)
-    model, special = tokenizer.as_library(library), tokenizer.special
-    names = {key: tokenizer.pieces[i] for key, i in special.items()}
+    from pydoc_data.topics import topics
+    library, special, size = need('tokenizers', 'this export'), tokenizer.special, tokenizer.vocab_size
+    model, names = tokenizer.as_library(library), {key: tokenizer.pieces[i] for key, i in special.items()}
     model.add_special_tokens([library.AddedToken(name, lstrip=key == 'mask', normalized=False, special=True)
                               for key, name in names.items()])
-    ends = [(names[key], special[key]) for key in ('cls', 'sep')]
-    cls, sep = names['cls'], names['sep']
-    model.post_processor = library.processors.TemplateProcessing(
-        single=f'{cls}:0 $A:0 {sep}:0', pair=f'{cls}:0 $A:0 {sep}:0 $B:1 {sep}:1', special_tokens=ends)
-    texts = [line for topic in from_pydoc.topics.values() for line in topic.splitlines()]
-    texts += [tokenizer.decode(range(i, min(i + 50, tokenizer.vocab_size)))
-              for i in range(0, tokenizer.vocab_size, 50)]
-    refuse_other_ids(tokenizer, model, texts)
-    return need('transformers', 'a tokenizer for transformers').PreTrainedTokenizerFast(
+    ends = [(names[key], special[key]) for key in ('sep', 'cls')]
+    model.post_processor = library.processors.BertProcessing(*ends)
+    texts = [line for topic in topics.values() for line in topic.splitlines()]
+    texts += [tokenizer.decode(range(i, min(i + 50, size))) for i in range(0, size, 50)]
+    theirs = model.encode_batch_fast(texts, add_special_tokens=False)
+    for text, ours, other in zip(texts, tokenizer.encode(texts), theirs, strict=True):
+        if not tokenizer.same(ours, other.ids):
+            raise UserError(f'no tokenizer for transformers: it would give other ids to {text!r}')
+    return need('transformers', 'this export').PreTrainedTokenizerFast(
         tokenizer_object=model, model_max_length=length, clean_up_tokenization_spaces=False,
         model_input_names=['input_ids', 'token_type_ids', 'attention_mask'],
         **{f'{key}_token': name for key, name in names.items()})
-
-
-def refuse_other_ids(tokenizer, model, texts):
-    """Raises UserError with the first text to which `model`, a tokenizers.Tokenizer, gives other ids."""
-    theirs = model.encode_batch_fast(texts, add_special_tokens=False)
-    for text, ours, other in zip(texts, tokenizer.encode(texts), theirs, strict=True):
-        if ours != other.ids:
-            raise UserError(f'no tokenizer for transformers: it would give other ids to {text!r}')
 
 
 # ---- segmenters: where Chinese words start, for whole-word masking, Cui et al. 2021, arXiv 1906.08101 ----

@@ -18,6 +18,7 @@ import math
 import os
 import platform
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -51,15 +52,7 @@ from model import (
     token_losses,
     training_flops,
 )
-from prepare_data import (
-    check_sizes,
-    fast_tokenizer,
-    load_meta,
-    load_tokenizer,
-    need,
-    tokenizer_identity,
-    write_bytes,
-)
+from prepare_data import check_sizes, load_meta, load_tokenizer, need, write_bytes
 
 # the run
 out_dir = 'out/run'             # checkpoints, metrics.jsonl, run.json and loss.png go here
@@ -323,10 +316,9 @@ class Permuter(Masker):
 
 
 OBJECTIVE = {'mlm': (MaskedLM, Masker), 'plm': (PermutationLM, Permuter)}
-KINDS = {                       # objective, or head of finetune.py -> (class, pipeline of transformers)
-    'mlm': (MaskedLM, 'fill-mask'), 'plm': (PermutationLM, ''),
-    'classify': (SequenceClassifier, 'text-classification'), 'choose': (MultipleChoice, 'multiple-choice'),
-    'regress': (SequenceClassifier, 'text-classification'), 'span': (SpanClassifier, 'question-answering'),
+KINDS = {                       # objective, or head of finetune.py -> class of a checkpoint's model
+    'mlm': MaskedLM, 'plm': PermutationLM, 'classify': SequenceClassifier, 'regress': SequenceClassifier,
+    'choose': MultipleChoice, 'span': SpanClassifier,
 }
 
 
@@ -773,40 +765,31 @@ def read_checkpoint(path):
     return content
 
 
-def load_pretrained(source, kinds=OBJECTIVE):
-    """(model in eval mode, content and its `path`) of a checkpoint, or of a run's newest.  Raises UserError.
+def load_pretrained(source, folder=''):
+    """What load() returns, and the checkpoint's content with its `path`.  Raises UserError.
 
-    kinds  keys of KINDS that are accepted
+    folder  where tokenizer/ is; by default beside the checkpoint, or else in the corpus of its run
     """
     trial = os.path.join(source, 'model.pt')
     path = source if source.endswith('.pt') else trial if os.path.exists(trial) else newest_checkpoint(source)
     if path is None:
         raise UserError(f'{source}: no checkpoint there')
     content = read_checkpoint(path)
-    kind = content.get('head', content['config'].get('objective'))
-    if kind not in kinds:
-        raise UserError(f'{path}: fine-tuned by finetune.py; choose a checkpoint of train.py' if kind else
-                        f'{path}: fine-tuned by an earlier version of finetune.py: its task is not in it')
-    model = KINDS[kind][0](EncoderConfig(**content['model_config']))
-    model.load_state_dict(content['model'])
-    return model.eval(), {**content, 'path': path, 'kind': kind}
-
-
-def find_tokenizer(path, content, folder=''):
-    """Folder that holds the tokenizer/ of a checkpoint: the file's own, else that of its corpus.
-
-    folder  look there instead.  Raises UserError if the tokenizer there is not that of the checkpoint
-    """
-    own, knobs = os.path.dirname(path) or '.', content['config']
-    corpus = os.path.join(knobs.get('data_dir', ''), knobs.get('dataset', ''))
-    if not folder and os.path.isdir(os.path.join(own, 'tokenizer')):
-        folder = own
-    else:
-        folder = folder or knobs.get('tokenizer') or corpus
+    knobs = content['config']
+    kind = content.get('head', knobs.get('objective'))
+    if kind is None:
+        raise UserError(f'{path}: fine-tuned by an earlier version of finetune.py: its task is not in it')
+    own = os.path.dirname(path) or '.'
+    folder = folder or own
+    if not os.path.isdir(os.path.join(folder, 'tokenizer')):
+        corpus = os.path.join(knobs.get('data_dir', ''), knobs.get('dataset', ''))
+        folder = corpus if folder == own else folder
         load_meta(folder)                               # names the command that prepares it
-    stored, ours = content['data'], {'tokenizer': tokenizer_identity(folder)}
-    refuse_difference(path, {**ours, **stored}, ours, 'the data')
-    return folder
+    ours = {'tokenizer': prepare_data.tokenizer_identity(folder)}
+    refuse_difference(path, {**ours, **content['data']}, ours, 'the data')
+    model = KINDS[kind](EncoderConfig(**content['model_config']))
+    model.load_state_dict(content['model'])
+    return model.eval(), load_tokenizer(folder), {**content, 'path': path}
 
 
 def load(path):
@@ -814,8 +797,7 @@ def load(path):
 
     The tokenizer has encode(texts), decode(ids), pieces and special, see TOKENIZERS of prepare_data.py.
     """
-    model, content = load_pretrained(str(path), KINDS)
-    return model, load_tokenizer(find_tokenizer(content['path'], content))
+    return load_pretrained(str(path))[:2]
 
 
 def checkpoint_identity(path):
@@ -962,17 +944,11 @@ def log_line(step, total, seconds, values):
             f'eta {left}{graphs}')
 
 
-def read_launches(folder):
-    """Launches in a run's run.json; none if it is missing or damaged."""
-    path = os.path.join(folder, 'run.json')
-    with contextlib.suppress(FileNotFoundError, ValueError, TypeError, RecursionError), open(path) as file:
-        return [launch for launch in json.load(file) if 'config' in launch]
-    return []
-
-
 def write_manifest(folder, config, data, runtime):
     """Append this launch to run.json: command, revision, versions, device, data and knobs."""
-    path, launches, revision = os.path.join(folder, 'run.json'), read_launches(folder), None
+    path, launches, revision = os.path.join(folder, 'run.json'), [], None
+    with contextlib.suppress(FileNotFoundError, ValueError, TypeError, RecursionError), open(path) as file:
+        launches += [launch for launch in json.load(file) if 'config' in launch]
     with contextlib.suppress(OSError):                  # git may not be installed
         revision = subprocess.run(['git', '-C', ROOT, 'describe', '--always', '--dirty', '--abbrev=40'],
                                   capture_output=True, text=True).stdout.strip()
@@ -1045,7 +1021,7 @@ def show_sentences(model, documents, tokenizer, word_start, n):
 
 def use_checkpoint(fill, export, source):
     """Print the predictions of a run, checkpoint or trial, or export it for transformers."""
-    model, tokenizer = load(source)
+    model, tokenizer, content = load_pretrained(source)
     if fill:
         text = fill.encode('utf-8', 'surrogateescape').decode('utf-8', 'replace')   # argv in any locale
         if '[MASK]' not in text or not hasattr(model, 'head'):
@@ -1054,57 +1030,57 @@ def use_checkpoint(fill, export, source):
         tell(text)
         fill_masks(model, tokenizer, tokenizer.encode(re.split(r'\s*\[MASK\]', text)))
     if export:
-        export_model(source, export)
+        export_model(model, tokenizer, content, export)
 
 
-def export_model(source, folder):
+def export_model(model, tokenizer, content, folder):
     """Write a folder that transformers loads: weights, config, tokenizer and README.md.  Raises UserError."""
-    model, content = load_pretrained(source, KINDS)
-    tokenizer = load_tokenizer(find_tokenizer(content['path'], content))
-    labels = dict(enumerate(content.get('labels', ())))
-    settings = {'id2label': labels, 'label2id': {text: i for i, text in labels.items()}} if labels else {}
+    labels, note = dict(enumerate(map(str, content.get('labels', ())))), ''
+    settings = {'problem_type': 'regression'} if content.get('head') == 'regress' else {}
+    if labels:
+        settings = {'id2label': labels, 'label2id': {text: i for i, text in labels.items()}}
     twin = to_transformers(model, pad_token_id=tokenizer.special['pad'], **settings)
     twin.save_pretrained(folder)
-    with open(os.path.join(folder, 'README.md'), 'w', encoding='utf-8') as file:
-        file.write(model_card(model, twin, content))
-    shutil.copy(os.path.join(tokenizer.home, tokenizer.file_name), folder)
     try:
-        fast_tokenizer(tokenizer, model.config.block_size).save_pretrained(folder)
+        prepare_data.fast_tokenizer(tokenizer, model.config.block_size).save_pretrained(folder)
         settings = Path(folder, 'tokenizer_config.json')        # the name that all versions know
         settings.write_text(settings.read_text().replace('"TokenizersBackend"', '"PreTrainedTokenizerFast"'))
+        shutil.copy(os.path.join(tokenizer.home, tokenizer.file_name), folder)
     except UserError as error:
-        tell(error)
+        note = str(error)
+        tell(note)
+    Path(folder, 'README.md').write_text(model_card(model, twin, content, note), encoding='utf-8')
     tell(f'wrote {folder}: transformers.{type(twin).__name__}.from_pretrained({folder!r}) loads it')
 
 
-def model_card(model, twin, content):
-    """README.md of an exported model."""
-    home, config, name = os.path.dirname(content['path']), model.config, type(twin).__name__
-    run = home if 'head' not in content else os.path.join(home, os.pardir, os.pardir)
-    launches = read_launches(run)
-    command = ' '.join(['python', *launches[-1]['argv']]) if launches else 'unknown'
-    last = [line for line in read_metrics(home) if line['kind'] == 'val' and line['step'] == content['step']]
-    scores = ', '.join(f'{key} {value:.4f}' for line in last[-1:] for key, value in line.items()
-                       if key not in ('kind', 'step') and value is not None)
-    data = content.get('task') or content['config']['dataset']
-    before, after = count_parameters(model), twin.num_parameters(only_trainable=True)
+def model_card(model, twin, content, note):
+    """README.md of an exported model.  note: why it has no tokenizer, or ''"""
+    home, config = os.path.dirname(os.path.abspath(content['path'])), model.config
+    last = {line['kind']: line for line in read_metrics(home) if line['step'] <= content['step']}
+    rows = [('command', f"`{shlex.join(['python', *content.get('argv', ['...'])])}`"),
+            ('data', content.get('task') or content['config']['dataset'])]
+    mean, deviation = content.get('scale', (0.0, 1.0))          # of a regression's labels
+    rows += [('prediction', f'{mean:g} + {deviation:g} * logit')] if (mean, deviation) != (0, 1) else []
+    for kind, line in last.items():
+        scores = [f'{key} {value:.4f}' for key, value in line.items()
+                  if isinstance(value, float) and (kind == 'val' or key == 'loss')]
+        name = 'validation' if kind == 'val' else 'training'
+        rows.append((f"{name} after step {line['step']:,}", ', '.join(scores)))
+    rows += [('parameters as trained', f'{count_parameters(model):,}'),
+             ('parameters here', f'{twin.num_parameters(only_trainable=True):,}')]
+    table = '\n'.join(f'| {name} | {value} |' for name, value in rows)
     return f"""---
 library_name: transformers
-pipeline_tag: {KINDS[content['kind']][1]}
 ---
-# {os.path.basename(os.path.abspath(home))}
+# {os.path.basename(home)}
 
-A {name} that computes exactly what its original computes, a model with attention `{config.attention}` and
-position `{config.position}`: further matrices are multiplied into those of queries, keys and values.
+A {type(twin).__name__} with the logits of the model that was trained, whose attention is `{config.attention}`
+and position encoding `{config.position}`; queries, keys and values have one matrix each here.
+{note}
 
 | | |
 |---|---|
-| command | `{command}` |
-| data | {data} |
-| step | {content['step']:,} |
-| validation | {scores or 'unknown'} |
-| parameters as trained | {before:,} |
-| parameters here | {after:,} |
+{table}
 """
 
 
@@ -1250,7 +1226,7 @@ def main():
         content = {'step': step, 'samples': samples, 'model': raw.state_dict(), 'config': config,
                    'optimizer': optimizer.state_dict(), 'scaler': scaler.state_dict(),
                    'model_config': asdict(raw.config), 'data': identity, 'validated': validated,
-                   'dtype': runtime.precision}
+                   'dtype': runtime.precision, 'argv': sys.argv}
         write_checkpoint(os.path.join(out_dir, checkpoint_name(step)), to_host(content, runtime))
         others = [path for at, path in checkpoints(out_dir).items() if at not in config['milestones']]
         for path in others[:-keep_checkpoints]:

@@ -328,7 +328,7 @@ def test_any_pretrained_encoder_takes_any_head(attention, pooling):
     config = EncoderConfig(40, 16, 2, 4, 16, 32, attention=attention, position=position)
     torch.manual_seed(1)
     model = (PermutationLM if attention == 'xlnet' else MaskedLM)(config).eval()
-    start = finetune.Start(config, model.state_dict(), None, '', {})
+    start = finetune.Start(config, model.state_dict(), None, {})
     ids = torch.randint(5, 40, (2, 9))
     for head, length in itertools.product(HEADS.values(), (16, 32)):
         knobs = settings(block_size=length, pooling=pooling)
