@@ -56,6 +56,7 @@ import zlib
 from pathlib import Path
 
 import numpy as np
+from tqdm import tqdm
 
 corpus = 'docstrings'           # keys of CORPORA, e.g. books+wikipedia; a path, a glob, a hub id owner/name
 path = ''                       # files for oscar and cluecorpussmall; other packages for docstrings
@@ -1045,6 +1046,14 @@ def in_parallel(function, tasks, num_proc):
         pool.shutdown(cancel_futures=True)
 
 
+def progress(items, total, unit, name=None, done=0):
+    """`items` behind a tqdm bar, for terminals and the first process of each machine.  done: begins there"""
+    tqdm.set_lock(threading.RLock())                    # tqdm's own is a semaphore, which os._exit leaks
+    shown = sys.stderr and sys.stderr.isatty() and os.environ.get('LOCAL_RANK', '0') == '0'
+    return tqdm(items, name, total, unit=f' {unit}', initial=done, disable=not shown, leave=False, miniters=1,
+                smoothing=0, dynamic_ncols=True)        # smoothing=0: rate and ETA of the whole run
+
+
 # ---- files shared by all units: docstrings.jsonl, tokenizer/ and units.json ----
 
 def make_folder(folder, sources, config, settings):
@@ -1436,14 +1445,13 @@ def write_units(folder, units, versions, config):
                             f'installed: pip install {package}=={version}')
     tokens, started, told = 0, time.monotonic(), time.monotonic()
     tasks = [(number, unit, {**config, 'folder': folder}) for number, unit in units.items()]
-    quiet = not (sys.stderr and sys.stderr.isatty())
     with contextlib.closing(in_parallel(write_unit, tasks, config['num_proc'])) as results:
-        bar = need('tqdm', 'preparing').tqdm(results, total=len(units), leave=False, disable=quiet)
+        bar = progress(results, len(units), 'unit')
         for done, found in enumerate(bar, 1):
             tokens += found
             rate = f'{tokens:,} tokens, {tokens / (time.monotonic() - started):,.0f} tokens/s'
             bar.set_postfix_str(rate, refresh=False)
-            if quiet and time.monotonic() - told >= LINE_SECONDS:
+            if bar.disable and time.monotonic() - told >= LINE_SECONDS:
                 told = time.monotonic()
                 say(f'{folder}: {done} of {len(units)} units, {rate}')
     return tokens

@@ -13,6 +13,7 @@ import pathlib
 import pickle
 import platform
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -21,7 +22,7 @@ import time
 import types
 
 import pytest
-from conftest import torchrun
+from conftest import seen, terminal, torchrun
 from test_prepare_data import NEEDS, SPECS, contents, knobs, make_chinese, make_texts, prepare, write_jsonl
 
 import prepare_data
@@ -540,6 +541,14 @@ def test_a_line_a_minute_without_a_terminal(tmp_path, monkeypatch, capfd):
     assert [f'{done} of {units} units, ' in line for done, line in enumerate(said[1:-1], 1)] == [True] * units
     tokens = sum(shard['tokens'] for shards in meta['splits'].values() for shard in shards)
     assert said[-1].endswith(f' {tokens / clock.now:,.0f} tokens/s')        # of the whole run
+
+
+def test_a_bar_on_a_terminal(tmp_path):
+    with terminal() as texts:
+        prepare(tmp_path, corpus=write_jsonl(tmp_path / 'a.jsonl', make_texts(300)), unit_bytes=10_000)
+    assert re.search(r' 0/\d+ \[00:00<\?, \? unit/s\]', ''.join(texts))
+    first, last, cursor = seen(texts)
+    assert ' units of ' in first and last.endswith(' tokens/s') and not cursor.strip()
 
 
 def test_a_closed_stderr_is_no_error(tmp_path):
