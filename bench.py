@@ -470,8 +470,8 @@ def convergence(config, runtime):
     rows = [read_run(folder, config['plateau'], config['target_loss']) for folder in folders]
     points = [(row['system'], step, loss) for row in rows for step, loss, _ in row['curve']]
     points += [('unigram entropy', step, rows[0]['unigram']) for step, *_ in rows[0]['curve']]
-    train.plot(os.path.join(config['out_dir'], 'convergence.png'), {'': points},
-               ('step', 'validation loss (nats per predicted token)'))
+    labels = 'step', 'validation loss (nats per predicted token)'
+    train.plot(config['out_dir'], 'convergence', {'': points}, labels)
     yield from rows
 
 
@@ -580,8 +580,8 @@ def draw_sentence(config, label, model, tokenizer, special):
 
     panels = {f'layer {layer}, {head}; black: {weights.max():.2f}': weights.cpu().numpy()
               for layer, heads in enumerate(maps) for head, weights in enumerate(heads)}
-    path = os.path.join(config['out_dir'], f'attention_{label}.png')
-    train.plot(path, panels, ('key (token)', 'query (token)'), draw, len(maps[0]), (2.2, 2.2))
+    train.plot(config['out_dir'], f'attention_{label}', panels, ('key (token)', 'query (token)'), draw,
+               len(maps[0]), (2.2, 2.2))
 
 
 def partition(config, runtime):
@@ -591,8 +591,7 @@ def partition(config, runtime):
     for layer, table in enumerate(tables):
         yield {'layer': layer, 'error': (table.sum(0) - 1).abs().max().item()}
     panels = {f'layer {layer}': table.T[383:640].numpy() for layer, table in enumerate(tables)}
-    train.plot(os.path.join(config['out_dir'], 'partition.png'), panels,
-               ('distance (tokens)', 'share of each part'),
+    train.plot(config['out_dir'], 'partition', panels, ('distance (tokens)', 'share of each part'),
                lambda axis, shares: axis.plot(range(-128, 129), shares, marker=''), 4, (2.5, 1.8))
 
 

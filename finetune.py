@@ -1864,7 +1864,7 @@ def write_report(config, show_it):
     if scores.step.nunique() > 1:                       # Courtois et al. 2024, figure 3
         panels = {name: lines[['row', 'step', 'points']].to_numpy()
                   for name, lines in scores.groupby(scores.column + '.' + scores.name, sort=False)}
-        train.plot(os.path.join(folder, 'curve.png'), panels, ('pretraining step', 'score (x 100)'))
+        train.plot(folder, 'curve', panels, ('pretraining step', 'score (x 100)'))
     if show_it:
         print(f'\n{text}', flush=True)
 

@@ -992,12 +992,12 @@ def draw_curves(axis, points):
     axis.legend(loc='upper left', bbox_to_anchor=(1, 1))
 
 
-def plot(path, panels, labels, draw=draw_curves, columns=1, inches=(7, 4)):
-    """Save a picture in STYLE: draw(axis, panel) for each of {title: panel}.  labels: of x and y"""
+def plot(folder, name, panels, labels, draw=draw_curves, columns=1, inches=(7, 4)):
+    """Save `name`.png in STYLE: draw(axis, panel) for each of {title: panel}.  labels: of x and y"""
     try:
         import matplotlib.figure
     except ImportError:
-        return say(f'no {os.path.basename(path)} without matplotlib: pip install matplotlib')
+        return say(f'no {name}.png without matplotlib: pip install matplotlib')
     lines = -(-len(panels) // columns)
     with matplotlib.rc_context(STYLE):
         figure = matplotlib.figure.Figure((columns * inches[0], lines * inches[1]))
@@ -1005,7 +1005,7 @@ def plot(path, panels, labels, draw=draw_curves, columns=1, inches=(7, 4)):
             axis = figure.add_subplot(lines, columns, number, title=title, xlabel=labels[0], ylabel=labels[1])
             draw(axis, panel)
             axis.label_outer()
-        figure.savefig(path)
+        figure.savefig(os.path.join(folder, f'{name}.png'))
 
 
 def plot_losses(folder, unigram):
@@ -1014,8 +1014,7 @@ def plot_losses(folder, unigram):
     points = [(f"{line['kind']} {key}", line['step'], line[key])
               for line in lines for key in line if key.endswith('loss')]
     points += [('unigram entropy', line['step'], unigram) for line in lines]
-    plot(os.path.join(folder, 'loss.png'), {os.path.basename(folder): points},
-         ('step', 'loss (nats per predicted token)'))
+    plot(folder, 'loss', {os.path.basename(folder): points}, ('step', 'loss (nats per predicted token)'))
 
 
 # ---- fill and export ----

@@ -470,7 +470,7 @@ def test_the_default_sections_end_to_end(run, corpus, tmp_path):
 
 def test_plots_are_optional(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, 'matplotlib.figure', None)
-    bench.train.plot('/nowhere/a.png', {'': None}, ('', ''))
+    train.plot('/nowhere', 'a', {'': None}, ('', ''))
     assert capsys.readouterr().err == 'no a.png without matplotlib: pip install matplotlib\n'
 
 

@@ -812,8 +812,9 @@ def test_a_bar_for_each_trial_on_a_terminal(run, tmp_path, finetune_here, capsys
     with terminal() as texts:
         finetune_here(*arguments, f'--out_dir={tmp_path}/terminal')
     assert re.search(r'rte seed 1: .*\d/\d+ \[.*<.*step/s, accuracy=0\.?\d*, loss=\d', ''.join(texts))
-    scores = [[line for line in lines if 'accuracy of' in line] for lines in (seen(texts), plain.out.splitlines())]
-    assert scores[0] == scores[1] and len(scores[0]) == 2 and not plain.err
+    shown, filed = ([line for line in lines if 'accuracy of' in line]
+                    for lines in (seen(texts), plain.out.splitlines()))
+    assert shown == filed and len(filed) == 2 and not plain.err
     monkeypatch.setenv('LOCAL_RANK', '1')
     with terminal() as texts:
         finetune_here(*arguments, f'--out_dir={tmp_path}/second')
