@@ -469,9 +469,8 @@ def convergence(config, runtime):
             folders = list(pool.map(lambda job: train_run(config, job[1], job[0]), jobs))
     rows = [read_run(folder, config['plateau'], config['target_loss']) for folder in folders]
     points = [(row['system'], step, loss) for row in rows for step, loss, _ in row['curve']]
-    points += [('unigram entropy', step, rows[0]['unigram']) for step, *_ in rows[0]['curve']]
-    labels = 'step', 'validation loss (nats per predicted token)'
-    train.plot(config['out_dir'], 'convergence', {'': points}, labels)
+    labels, level = ('step', 'validation loss (nats per predicted token)'), rows[0]['unigram']
+    train.plot(config['out_dir'], 'convergence', {'': points}, labels, level=('unigram entropy', level))
     yield from rows
 
 
@@ -581,7 +580,7 @@ def draw_sentence(config, label, model, tokenizer, special):
     panels = {f'layer {layer}, {head}; black: {weights.max():.2f}': weights.cpu().numpy()
               for layer, heads in enumerate(maps) for head, weights in enumerate(heads)}
     train.plot(config['out_dir'], f'attention_{label}', panels, ('key (token)', 'query (token)'), draw,
-               len(maps[0]), (2.2, 2.2))
+               len(maps[0]))
 
 
 def partition(config, runtime):
@@ -592,7 +591,7 @@ def partition(config, runtime):
         yield {'layer': layer, 'error': (table.sum(0) - 1).abs().max().item()}
     panels = {f'layer {layer}': table.T[383:640].numpy() for layer, table in enumerate(tables)}
     train.plot(config['out_dir'], 'partition', panels, ('distance (tokens)', 'share of each part'),
-               lambda axis, shares: axis.plot(range(-128, 129), shares, marker=''), 4, (2.5, 1.8))
+               lambda axis, shares: axis.plot(range(-128, 129), shares, 'k-', linewidth=0.8), 4)
 
 
 # ---- tables ----

@@ -151,7 +151,7 @@ STYLE = {                       # of every picture; Paul Tol's high-contrast col
     'axes.prop_cycle': "cycler(linestyle=['-', '--', ':', '-.']) * "
                        "cycler(marker=['o', 's', '^', 'D'], color=['k', '#bb5566', '#004488', '#ddaa33'])",
     'lines.markersize': 4, 'axes.grid': True, 'grid.alpha': 0.3, 'image.cmap': 'gray_r', 'font.size': 9,
-    'figure.constrained_layout.use': True, 'savefig.dpi': 120,
+    'legend.handlelength': 3, 'figure.constrained_layout.use': True, 'savefig.dpi': 120,
 }
 EVAL_ROWS = 256                 # rows whose validation masks are drawn together; the masks depend on it
 HELD = []                       # keeps this process's lock file open
@@ -992,17 +992,23 @@ def draw_curves(axis, points):
     axis.legend(loc='upper left', bbox_to_anchor=(1, 1))
 
 
-def plot(folder, name, panels, labels, draw=draw_curves, columns=1, inches=(7, 4)):
-    """Save `name`.png in STYLE: draw(axis, panel) for each of {title: panel}.  labels: of x and y"""
+def plot(folder, name, panels, labels, draw=draw_curves, columns=1, level=None):
+    """Save `name`.png in STYLE: draw(axis, panel) for each of {title: panel}.
+
+    labels  of the x and y axis
+    level   (its label, y) of a horizontal line
+    """
     try:
         import matplotlib.figure
     except ImportError:
         return say(f'no {name}.png without matplotlib: pip install matplotlib')
-    lines = -(-len(panels) // columns)
+    lines, (width, height) = -(-len(panels) // columns), (7, 4) if columns == 1 else (2.4, 2.0)
     with matplotlib.rc_context(STYLE):
-        figure = matplotlib.figure.Figure((columns * inches[0], lines * inches[1]))
+        figure = matplotlib.figure.Figure((columns * width, lines * height))
         for number, (title, panel) in enumerate(panels.items(), 1):
             axis = figure.add_subplot(lines, columns, number, title=title, xlabel=labels[0], ylabel=labels[1])
+            if level:
+                axis.axhline(level[1], color='gray', label=level[0])
             draw(axis, panel)
             axis.label_outer()
         figure.savefig(os.path.join(folder, f'{name}.png'))
@@ -1010,11 +1016,10 @@ def plot(folder, name, panels, labels, draw=draw_curves, columns=1, inches=(7, 4
 
 def plot_losses(folder, unigram):
     """loss.png: training and validation loss against the unigram entropy of the corpus."""
-    lines = read_metrics(folder)
     points = [(f"{line['kind']} {key}", line['step'], line[key])
-              for line in lines for key in line if key.endswith('loss')]
-    points += [('unigram entropy', line['step'], unigram) for line in lines]
-    plot(folder, 'loss', {os.path.basename(folder): points}, ('step', 'loss (nats per predicted token)'))
+              for line in read_metrics(folder) for key in line if key.endswith('loss')]
+    plot(folder, 'loss', {os.path.basename(folder): points}, ('step', 'loss (nats per predicted token)'),
+         level=('unigram entropy', unigram))
 
 
 # ---- fill and export ----
