@@ -87,7 +87,6 @@ FORMAT = 2                      # version of the folder layout; train.py refuses
 HASH_SEED = 1                   # for choosing documents to hold out and to sample
 MOST_UNITS = 1000
 BATCH = 500_000                 # characters tokenized at once
-LINE_SECONDS = 60               # between progress lines if stderr is no terminal
 WHERE_ONLY = ('num_proc', 'data_dir', 'name', 'part', 'check')          # knobs that do not change the result
 TOPICS = 'pydoc_data.topics'     # Python's reference manual as text, 700 KB, in every installation
 CJK = np.array([                # [first, end) code points that `tokenizers` splits off as Chinese
@@ -1050,7 +1049,7 @@ def progress(items, total, unit, name=None, done=0):
     """`items` behind a tqdm bar, for terminals and the first process of each machine.  done: begins there"""
     tqdm.set_lock(threading.RLock())                    # tqdm's own is a semaphore, which os._exit leaks
     shown = sys.stderr and sys.stderr.isatty() and os.environ.get('LOCAL_RANK', '0') == '0'
-    return tqdm(items, name, total, unit=f' {unit}', initial=done, disable=not shown, leave=False, miniters=1,
+    return tqdm(items, name, total, unit=unit, initial=done, disable=not shown, leave=False, miniters=1,
                 smoothing=0, dynamic_ncols=True)        # smoothing=0: rate and ETA of the whole run
 
 
@@ -1451,7 +1450,7 @@ def write_units(folder, units, versions, config):
             tokens += found
             rate = f'{tokens:,} tokens, {tokens / (time.monotonic() - started):,.0f} tokens/s'
             bar.set_postfix_str(rate, refresh=False)
-            if bar.disable and time.monotonic() - told >= LINE_SECONDS:
+            if bar.disable and time.monotonic() - told >= 60:
                 told = time.monotonic()
                 say(f'{folder}: {done} of {len(units)} units, {rate}')
     return tokens

@@ -987,17 +987,12 @@ def draw_curves(axis, points):
     frame = pd.DataFrame(points, columns=['label', 'x', 'y']).astype({'x': float, 'y': float})
     for label, line in frame.groupby('label', sort=False):
         found = line.groupby('x').y.agg(['mean', 'std'])
-        axis.errorbar(found.index, found['mean'], found['std'], label=label, elinewidth=0.7,
-                      markevery=max(1, len(found) // 12))
+        axis.errorbar(found.index, found['mean'], found['std'], label=label, markevery=1 + len(found) // 20)
     axis.legend(loc='upper left', bbox_to_anchor=(1, 1))
 
 
 def plot(folder, name, panels, labels, draw=draw_curves, columns=1, level=None):
-    """Save `name`.png in STYLE: draw(axis, panel) for each of {title: panel}.
-
-    labels  of the x and y axis
-    level   (its label, y) of a horizontal line
-    """
+    """Save `name`.png: draw(axis, panel) for each of {title: panel}, with a line at level = (label, y)."""
     try:
         import matplotlib.figure
     except ImportError:

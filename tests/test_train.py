@@ -455,7 +455,7 @@ def test_a_bar_on_a_terminal_and_none_in_a_file(tmp_path, train_here, capsys):
         train_here(tmp_path / 'file', '--max_iters=6')
         train_here(tmp_path / 'terminal', '--max_iters=4')
     bars = ''.join(texts).partition('continuing')[2].partition('step 0: ')
-    assert re.search(r'4/6 \[.*<.* step/s, loss=\d\.\d+, lr=0\.0', bars[0]) and re.search(r'0/4 \[', bars[2])
+    assert re.search(r'4/6 \[.*<.*step/s, loss=\d\.\d+, lr=0\.0', bars[0]) and re.search(r'0/4 \[', bars[2])
 
     def losses(lines):
         return [line.partition(', ')[0] for line in lines if line.startswith('step ')]
