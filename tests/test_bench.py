@@ -407,7 +407,7 @@ def test_rank_and_pictures_of_a_checkpoint(run, corpus, tmp_path):
 
 def test_the_partition_sums_to_one(monkeypatch):
     monkeypatch.setattr(train, 'plot', lambda *arguments: None)
-    rows = list(bench.partition(CONFIG, CPU))
+    rows = list(bench.partition({'out_dir': ''}, CPU))
     assert len(rows) == 12 and all(row['error'] < 1e-6 for row in rows)
     table = Partition(EncoderConfig(1, 512, 12, 12, 24, 96, attention='shatter', position='none'), 3).table
     assert table.sum(0).sub(1).abs().max() < 1e-6
