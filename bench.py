@@ -573,14 +573,14 @@ def draw_sentence(config, label, model, tokenizer, special):
     maps = attention_maps(model, torch.tensor([ids], device=model.encoder.token.weight.device))
 
     def draw(axis, weights):
-        axis.imshow(weights, vmin=0, zorder=3)          # over the grid
+        axis.imshow(weights, vmin=0, zorder=2)          # over the grid
         axis.set_xticks(range(len(words)), words, fontsize=6, rotation=90)
         axis.set_yticks(range(len(words)), words, fontsize=6)
 
     panels = {f'layer {layer}, {head}; black: {weights.max():.2f}': weights.cpu().numpy()
               for layer, heads in enumerate(maps) for head, weights in enumerate(heads)}
     train.plot(config['out_dir'], f'attention_{label}', panels, ('key (token)', 'query (token)'), draw,
-               len(maps[0]))
+               max(4, len(maps[0])))
 
 
 def partition(config, runtime):
