@@ -469,20 +469,10 @@ def convergence(config, runtime):
         with ThreadPoolExecutor(1 if runtime.device.type == 'cuda' else os.cpu_count()) as pool:
             folders = list(pool.map(lambda job: train_run(config, job[1], job[0]), jobs))
     rows = [read_run(folder, config['plateau'], config['target_loss']) for folder in folders]
-    plot(config, 'convergence', {'': rows}, draw_curves, 1, (7, 4))
+    points = [(row['system'], step, loss) for row in rows for step, loss, _ in row['curve']]
+    labels, level = ('step', 'validation loss (nats per predicted token)'), rows[0]['unigram']
+    train.plot(config['out_dir'], 'convergence', {'': points}, labels, level=('unigram entropy', level))
     yield from rows
-
-
-def draw_curves(axis, rows):
-    """Mean validation loss and its range over seeds.  Courtois et al. 2024, figure 2"""
-    for name in dict.fromkeys(row['system'] for row in rows):
-        losses = pd.DataFrame([{step: loss for step, loss, _ in row['curve']} for row in rows
-                               if row['system'] == name], dtype=float)
-        line, = axis.plot(losses.columns, losses.mean(), label=name)
-        axis.fill_between(losses.columns, losses.min(), losses.max(), color=line.get_color(), alpha=0.2)
-    axis.axhline(rows[0]['unigram'], color='gray', linestyle='--', label='unigram entropy')
-    axis.set(xlabel='step', ylabel='validation loss, nats a predicted token')
-    axis.legend()
 
 
 # ---- attention of checkpoints ----
@@ -582,13 +572,14 @@ def draw_sentence(config, label, model, tokenizer, special):
     maps = attention_maps(model, torch.tensor([ids], device=model.encoder.token.weight.device))
 
     def draw(axis, weights):
-        axis.imshow(weights, cmap='Blues', vmin=0)
-        axis.set_xticks(range(len(words)), words, fontsize=5, rotation=90)
-        axis.set_yticks(range(len(words)), words, fontsize=5)
+        axis.imshow(weights, vmin=0, zorder=2)          # over the grid
+        axis.set_xticks(range(len(words)), words, fontsize=6, rotation=90)
+        axis.set_yticks(range(len(words)), words, fontsize=6)
 
-    panels = {f'layer {layer}, {head}': weights.cpu().numpy() for layer, heads in enumerate(maps)
-              for head, weights in enumerate(heads)}
-    plot(config, f'attention_{label}', panels, draw, len(maps[0]), (2.5, 2.5))
+    panels = {f'layer {layer}, {head}; black: {weights.max():.2f}': weights.cpu().numpy()
+              for layer, heads in enumerate(maps) for head, weights in enumerate(heads)}
+    train.plot(config['out_dir'], f'attention_{label}', panels, ('key (token)', 'query (token)'), draw,
+               max(4, len(maps[0])))
 
 
 def partition(config, runtime):
@@ -598,25 +589,11 @@ def partition(config, runtime):
     for layer, table in enumerate(tables):
         yield {'layer': layer, 'error': (table.sum(0) - 1).abs().max().item()}
     panels = {f'layer {layer}': table.T[383:640].numpy() for layer, table in enumerate(tables)}
-    plot(config, 'partition', panels, lambda axis, y: axis.plot(range(-128, 129), y), 4, (3.5, 2.2))
+    train.plot(config['out_dir'], 'partition', panels, ('distance (tokens)', 'share of each part'),
+               lambda axis, shares: axis.plot(range(-128, 129), shares, 'k-', linewidth=0.8), 4)
 
 
-# ---- plots and tables ----
-
-def plot(config, name, panels, draw, columns, inches):
-    """Save `name`.png: draw(axis, panel) for each of {title: panel}, `columns` panels per line."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        return say(f'no {name}.png without matplotlib: pip install matplotlib')
-    lines = len(panels) // columns
-    figure = Figure((columns * inches[0], lines * inches[1]), layout='constrained')
-    axes = figure.subplots(lines, columns, squeeze=False)
-    for axis, (title, panel) in zip(axes.flat, panels.items(), strict=True):
-        draw(axis, panel)
-        axis.set_title(title, fontsize=8)
-    figure.savefig(os.path.join(config['out_dir'], f'{name}.png'), dpi=120)
-
+# ---- tables ----
 
 def cell(value):
     """A value as a table cell."""

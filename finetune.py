@@ -1420,7 +1420,8 @@ def fit(trial, split, model, runtime, log, done):
     scaler = torch.amp.GradScaler(runtime.device.type, enabled=runtime.dtype == torch.float16)
     learner = train.compiled(learner, k.compile, make(0), k.batch_size, runtime)
     health, best, seconds, since = train.Health(runtime), {}, [0.0] * k.epochs, time.perf_counter()
-    for step, batch in enumerate(train.prefetch(make, range(steps)), 1):
+    bar = prepare_data.progress(train.prefetch(make, range(steps)), steps, 'step', name)
+    for step, batch in enumerate(bar, 1):
         lr = train.get_lr(step - 1, k.learning_rate, k.min_lr, warmup, steps, k.schedule)
         train.set_lr(optimizer, lr, runtime)
         train.seed_step(trial.seed, step - 1, runtime)
@@ -1431,6 +1432,7 @@ def fit(trial, split, model, runtime, log, done):
         logs, validates = (step % interval == 0 or step == steps for interval in (k.log_interval, every))
         if logs or validates:
             loss, norm = health.look(step, name)                # waits for the device
+            bar.set_postfix({'loss': loss, trial.metric: best.get('value', '-')}, refresh=False)
         seconds[(step - 1) // per_epoch] += time.perf_counter() - since
         if logs:
             eta = timedelta(seconds=int((steps - step) * sum(seconds) / step))
@@ -1813,7 +1815,7 @@ def help_end():
 
 
 def write_report(config, show_it):
-    """results.json and results.md of every finished trial in out_dir, on stdout too if `show_it`."""
+    """results.json, results.md and curve.png of the finished trials in out_dir; `show_it`: on stdout too"""
     folder, order = config['out_dir'], list(TASKS)
     folders = map(os.path.dirname, glob.glob(os.path.join(glob.escape(folder), '*', '*', 'result.json')))
     against = run_of(config['compare'])[0] if config['compare'] else ''
@@ -1828,6 +1830,11 @@ def write_report(config, show_it):
     write_bytes(os.path.join(folder, 'results.json'), json.dumps(
         {'command': command, 'config': config, 'trials': trials}, indent=1).encode())
     write_bytes(os.path.join(folder, 'results.md'), f'{head}\n\n{text}\n'.encode())
+    scores = tidy(trials).query("kind == 'scores' and step >= 0")
+    if scores.step.nunique() > 1:                       # Courtois et al. 2024, figure 3
+        panels = {name: lines[['row', 'step', 'points']].to_numpy()
+                  for name, lines in scores.groupby(scores.column + '.' + scores.name, sort=False)}
+        train.plot(folder, 'curve', panels, ('pretraining step', 'score (x 100)'))
     if show_it:
         print(f'\n{text}', flush=True)
 

@@ -57,6 +57,7 @@ import zlib
 from pathlib import Path
 
 import numpy as np
+from tqdm import tqdm
 
 corpus = 'docstrings'           # keys of CORPORA, e.g. books+wikipedia; a path, a glob, a hub id owner/name
 path = ''                       # files for oscar and cluecorpussmall; other packages for docstrings
@@ -87,7 +88,6 @@ FORMAT = 2                      # version of the folder layout; train.py refuses
 HASH_SEED = 1                   # for choosing documents to hold out and to sample
 MOST_UNITS = 1000
 BATCH = 500_000                 # characters tokenized at once
-LINE_SECONDS = 60               # between progress lines if stderr is no terminal
 WHERE_ONLY = ('num_proc', 'data_dir', 'name', 'part', 'check')          # knobs that do not change the result
 CJK = np.array([                # [first, end) code points that `tokenizers` splits off as Chinese
     (0x3400, 0x4DC0), (0x4E00, 0xA000), (0xF900, 0xFB00), (0x20000, 0x2A6E0), (0x2A700, 0x2B740),
@@ -999,6 +999,14 @@ def in_parallel(function, tasks, num_proc):
         pool.shutdown(cancel_futures=True)
 
 
+def progress(items, total, unit, name=None, done=0):
+    """`items` behind a tqdm bar, for terminals and the first process of each machine.  done: begins there"""
+    tqdm.set_lock(threading.RLock())                    # tqdm's own is a semaphore, which os._exit leaks
+    shown = sys.stderr and sys.stderr.isatty() and os.environ.get('LOCAL_RANK', '0') == '0'
+    return tqdm(items, name, total, unit=unit, initial=done, disable=not shown, leave=False, miniters=1,
+                smoothing=0, dynamic_ncols=True)        # smoothing=0: rate and ETA of the whole run
+
+
 # ---- files shared by all units: docstrings.jsonl, tokenizer/ and units.json ----
 
 def make_folder(folder, sources, config, settings):
@@ -1390,14 +1398,13 @@ def write_units(folder, units, versions, config):
                             f'installed: pip install {package}=={version}')
     tokens, started, told = 0, time.monotonic(), time.monotonic()
     tasks = [(number, unit, {**config, 'folder': folder}) for number, unit in units.items()]
-    quiet = not (sys.stderr and sys.stderr.isatty())
     with contextlib.closing(in_parallel(write_unit, tasks, config['num_proc'])) as results:
-        bar = need('tqdm', 'preparing').tqdm(results, total=len(units), leave=False, disable=quiet)
+        bar = progress(results, len(units), 'unit')
         for done, found in enumerate(bar, 1):
             tokens += found
             rate = f'{tokens:,} tokens, {tokens / (time.monotonic() - started):,.0f} tokens/s'
             bar.set_postfix_str(rate, refresh=False)
-            if quiet and time.monotonic() - told >= LINE_SECONDS:
+            if bar.disable and time.monotonic() - told >= 60:
                 told = time.monotonic()
                 say(f'{folder}: {done} of {len(units)} units, {rate}')
     return tokens

@@ -36,6 +36,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_map
+from tqdm import tqdm
 
 import prepare_data
 from model import (
@@ -52,7 +53,7 @@ from model import (
     token_losses,
     training_flops,
 )
-from prepare_data import check_sizes, load_meta, load_tokenizer, need, write_bytes
+from prepare_data import check_sizes, load_meta, load_tokenizer, need, progress, write_bytes
 
 # the run
 out_dir = 'out/run'             # checkpoints, metrics.jsonl, run.json and loss.png go here
@@ -137,6 +138,12 @@ LIMITS = {                      # knob: minimum, maximum (None: unlimited)
     'fill_samples': (0, None), 'timeout': (0, None), 'learning_rate': (1e-12, None), 'min_lr': (0, None),
     'weight_decay': (0, None), 'grad_clip': (0, None), 'beta1': (0, 0.9999), 'beta2': (0, 0.999999),
     'adam_eps': (1e-30, None), 'block_size': (8, None), 'mask_fraction': (0.001, 0.999),
+}
+STYLE = {                       # of every picture; Paul Tol's high-contrast colours differ in grey too
+    'axes.prop_cycle': "cycler(linestyle=['-', '--', ':', '-.']) * "
+                       "cycler(marker=['o', 's', '^', 'D'], color=['k', '#bb5566', '#004488', '#ddaa33'])",
+    'lines.markersize': 4, 'axes.grid': True, 'grid.alpha': 0.3, 'image.cmap': 'gray_r', 'font.size': 9,
+    'legend.handlelength': 3, 'figure.constrained_layout.use': True, 'savefig.dpi': 120,
 }
 EVAL_ROWS = 256                 # rows whose validation masks are drawn together; the masks depend on it
 HELD = []                       # keeps this process's lock file open
@@ -874,9 +881,10 @@ def refuse_difference(where, stored, ours, what):
 # ---- log ----
 
 def tell(text):
-    """Print on stdout.  If the reader has closed the pipe, e.g. `| head`, the run ends as on SIGTERM."""
+    """Print on stdout, above a bar.  If the reader has closed the pipe, e.g. `| head`, this is a SIGTERM."""
     try:
-        print(text, flush=True)
+        with tqdm.external_write_mode(nolock=True):
+            print(text, flush=True)
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         signal.raise_signal(signal.SIGTERM)
@@ -959,24 +967,40 @@ def write_manifest(folder, config, data, runtime):
     write_bytes(path, json.dumps(launches, indent=1).encode())
 
 
-def plot_losses(folder, unigram):
-    """loss.png: training and validation loss against the unigram entropy of the corpus; needs matplotlib."""
+def draw_curves(axis, points):
+    """A line for each label of the points (label, x, y): mean and deviation of the y with equal x."""
+    import pandas as pd  # half a second
+    frame = pd.DataFrame(points, columns=['label', 'x', 'y']).astype({'x': float, 'y': float})
+    for label, line in frame.groupby('label', sort=False):
+        found = line.groupby('x').y.agg(['mean', 'std'])
+        axis.errorbar(found.index, found['mean'], found['std'], label=label, markevery=1 + len(found) // 20)
+    axis.legend(loc='upper left', bbox_to_anchor=(1, 1))
+
+
+def plot(folder, name, panels, labels, draw=draw_curves, columns=1, level=None):
+    """Save `name`.png: draw(axis, panel) for each of {title: panel}, with a line at level = (label, y)."""
     try:
-        from matplotlib.figure import Figure
+        import matplotlib.figure
     except ImportError:
-        return tell('no loss.png without matplotlib: pip install matplotlib')
-    figure = Figure(figsize=(7, 4))
-    axes = figure.subplots()
-    curves = {}                                         # label: [(step, loss), ...]
-    for line in read_metrics(folder):
-        for key in (key for key in line if key.endswith('loss')):
-            curves.setdefault(f"{line['kind']} {key}", []).append((line['step'], line[key]))
-    for label, points in curves.items():
-        axes.plot(*zip(*points, strict=True), label=label)
-    axes.axhline(unigram, color='gray', linestyle='--', label='unigram entropy')
-    axes.set(xlabel='step', ylabel='loss, nats a predicted token', title=os.path.basename(folder))
-    axes.legend()
-    figure.savefig(os.path.join(folder, 'loss.png'), dpi=120, bbox_inches='tight')
+        return say(f'no {name}.png without matplotlib: pip install matplotlib')
+    lines, (width, height) = -(-len(panels) // columns), (7, 4) if columns == 1 else (2.4, 2.0)
+    with matplotlib.rc_context(STYLE):
+        figure = matplotlib.figure.Figure((columns * width, lines * height))
+        for number, (title, panel) in enumerate(panels.items(), 1):
+            axis = figure.add_subplot(lines, columns, number, title=title, xlabel=labels[0], ylabel=labels[1])
+            if level:
+                axis.axhline(level[1], color='gray', label=level[0])
+            draw(axis, panel)
+            axis.label_outer()
+        figure.savefig(os.path.join(folder, f'{name}.png'))
+
+
+def plot_losses(folder, unigram):
+    """loss.png: training and validation loss against the unigram entropy of the corpus."""
+    points = [(f"{line['kind']} {key}", line['step'], line[key])
+              for line in read_metrics(folder) for key in line if key.endswith('loss')]
+    plot(folder, 'loss', {os.path.basename(folder): points}, ('step', 'loss (nats per predicted token)'),
+         level=('unigram entropy', unigram))
 
 
 # ---- fill and export ----
@@ -1235,7 +1259,8 @@ def main():
     # the loop
     validated = validated or validate()
     health, looked, since = Health(runtime), step, time.perf_counter()
-    for batch in prefetch(loader.batch, range(step, max_iters)):
+    bar = progress(prefetch(loader.batch, range(step, max_iters)), max_iters, 'step', done=step)
+    for batch in bar:
         count, stopping = runtime.sum(batch['weights'].sum(), len(stop))
         if stopping:
             break
@@ -1256,6 +1281,7 @@ def main():
             mfu = flops / seconds / runtime.world / peak if peak else None
             values = {'loss': loss, 'lr': lr, 'norm': norm, 'mfu': mfu, **compilations(runtime),
                       'tokens_per_second': total_batch * block_size / seconds}
+            bar.set_postfix(loss=loss, lr=lr, refresh=False)
             log.write('train', step, log_line(step, max_iters, seconds, values), **values)
         if ends(eval_interval):
             validated = validate()
@@ -1263,6 +1289,7 @@ def main():
             save()
         looked, since = step, time.perf_counter()
 
+    bar.close()
     stopping, = runtime.sum(len(stop))
     if stopping:
         health.look(step, out_dir)

@@ -1,11 +1,14 @@
 """What the tests share: a small corpus of real text, prepared once, and ways to run a stage as users do."""
 import contextlib
+import fcntl
 import functools
 import glob
 import os
 import signal
+import struct
 import subprocess
 import sys
+import termios
 
 import forkserver
 import pytest
@@ -31,6 +34,29 @@ def pytest_configure(config):
 def pytest_collection_modifyitems(items):
     """Slow files first, so that two workers end together."""
     items.sort(key=lambda item: SLOW.index(item.path.stem) if item.path.stem in SLOW else len(SLOW))
+
+
+@contextlib.contextmanager
+def terminal():
+    """stdout and stderr on a pseudo-terminal 100 characters wide; yields a list that then gets their text."""
+    ours, theirs = os.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack('4H', 24, 100, 0, 0))
+    texts = []
+    with (os.fdopen(theirs, 'w') as stream, contextlib.redirect_stdout(stream),
+          contextlib.redirect_stderr(stream)):
+        yield texts
+        stream.flush()
+        os.set_blocking(ours, False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                texts.append(os.read(ours, 65536).decode())
+    os.close(ours)
+
+
+def seen(texts):
+    """The lines that stay on a terminal; the last is where the cursor stands."""
+    return [line.removesuffix('\r').rpartition('\r')[2].replace('\033[K', '')
+            for line in ''.join(texts).split('\n')]
 
 
 def descendants(pid):

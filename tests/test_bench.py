@@ -10,8 +10,11 @@ import numpy as np
 import pytest
 import torch
 from conftest import refused, stage, tiny, torchrun
+from test_report import trial
 
 import bench
+import finetune
+import train
 from bench import GROUPS, MATRICES, MODES, PEERS, VARIANTS, WHAT
 from model import EncoderConfig, MaskedLM, Partition
 from train import OBJECTIVE, Runtime
@@ -403,8 +406,8 @@ def test_rank_and_pictures_of_a_checkpoint(run, corpus, tmp_path):
 
 
 def test_the_partition_sums_to_one(monkeypatch):
-    monkeypatch.setattr(bench, 'plot', lambda *arguments: None)
-    rows = list(bench.partition(CONFIG, CPU))
+    monkeypatch.setattr(train, 'plot', lambda *arguments: None)
+    rows = list(bench.partition({'out_dir': ''}, CPU))
     assert len(rows) == 12 and all(row['error'] < 1e-6 for row in rows)
     table = Partition(EncoderConfig(1, 512, 12, 12, 24, 96, attention='shatter', position='none'), 3).table
     assert table.sum(0).sub(1).abs().max() < 1e-6
@@ -467,8 +470,45 @@ def test_the_default_sections_end_to_end(run, corpus, tmp_path):
 
 def test_plots_are_optional(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, 'matplotlib.figure', None)
-    bench.plot({'out_dir': '/nowhere'}, 'a', {'': None}, None, 1, (1, 1))
+    train.plot('/nowhere', 'a', {'': None}, ('', ''))
     assert capsys.readouterr().err == 'no a.png without matplotlib: pip install matplotlib\n'
+
+
+def test_the_five_pictures_share_a_style_that_is_read_in_grey(corpus, tmp_path, monkeypatch):
+    matplotlib, drawn = pytest.importorskip('matplotlib'), {}
+
+    def save(figure, path):
+        drawn[os.path.basename(path)] = figure, {key: matplotlib.rcParams[key] for key in train.STYLE}
+    monkeypatch.setattr('matplotlib.figure.Figure.savefig', save)
+    with matplotlib.rc_context(train.STYLE):
+        wanted = {key: matplotlib.rcParams[key] for key in train.STYLE}
+    config = {'out_dir': str(tmp_path), 'runs': str(tmp_path / 'a-1'), 'plateau': 0.1, 'target_loss': 0,
+              'sentence': 'A list'}
+    write_run(tmp_path / 'a-1', corpus, 1, (6, 5))
+    list(bench.convergence(config, CPU))
+    train.plot_losses(str(tmp_path / 'a-1'), 5.5)
+    list(bench.partition(config, CPU))
+    meta = bench.load_meta(corpus)
+    model = MaskedLM(EncoderConfig(meta['vocab_size'], 16, 2, 4, 16, 32))
+    bench.draw_sentence(config, 'a', model, bench.load_tokenizer(corpus), meta['special'])
+    for step in (1, 2):
+        folder = tmp_path / 'trials' / str(step)
+        folder.mkdir(parents=True)
+        (folder / 'result.json').write_text(json.dumps(trial(50 + step, step=step)))
+    finetune.write_report({**config, 'compare': '', 'paper': ''}, False)
+    assert set(drawn) == {f'{name}.png' for name in (
+        'loss', 'convergence', 'partition', 'attention_a', 'curve')}
+    for figure, style in drawn.values():
+        assert style == wanted
+        x, y = ({getattr(axis, f'get_{side}label')() for axis in figure.axes} - {''} for side in 'xy')
+        assert len(x) == len(y) == 1 and re.search(r'step|\(', *x) and re.search(r'share|\(', *y)
+    images = [image for axis in drawn['attention_a.png'][0].axes for image in axis.get_images()]
+    assert len(images) == 8 and {image.get_cmap().name for image in images} == {'gray_r'}
+    cycle = list(wanted['axes.prop_cycle'])
+    greys = sorted({float(np.dot(matplotlib.colors.to_rgb(row['color']), (0.299, 0.587, 0.114)))
+                    for row in cycle})
+    assert len({tuple(row.values()) for row in cycle}) == len(cycle) == 16
+    assert min(np.diff([*greys, 1])) > 0.2              # white is the background
 
 
 @pytest.mark.parametrize('knob, words', [

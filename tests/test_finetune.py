@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import ROOT, refused, stage, torchrun
+from conftest import ROOT, refused, seen, stage, terminal, torchrun
 from published import HANZI, publish
 
 import finetune
@@ -806,6 +806,24 @@ def test_a_fine_tuned_model_is_a_start_too(run, tmp_path, finetune_here):
     assert trial['init'] == f"{os.path.basename(os.path.dirname(source))}_model" and trial['step'] is None
 
 
+def test_a_bar_for_each_trial_on_a_terminal(run, tmp_path, finetune_here, capsys, monkeypatch):
+    """Of the first process of each machine; what stays are the lines of a file."""
+    arguments = [f'--init_from={run}', '--tasks=rte', published(tmp_path, 'rte', n_train=8, n_dev=6),
+                 '--log_interval=1']
+    finetune_here(*arguments, f'--out_dir={tmp_path}/file')
+    plain = capsys.readouterr()
+    with terminal() as texts:
+        finetune_here(*arguments, f'--out_dir={tmp_path}/terminal')
+    assert re.search(r'rte seed 1: .*\d/\d+ \[.*<.*step/s, loss=\d.*, accuracy=0', ''.join(texts))
+    shown, filed = ([line for line in lines if 'accuracy of' in line]
+                    for lines in (seen(texts), plain.out.splitlines()))
+    assert shown == filed and len(filed) == 2 and not plain.err
+    monkeypatch.setenv('LOCAL_RANK', '1')
+    with terminal() as texts:
+        assert list(train.progress([5], 1, 'step')) == [5]
+    assert texts == []
+
+
 def test_overrides_are_of_their_task_alone(run, tmp_path, finetune_here):
     trials = finetune_here(f'--init_from={run}', '--tasks=cola,mrpc', published(tmp_path, 'cola', 'mrpc'),
                            f'--out_dir={tmp_path}/out', '--overrides=cola.epochs=1 mrpc.metric=f1')
@@ -832,6 +850,7 @@ def test_comparison_curve_noise_cross_and_time(run, tokenizers, tmp_path, finetu
     page = (tmp_path / 'out' / 'results.md').read_text()
     assert page.split('\n', 2)[2].strip() in out
     assert out.count(' of 12: ') == 12
+    assert (tmp_path / 'out' / 'curve.png').stat().st_size > 1000
     assert 'many - run, paired by seed' in page and 'reached at' in page and 'Trained on' in page
 
 

@@ -13,6 +13,7 @@ import pathlib
 import pickle
 import platform
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -21,7 +22,7 @@ import time
 import types
 
 import pytest
-from conftest import torchrun
+from conftest import seen, terminal, torchrun
 from test_prepare_data import NEEDS, SPECS, contents, knobs, make_chinese, make_texts, prepare, write_jsonl
 
 import prepare_data
@@ -523,14 +524,13 @@ def test_two_at_once(tmp_path, undisturbed):
 # ---- what is said ----
 
 def test_a_line_a_minute_without_a_terminal(tmp_path, monkeypatch, capfd):
-    monkeypatch.setattr(prepare_data, 'LINE_SECONDS', 0)
     usual = {'corpus': write_jsonl(tmp_path / 'a.jsonl', make_texts(300)), 'unit_bytes': 10_000}
     clock = types.SimpleNamespace(now=0.0)
     monkeypatch.setattr(time, 'monotonic', lambda: clock.now)
     encode = prepare_data.encode
 
     def slow(*arguments):
-        clock.now += 1
+        clock.now += 60
         yield from encode(*arguments)
 
     monkeypatch.setattr(prepare_data, 'encode', slow)
@@ -540,6 +540,14 @@ def test_a_line_a_minute_without_a_terminal(tmp_path, monkeypatch, capfd):
     assert [f'{done} of {units} units, ' in line for done, line in enumerate(said[1:-1], 1)] == [True] * units
     tokens = sum(shard['tokens'] for shards in meta['splits'].values() for shard in shards)
     assert said[-1].endswith(f' {tokens / clock.now:,.0f} tokens/s')        # of the whole run
+
+
+def test_a_bar_on_a_terminal(tmp_path):
+    with terminal() as texts:
+        prepare(tmp_path, corpus=write_jsonl(tmp_path / 'a.jsonl', make_texts(300)), unit_bytes=10_000)
+    assert re.search(r' 0/\d+ \[00:00<\?, \?unit/s\]', ''.join(texts))
+    first, last, cursor = seen(texts)
+    assert ' units of ' in first and last.endswith(' tokens/s') and not cursor.strip()
 
 
 def test_a_closed_stderr_is_no_error(tmp_path):

@@ -3,6 +3,7 @@
 The first of each kind really run, on four packages of the standard library. The others are taken in process
 as far as their data: knobs, config files, checkpoints, files, tasks. `-m slow` runs every command, made tiny.
 """
+import itertools
 import json
 import os
 import re
@@ -81,7 +82,7 @@ def test_the_first_commands_run(command, quick_home):
     words = shlex.split(command)[1:] + FIRST[command]
     done = stage(*words, cwd=quick_home, env={**os.environ, 'PYTHONPATH': ''})
     assert done.returncode == 0, done.stderr
-    check_output(command, done.stdout, quick_home)
+    check_output(command, done.stdout + done.stderr, quick_home)
 
 
 # ---- every command, in process ----
@@ -205,7 +206,7 @@ def test_every_command_runs(command, home):
              for _ in range(2 if '--nnodes=2' in words else 1)]
     outputs = [node.communicate(timeout=300) for node in nodes]
     assert [node.returncode for node in nodes] == [0] * len(nodes), outputs
-    check_output(command, ''.join(out for out, _ in outputs), home)
+    check_output(command, ''.join(itertools.chain(*outputs)), home)
 
 
 # ---- the page itself ----

@@ -7,6 +7,7 @@ import math
 import os
 import pathlib
 import random
+import re
 import shutil
 import signal
 import socket
@@ -17,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import ROOT, real_stage, stage, tiny, torchrun
+from conftest import ROOT, real_stage, seen, stage, terminal, tiny, torchrun
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -425,10 +426,41 @@ def test_the_plot_has_a_curve_for_each_loss(tmp_path, monkeypatch):
     figures = []
     monkeypatch.setattr('matplotlib.figure.Figure.savefig', lambda self, *a, **k: figures.append(self))
     source.plot_losses(str(tmp_path), 5.75)
-    drawn = {line.get_label(): [list(line.get_xdata()), list(line.get_ydata())]
-             for line in figures[0].axes[0].get_lines()}
+    drawn = {line.get_label(): [list(line[0].get_xdata()), list(line[0].get_ydata())]
+             for line in figures[0].axes[0].containers}
+    level = figures[0].axes[0].get_lines()[0]
     assert drawn == {'val loss': [[0, 2], [6.0, 5.0]], 'val other_loss': [[0], [7.0]],
-                     'train loss': [[1], [5.5]], 'unigram entropy': [[0, 1], [5.75, 5.75]]}
+                     'train loss': [[1], [5.5]]}
+    assert (level.get_label(), level.get_ydata()) == ('unigram entropy', [5.75, 5.75])
+
+
+def test_a_line_has_the_mean_and_deviation_of_equal_x():
+    figure = pytest.importorskip('matplotlib.figure').Figure()
+    axis = figure.subplots()
+    source.draw_curves(axis, [('b', 2, 5.0), ('b', 2, 7.0), ('b', 1, None), ('a', 1, 3.0), ('b', 3, 1.0)])
+    (line, _, (bars,)), (other, *_) = axis.containers
+    assert [container.get_label() for container in axis.containers] == ['b', 'a']
+    assert list(line.get_xdata()) == [1, 2, 3] and list(line.get_ydata())[1:] == [6, 1]
+    assert math.isnan(line.get_ydata()[0]) and list(other.get_ydata()) == [3]
+    assert np.allclose(bars.get_segments()[1], [[2, 6 - math.sqrt(2)], [2, 6 + math.sqrt(2)]])
+
+
+# ---- the bar ----
+
+def test_a_bar_on_a_terminal_and_none_in_a_file(tmp_path, train_here, capsys):
+    """What stays on the terminal are the lines of the file."""
+    train_here(tmp_path / 'file', '--max_iters=4')
+    plain = capsys.readouterr()
+    with terminal() as texts:
+        train_here(tmp_path / 'file', '--max_iters=6')
+        train_here(tmp_path / 'terminal', '--max_iters=4')
+    bars = ''.join(texts).partition('continuing')[2].partition('step 0: ')
+    assert re.search(r'4/6 \[.*<.*step/s, loss=\d\.\d+, lr=0\.0', bars[0]) and re.search(r'0/4 \[', bars[2])
+
+    def losses(lines):
+        return [line.partition(', ')[0] for line in lines if line.startswith('step ')]
+    assert losses(plain.out.splitlines()) == losses(seen(texts))[-6:] and not plain.err
+    assert not seen(texts)[-1].strip()
 
 
 @pytest.mark.parametrize('name, flops', [
