@@ -146,6 +146,8 @@ STYLE = {                       # of every picture; Paul Tol's high-contrast col
     'legend.handlelength': 3, 'figure.constrained_layout.use': True, 'savefig.dpi': 120,
 }
 EVAL_ROWS = 256                 # rows whose validation masks are drawn together; the masks depend on it
+CLOSED_CLASS = {'a', 'an', 'and', 'are', 'as', 'at', 'be', 'by', 'for', 'from', 'if', 'in', 'is', 'it', 'not',
+                'of', 'on', 'or', 'that', 'the', 'this', 'to', 'with'}
 HELD = []                       # keeps this process's lock file open
 MAY_CHANGE = {'dropout', 'attention_dropout', 'n_label', 'pair_init', 'pooling', 'recompute'}   # model fields
 
@@ -1007,7 +1009,7 @@ def plot_losses(folder, unigram):
 
 @torch.no_grad()
 def fill_masks(model, tokenizer, parts):
-    """Print the top five tokens and probabilities of the [MASK] between neighbours of parts, lists of ids."""
+    """Print the top five of each [MASK] between neighbours of parts, lists of ids; returns chances (n, V)."""
     special = tokenizer.special
     ids = [special['cls'], *parts[0]]
     for part in parts[1:]:
@@ -1016,27 +1018,40 @@ def fill_masks(model, tokenizer, parts):
         raise UserError(f'fill: {len(ids) - 1} tokens; the model reads at most {model.config.block_size - 2}')
     row = torch.tensor([[*ids, special['sep']]], device=next(model.parameters()).device)
     masks = (row[0] == special['mask']).nonzero().T
-    best = model.eval()(row, positions=masks)[0].float().softmax(-1).topk(5)
+    probabilities = model.eval()(row, positions=masks)[0].float().softmax(-1)
+    best = probabilities.topk(5)
     for chances, tokens in zip(best.values.tolist(), best.indices.tolist(), strict=True):
         pieces = (tokenizer.pieces[token] for token in tokens)
         words = (piece.strip('\u2581 ') or piece for piece in pieces)     # without the word-start marker
         tell('    ' + '   '.join(f'{word} {p:.3f}' for word, p in zip(words, chances, strict=True)))
+    return probabilities
 
 
 def show_sentences(model, documents, tokenizer, word_start, n):
-    """Mask a word in the first sentences (8 to 30 tokens) of n documents; print text and predictions."""
+    """Mask a word in the first sentences (8 to 30 tokens) of n documents; print predictions and its rank.
+
+    To be one that the others largely determine, it is the middle one of those from the third token on that
+    are in CLOSED_CLASS or that the sentence repeats.
+    """
+    tell('\nheld-out sentences; masked is a word such as "the" or "of", or one that the sentence repeats')
     for index in shuffled(np.arange(min(len(documents), 10_000)), len(documents), 0, 0):
-        ids = documents.get([index])[0, 1:31].tolist()
-        ends = [i + 1 for i, token in enumerate(ids) if tokenizer.pieces[token].endswith(('.', '\u3002'))]
+        ids = documents.get([index])[0, 1:32].tolist()
+        ends = [i + 1 for i, token in enumerate(ids[:-1])
+                if tokenizer.pieces[token].endswith(('.', '\u3002')) and word_start[ids[i + 1]]]
         ids = ids[:ends[0]] if ends else []
-        words = [i for i in range(2, len(ids) - 1) if word_start[ids[i]] and word_start[ids[i + 1]]
-                 and tokenizer.decode([ids[i]]).strip().isalpha()]
-        if len(ids) < 8 or not words or not word_start[ids[0]]:
+        words = {i: tokenizer.decode([ids[i]]).strip() for i in range(2, len(ids) - 1)
+                 if word_start[ids[i]] and word_start[ids[i + 1]]}
+        texts = list(words.values())
+        chosen = [i for i, word in words.items()
+                  if word in CLOSED_CLASS or word.isalpha() and texts.count(word) > 1]
+        if len(ids) < 8 or not chosen or not word_start[ids[0]]:
             continue
-        i = words[len(words) // 2]
-        before, word, after = map(tokenizer.decode, (ids[:i], ids[i:i + 1], ids[i + 1:]))
-        tell(f'\n{before.strip()} [MASK] {after.strip()}\n    masked: {word.strip()}')
-        fill_masks(model, tokenizer, [ids[:i], ids[i + 1:]])
+        i = chosen[len(chosen) // 2]
+        before, after = tokenizer.decode(ids[:i]), tokenizer.decode(ids[i + 1:])
+        tell(f'\n{before.strip()} [MASK] {after.strip()}')
+        chances = fill_masks(model, tokenizer, [ids[:i], ids[i + 1:]])[0]
+        rank = 1 + int((chances > chances[ids[i]]).sum())
+        tell(f'    masked: {words[i]}, rank {rank} of {len(chances):,}')
         n -= 1
         if not n:
             return
@@ -1300,7 +1315,7 @@ def main():
     elif runtime.main:
         plot_losses(out_dir, unigram)
         if fill_samples:
-            documents = DocumentRows(folder, meta, 'val', block_size)
+            documents = DocumentRows(folder, meta, 'val', 1 << 16)      # a row is a whole document
             show_sentences(raw.cpu(), documents, load_tokenizer(folder), word_start, fill_samples)
     leave(runtime, 128 + (stop[0] if stop else signal.SIGTERM) if stopping else 0)
 

@@ -1300,32 +1300,40 @@ class Documents:
 def chinese(tmp_path):
     pytest.importorskip('tokenizers')
     ideographs = map(chr, range(0x4e00, 0x4e40))
-    words = ['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]', '.', '\u3002', '\uff0c', *ideographs]
+    words = ['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]', '.', '\u3002', '\uff0c', 'of', '##of',
+             *ideographs]
     (tmp_path / 'vocab.txt').write_text('\n'.join(words), encoding='utf-8')
     return WordPieceTokenizer(str(tmp_path), {'lower_case': True})
 
 
-def test_chinese_sentences_end_in_their_own_full_stop(chinese, capsys):
+def test_a_repeated_or_closed_class_word_is_masked_and_ranked(chinese, capsys):
+    """Chinese sentences end in their own full stop."""
     ideographs = ''.join(map(chr, range(0x4e00, 0x4e14)))
-    documents = Documents(chinese, [f'{ideographs}\u3002{ideographs}'] * 3)
+    repeats, closed = f'{ideographs}{ideographs[5]}\u3002', f'{ideographs[:7]}of{ideographs[7:9]}.'
     model = MaskedLM(EncoderConfig(chinese.vocab_size, 32, 1, 2, 16, 32))
-    source.show_sentences(model, documents, chinese, chinese.word_starts(), 2)
-    found = capsys.readouterr().out.split('\n\n')
-    assert len(found) == 2
-    for sentence in found:
-        text, word, best = sentence.strip().splitlines()
-        before, after = text.replace(' ', '').split('[MASK]')
-        assert word == f'    masked: {ideographs[len(before)]}' and len(best.split()) == 10
-        assert before + ideographs[len(before)] + after == f'{ideographs}\u3002'
+    for sentence, before, word in ((repeats, ideographs, ideographs[5]), (closed, ideographs[:7], 'of')):
+        documents = Documents(chinese, [sentence + ideographs] * 3)
+        source.show_sentences(model, documents, chinese, chinese.word_starts(), 2)
+        rule, *found = capsys.readouterr().out.strip().split('\n\n')
+        assert 'repeats' in rule and len(found) == 2
+        text, best, truth = found[0].splitlines()
+        assert text.replace(' ', '') == sentence.replace(before + word, f'{before}[MASK]')
+        first, second = chinese.encode([before, text.split('[MASK]')[1]])
+        ids = [chinese.special[name] for name in ('cls', 'mask', 'sep')]
+        logits = model(torch.tensor([[ids[0], *first, ids[1], *second, ids[2]]]))[0, len(first) + 1].tolist()
+        rank = sorted(logits, reverse=True).index(logits[chinese.encode([word])[0][0]]) + 1
+        assert truth == f'    masked: {word}, rank {rank} of {chinese.vocab_size}' and len(best.split()) == 10
 
 
 def test_no_sentence_is_said_in_one_line(chinese, capsys):
-    """A full stop is missing, comes too early, or no word is before it."""
-    ideographs = ''.join(map(chr, range(0x4e00, 0x4e14)))
-    documents = Documents(chinese, [ideographs, f'{ideographs[:6]}\u3002', '\uff0c' * 9 + '\u3002'])
+    """No full stop, one too early or inside a word, no word, none repeated or of a closed class."""
+    twice = 2 * ''.join(map(chr, range(0x4e00, 0x4e0a)))
+    documents = Documents(chinese, [twice, f'{twice[7:13]}\u3002 of', f'{twice}.', '\uff0c' * 9 + '\u3002 of',
+                                    f'{twice[:10]}. of'])
+    documents.rows[2].append(chinese.pieces.index('##of'))
     source.show_sentences(None, documents, chinese, chinese.word_starts(), 2)
-    assert capsys.readouterr().out == (
-        'no other document of the validation split begins with a sentence to fill in\n')
+    assert capsys.readouterr().out.splitlines()[2:] == [
+        'no other document of the validation split begins with a sentence to fill in']
 
 
 def test_sentences_are_looked_for_where_wanted_alone(tmp_path, train_here, monkeypatch, capsys):
