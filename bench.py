@@ -89,7 +89,7 @@ checkpoint = ''                 # checkpoints, run folders or globs; empty: the 
 rank_rows = 4                   # validation sequences whose attention is analysed
 sentence = 'Return the sum of the elements along the given axis of an array.'   # to plot
 # data
-dataset = 'docstrings'          # folder below data_dir; config/data_DATASET.py makes it if it is missing
+dataset = 'docstrings'          # folder below data_dir; if missing, config/data_DATASET.py prepares it
 data_dir = 'data'               # parent folder of prepared corpora
 
 LISTS = 'lengths', 'batches', 'memory_lengths'
@@ -572,7 +572,7 @@ def draw_sentence(config, label, model, tokenizer, special):
     maps = attention_maps(model, torch.tensor([ids], device=model.encoder.token.weight.device))
 
     def draw(axis, weights):
-        axis.imshow(weights, vmin=0, zorder=2)          # over the grid
+        axis.imshow(weights, vmin=0, zorder=2)          # hides the grid
         axis.set_xticks(range(len(words)), words, fontsize=6, rotation=90)
         axis.set_yticks(range(len(words)), words, fontsize=6)
 

@@ -54,7 +54,7 @@ def run(main):
 
 
 def tell_torchrun(line):
-    """Give torchrun, which ends with a summary, the line to show there in place of a traceback."""
+    """Write the line where torchrun reads the error for its summary, in place of a traceback."""
     with contextlib.suppress(KeyError, OSError), open(os.environ['TORCHELASTIC_ERROR_FILE'], 'w') as file:
         details = {'py_callstack': line, 'timestamp': str(int(time.time()))}
         json.dump({'message': {'message': line, 'extraInfo': details}}, file)

@@ -75,9 +75,9 @@ data_dir = ''                   # folder of the published files, glue/CoLA/train
 extra_train = ''                # span tasks: file in SQuAD's format to train on first, e.g. from TriviaQA
 train_file = ''                 # custom: .csv, .tsv without quoting, or .jsonl; its labels are the classes
 dev_file = ''                   # custom: labelled file to evaluate on
-test_file = ''                  # custom: file to predict; TRIAL/predicted.csv is a copy with a prediction
-texts = ''                      # custom: column of the text, or of two with a comma; a+b: joined
-label = ''                      # custom: column of classes, or of numbers, as in 4.0; or of ANSWER,START
+test_file = ''                  # custom: file to predict; TRIAL/predicted.csv is a copy with a column more
+texts = ''                      # custom: column of the text, or two columns, as in a,b; a+b joins columns
+label = ''                      # custom: column of classes, or of decimals (4.0); for spans ANSWER,START
 tokenizer = ''                  # prepared folder with the tokenizer; empty: that of the checkpoint
 lower_case = True               # for a Hugging Face BERT without `tokenizer`: is its vocabulary uncased?
 block_size = 0                  # maximum sequence length, may exceed the pretrained one; 0: that one
@@ -175,14 +175,14 @@ class Task:
     hub: str = ''               # id:configuration
     texts: tuple = ()           # columns of text a and b; a+b: joined
     label: str = 'label'        # column of the label
-    read: Callable | None = None    # path -> (location, record) pairs, records as on the hub; by the suffix
+    read: Callable | None = None    # path -> (location, record) pairs, records as on the hub; None: READERS
     make: Callable | None = None    # (task, record, number, counts) -> Examples
     unanswerable: bool = False  # span: some questions have no answer
     write: str = 'id'           # key of SUBMISSIONS
     submission: str = ''        # file name; for MNLI matched|mismatched
     positive: str = ''          # label counted as yes by `cross`; empty: not in `cross`
     source: Callable | None = None  # (name, split, data_dir) -> Examples, in place of reading files
-    scale: tuple = (0, 1, 0, 5)     # regress: mean and deviation, removed; smallest and largest prediction
+    scale: tuple = (0, 1, 0, 5)     # regress: mean and deviation of the labels; bounds of a prediction
 
 
 # ---- readers: file -> (where: its location, record: a dict or a Bad) pairs ----
@@ -210,7 +210,7 @@ def read_table(path, header=()):
 
 
 def read_csv(path):
-    """Comma-separated with quoting.  A row of too many cells, or text that is not UTF-8, is a ValueError."""
+    """Comma-separated with quoting.  ValueError: a row has too many cells, or the text is not UTF-8"""
     table = pd.read_csv(path, header=None, dtype=str, na_filter=False)
     columns, *rows = table.values.tolist()
     for number, cells in enumerate(rows, 1):
@@ -267,7 +267,7 @@ def read_chid(path):
         yield where, record
 
 
-READERS = {'.csv': read_csv, '.tsv': read_table, '.jsonl': read_records}       # of a user's files
+READERS = {'.csv': read_csv, '.tsv': read_table, '.jsonl': read_records}       # by suffix, of a user's files
 
 
 def read_path(task, path):
@@ -354,7 +354,7 @@ def make_texts(task, record, number, counts):
 
 
 def make_own(task, record, number, counts):
-    """A row of a user's file; the row is its id, which SUBMISSIONS repeats.  '' is no label, or no answer."""
+    """A row of a user's file, which is its own id, for SUBMISSIONS.  A label of '': none, or no answer"""
     texts = tuple(pick_text(record, names) for names in task.texts)
     value, *start = (record.get(column) for column in task.label.split(','))
     if value in (None, ''):
@@ -444,7 +444,7 @@ def load_examples(name, split, data_dir, extra_train=''):
         raise UserError(f'{name}: made of docstrings, so it has no {split}')
     if task.hub and split in task.files:
         paths = find_split(task, split, data_dir) if data_dir else []
-    else:                                                       # a file that the command names
+    else:                                                       # a file named in the command
         paths = [extra_train if split == 'extra_train' else task.files.get(split, split)]
     parts = [read_path(task, path) for path in paths] or [read_hub(task, split)]
     return collect(task, itertools.chain(*parts), split, ', '.join(paths) or f'{task.hub} {split}')
@@ -791,7 +791,7 @@ TASKS = {
                                     source=partial(docstring_examples, n=1, label=label_package)),
     'docstring_order': DOCSTRINGS('accuracy f1', 'exchanged kept',
                                   source=partial(docstring_examples, n=2, label=label_order)),
-    'custom': row('custom', 'accuracy', make=make_own, files={        # completed by custom_task
+    'custom': row('custom', 'accuracy', make=make_own, files={        # custom_task fills in the rest
         split: f'--{split}_file' for split in ('train', 'dev', 'test')}),
 }
 GROUPS = {
@@ -808,8 +808,8 @@ def custom_task(config):
     files = {split: config[f'{split}_file'] for split in ('train', 'dev', 'test') if config[f'{split}_file']}
     texts, label = (tuple(map(str.strip, config[key].split(','))) for key in ('texts', 'label'))
     if not {'train', 'dev'} <= set(files) or '' in texts + label or not len(label) <= len(texts) <= 2:
-        raise UserError('tasks=custom: needs --train_file, --dev_file, --texts=COLUMN or two columns, as in '
-                        'question,answer, and --label=COLUMN, or ANSWER,START for spans of the second')
+        raise UserError('tasks=custom: needs --train_file, --dev_file, --texts=COLUMN or two columns '
+                        '(question,answer) and --label=COLUMN, or ANSWER,START for spans of the second text')
     suffix, values = Path(files.get('test', files['dev'])).suffix, {}
     task = replace(TASKS['custom'], files=files, texts=texts, label=','.join(label), write=suffix,
                    submission=f'predicted{suffix}')
@@ -1252,7 +1252,7 @@ def survey(name, config):
         notes = ''.join(f' ({kind}: {n})' for kind, n in skipped.items())
         counts.append(f'{split} {len(examples):,}{notes}')
         hashes[split] = f'{text_hash(repr(examples)):016x}'
-    kind = f'{TASKS[name].head} {name_labels(TASKS[name].labels)}'.strip()
+    kind = ': '.join(filter(None, (TASKS[name].head, name_labels(TASKS[name].labels))))
     return {split: hashes[split] for split in labelled}, f"{name}: {', '.join(counts)} examples; {kind}"
 
 
@@ -1556,7 +1556,7 @@ def run_trial(trial, levels, others, runtime):
     model = make_classifier(trial.start, trial.head, trial.knobs, max(1, len(trial.task.labels)))
     if result:
         model.load_state_dict(train.read_checkpoint(os.path.join(trial.folder, 'model.pt'))['model'])
-    wanted = before.get('dtype', trial.knobs.dtype)     # a finished trial stays what it was
+    wanted = before.get('dtype', trial.knobs.dtype)     # a finished trial keeps its dtype
     runtime = replace(runtime, dtype=train.choose_dtype(wanted, runtime.device, model.config.n_embd))
     model = train.to_device(model, runtime)
     result = result or fine_tune(trial, model, runtime)
@@ -1852,7 +1852,7 @@ def main():
     names, levels = find_tasks(tasks), noise_levels(noise)
     others = [name for name in names if TASKS[name].positive] if cross else []
     if cross and others != names:
-        say(f"cross=True leaves out {', '.join(sorted({*names} - {*others}))}: no label of theirs means yes")
+        say(f"cross=True leaves out {', '.join(sorted({*names} - {*others}))}: no positive label is defined")
     if predict not in ('', 'test') and len(names) > 1:
         raise UserError(f'predict={predict!r}: a file is of one task: choose it with --tasks, or write test')
     runtime = train.join(device, dtype, group=False)

@@ -1068,7 +1068,7 @@ def hugging_face_names(n_layer):
     return {theirs + kind: ours + kind for theirs, ours in rows.items() for kind in ('.weight', '.bias')}
 
 
-# ---- export: matrices (D, D + 1), weight and bias in float64, from which q, k and v of a BERT follow ----
+# ---- export: the q, k and v of a BERT as matrices (D, D + 1), weight and bias, in float64 ----
 
 def matrix(linear):
     bias = linear.weight.new_zeros(len(linear.weight)) if linear.bias is None else linear.bias
@@ -1076,7 +1076,7 @@ def matrix(linear):
 
 
 def fold_pairs(attention):
-    """q S = x (Wq S) + b S in each head; rows of the matrix are outputs: S^T multiplies from the left."""
+    """q S = x (Wq S) + b S in each head; as rows are outputs, S^T multiplies from the left."""
     pair = attention.pair.double()
     pair = pair if attention.pair_key is None else pair @ attention.pair_key.double().mT         # (H, K, K)
     return (pair.mT @ matrix(attention.query).unflatten(0, (len(pair), -1))).flatten(0, 1)
@@ -1089,11 +1089,11 @@ FOLD = {                            # attention -> matrices of q, k, v
     'shared': lambda a: [matrix(a.shared) * d[:, None] for d in (a.query_diag, a.key_diag, a.value_diag)],
 }
 FAMILY = {'absolute': 'Bert', 'none': 'Bert', 'rope': 'RoFormer'}       # position -> transformers' classes
-EXPORTS = {                         # our class -> theirs, after the family
+EXPORTS = {                         # our class -> theirs, without the family
     MaskedLM: 'ForMaskedLM', SequenceClassifier: 'ForSequenceClassification',
     MultipleChoice: 'ForMultipleChoice', SpanClassifier: 'ForQuestionAnswering',
 }
-EXPORTABLE = {                      # field -> (part that it is about, allowed values, what transformers has)
+EXPORTABLE = {                      # field -> (module that has it, allowed values, what transformers has)
     'attention': ('encoder', FOLD, 'softmax(q k^T / sqrt(K)) v with one matrix each for q, k and v'),
     'position': ('encoder', FAMILY, 'learned absolute or rotary positions'),
     'norm': ('encoder', ('layer',), 'LayerNorm'),
@@ -1106,7 +1106,7 @@ EXPORTABLE = {                      # field -> (part that it is about, allowed v
 def to_transformers(model, **settings):
     """The equivalent model of transformers, a BERT or a RoFormer.  Raises UserError if there is none.
 
-    Biases and positions that the model lacks are zeros.  settings: more keys of its config
+    Biases and positions that our model lacks are zero in it.  settings: more fields of its config
     """
     config = model.config
     for name, (part, allowed, what) in EXPORTABLE.items():
@@ -1119,7 +1119,7 @@ def to_transformers(model, **settings):
         raise UserError(f"position='rope': no equivalent in transformers' {name}, whose pooler has GELU in "
                         'place of tanh')
     sizes = {theirs: getattr(config, ours) for ours, theirs in BERT_SIZES.items()}
-    if name == 'RoFormerForMultipleChoice':                     # BERT's pooler
+    if name == 'RoFormerForMultipleChoice':                     # for a pooler as BERT's
         sizes |= {'summary_type': 'first', 'summary_use_proj': True, 'summary_proj_to_labels': False,
                   'summary_activation': 'tanh'}
     if hasattr(model, 'classifier'):
@@ -1132,7 +1132,7 @@ def to_transformers(model, **settings):
             stem = f'encoder.blocks.{i}.attention.{part}'
             weights |= {f'{stem}.weight': found[:, :-1], f'{stem}.bias': found[:, -1]}
     names = hugging_face_names(config.n_layer)
-    for name, parameter in twin.named_parameters():             # a tied one once
+    for name, parameter in twin.named_parameters():             # tied ones come once
         ours = names.get(name.replace('roformer.', 'bert.', 1))
         if ours in weights:
             parameter.copy_(weights[ours])

@@ -596,12 +596,12 @@ class SentencePieceTokenizer:
         return [piece.startswith('\u2581') for piece in self.pieces]
 
     def as_library(self, library):
-        """As tokenizers.Tokenizer, which adds scores in float64, sentencepiece in float32."""
+        """As a tokenizers.Tokenizer, which sums scores in float64 where sentencepiece does in float32."""
         proto, normalizers = self.model.serialized_model_proto(), library.normalizers
         spec = need('sentencepiece', self.file_name).SentencePieceNormalizer(model_proto=proto)
         spec = spec.serialized_normalizer_spec()                # fields: 1 name, 2 table of characters
         tag = re.match(rb'(\n.\w*)?\x12[\x80-\xff]*[\x01-\x7f]', spec, re.DOTALL)
-        steps = [normalizers.Precompiled(spec[tag.end():])] if tag else []      # ignores fields after it
+        steps = [normalizers.Precompiled(spec[tag.end():])] if tag else []      # it ignores later fields
         steps += [normalizers.Strip(), normalizers.Replace(library.Regex(' {2,}'), ' ')]
         scores = [self.model.get_score(i) if i < len(self.model) else 0.0 for i in range(self.vocab_size)]
         vocabulary = list(zip(self.pieces, scores, strict=True))
@@ -612,7 +612,7 @@ class SentencePieceTokenizer:
         return model
 
     def same(self, ids, others):
-        """Equal, or equal in score: float32 rounding breaks ties, as in rows of asterisks."""
+        """Whether ids are equal, or equal in score: float32 rounding decides between ties, as in `*****`."""
         scores = (sum(map(self.model.get_score, one)) for one in (ids, others))
         return ids == others or math.isclose(*scores, rel_tol=1e-5)
 
@@ -663,7 +663,7 @@ class WordPieceTokenizer:
         return [not piece.startswith('##') for piece in self.pieces]
 
     def as_library(self, library):
-        """As tokenizers.Tokenizer."""
+        """As a tokenizers.Tokenizer."""
         return library.Tokenizer.from_str(self.model.to_str())
 
 
@@ -768,7 +768,7 @@ class TiktokenTokenizer:
         return [not (piece[:1].isalnum() or piece[:1] == '\ufffd') for piece in self.pieces]
 
     def as_library(self, library):
-        """As tokenizers.Tokenizer: any two tokens merge whose bytes together are a token, by its rank."""
+        """As a tokenizers.Tokenizer: two tokens merge if their bytes joined are a token, by its rank."""
         convert = need('transformers.convert_slow_tokenizer', 'this export')
         characters = convert.bytes_to_unicode()                 # GPT-2's, one for each byte
         vocabulary = {''.join(map(characters.get, token)): rank for rank, token in self.tokens.items()}
@@ -789,7 +789,7 @@ TOKENIZERS = {'sentencepiece': SentencePieceTokenizer, 'wordpiece': WordPieceTok
 def fast_tokenizer(tokenizer, length):
     """The tokenizer as a transformers.PreTrainedTokenizerFast.  length: longest row of the model
 
-    Raises UserError unless both give the same ids on Python's reference manual, 700 KB, and on all pieces.
+    Raises UserError unless both give the same ids for Python's reference manual (700 KB) and for all pieces.
     """
     from pydoc_data.topics import topics
     library, special, size = need('tokenizers', 'this export'), tokenizer.special, tokenizer.vocab_size
@@ -803,7 +803,7 @@ def fast_tokenizer(tokenizer, length):
     theirs = model.encode_batch_fast(texts, add_special_tokens=False)
     for text, ours, other in zip(texts, tokenizer.encode(texts), theirs, strict=True):
         if not tokenizer.same(ours, other.ids):
-            raise UserError(f'no tokenizer for transformers: it would give other ids to {text!r}')
+            raise UserError(f'no tokenizer is exported: in transformers it would give other ids for {text!r}')
     return need('transformers', 'this export').PreTrainedTokenizerFast(
         tokenizer_object=model, model_max_length=length, clean_up_tokenization_spaces=False,
         model_input_names=['input_ids', 'token_type_ids', 'attention_mask'],
@@ -1000,7 +1000,7 @@ def in_parallel(function, tasks, num_proc):
 
 
 def progress(items, total, unit, name=None, done=0):
-    """`items` behind a tqdm bar, for terminals and the first process of each machine.  done: begins there"""
+    """`items` with a tqdm bar, on terminals, in the first process of each machine.  done: where it begins"""
     tqdm.set_lock(threading.RLock())                    # tqdm's own is a semaphore, which os._exit leaks
     shown = sys.stderr and sys.stderr.isatty() and os.environ.get('LOCAL_RANK', '0') == '0'
     return tqdm(items, name, total, unit=unit, initial=done, disable=not shown, leave=False, miniters=1,
@@ -1138,7 +1138,7 @@ def load_tokenizer(folder):
 
 
 def copy_tokenizer(tokenizer, folder):
-    """Write folder/tokenizer/, with which load_tokenizer(folder) gives the same tokenizer."""
+    """Write folder/tokenizer/, so that load_tokenizer(folder) gives the same tokenizer."""
     home, name = os.path.join(folder, 'tokenizer'), tokenizer.file_name
     os.makedirs(home, exist_ok=True)
     sha256 = write_bytes(os.path.join(home, name), Path(tokenizer.home, name).read_bytes())
@@ -1146,7 +1146,7 @@ def copy_tokenizer(tokenizer, folder):
 
 
 def tokenizer_identity(folder):
-    """Digest of what determines the ids of a prepared folder's tokenizer, or of a run's."""
+    """Digest of what determines the ids that the tokenizer of a prepared folder or a run gives."""
     facts = read_json(folder, 'tokenizer/settings.json', 'tokenizer')['tokenizer']
     return digest_of({key: value for key, value in facts.items() if key not in ('trained', 'name')})
 

@@ -60,9 +60,9 @@ out_dir = 'out/run'             # checkpoints, metrics.jsonl, run.json and loss.
 init_from = 'auto'              # scratch, resume, auto (newest checkpoint or scratch), a checkpoint or a BERT
 seed = 1                        # for weights, sample order, masks and dropout; below 2^63
 fill = ''                       # a text with [MASK]: print the checkpoint's predictions and stop
-export = ''                     # a folder: write the run, or init_from, there for transformers and stop
+export = ''                     # a folder: export the run, or init_from, there for transformers and stop
 # data
-dataset = 'docstrings'          # folder below data_dir; config/data_DATASET.py makes it if it is missing
+dataset = 'docstrings'          # folder below data_dir; if missing, config/data_DATASET.py prepares it
 data_dir = 'data'               # parent folder of prepared corpora
 validation = ''                 # more folders below data_dir to validate on, comma-separated; e.g. ptb
 block_size = 512                # tokens per sequence, including [CLS] and [SEP]
@@ -139,15 +139,17 @@ LIMITS = {                      # knob: minimum, maximum (None: unlimited)
     'weight_decay': (0, None), 'grad_clip': (0, None), 'beta1': (0, 0.9999), 'beta2': (0, 0.999999),
     'adam_eps': (1e-30, None), 'block_size': (8, None), 'mask_fraction': (0.001, 0.999),
 }
-STYLE = {                       # of every picture; Paul Tol's high-contrast colours differ in grey too
+STYLE = {                       # of every plot; Paul Tol's high-contrast colours differ in grey too
     'axes.prop_cycle': "cycler(linestyle=['-', '--', ':', '-.']) * "
                        "cycler(marker=['o', 's', '^', 'D'], color=['k', '#bb5566', '#004488', '#ddaa33'])",
     'lines.markersize': 4, 'axes.grid': True, 'grid.alpha': 0.3, 'image.cmap': 'gray_r', 'font.size': 9,
     'legend.handlelength': 3, 'figure.constrained_layout.use': True, 'savefig.dpi': 120,
 }
 EVAL_ROWS = 256                 # rows whose validation masks are drawn together; the masks depend on it
-CLOSED_CLASS = {'a', 'an', 'and', 'are', 'as', 'at', 'be', 'by', 'for', 'from', 'if', 'in', 'is', 'it', 'not',
-                'of', 'on', 'or', 'that', 'the', 'this', 'to', 'with'}
+CLOSED_CLASS = {                # English function words, for show_sentences
+    'a', 'an', 'and', 'are', 'as', 'at', 'be', 'by', 'for', 'from', 'if', 'in', 'is', 'it', 'not', 'of', 'on',
+    'or', 'that', 'the', 'this', 'to', 'with',
+}
 HELD = []                       # keeps this process's lock file open
 MAY_CHANGE = {'dropout', 'attention_dropout', 'n_label', 'pair_init', 'pooling', 'recompute'}   # model fields
 
@@ -325,7 +327,7 @@ class Permuter(Masker):
 
 
 OBJECTIVE = {'mlm': (MaskedLM, Masker), 'plm': (PermutationLM, Permuter)}
-KINDS = {                       # objective, or head of finetune.py -> class of a checkpoint's model
+KINDS = {                       # objective of train.py or head of finetune.py -> class of the model
     'mlm': MaskedLM, 'plm': PermutationLM, 'classify': SequenceClassifier, 'regress': SequenceClassifier,
     'choose': MultipleChoice, 'span': SpanClassifier,
 }
@@ -775,9 +777,9 @@ def read_checkpoint(path):
 
 
 def load_pretrained(source, folder=''):
-    """What load() returns, and the checkpoint's content with its `path`.  Raises UserError.
+    """(model in eval mode, tokenizer, content of the checkpoint with its `path`).  Raises UserError.
 
-    folder  where tokenizer/ is; by default beside the checkpoint, or else in the corpus of its run
+    folder  parent of tokenizer/; '': the checkpoint's folder or, if that has none, the corpus of its run
     """
     trial = os.path.join(source, 'model.pt')
     path = source if source.endswith('.pt') else trial if os.path.exists(trial) else newest_checkpoint(source)
@@ -787,13 +789,13 @@ def load_pretrained(source, folder=''):
     knobs = content['config']
     kind = content.get('head', knobs.get('objective'))
     if kind is None:
-        raise UserError(f'{path}: fine-tuned by an earlier version of finetune.py: its task is not in it')
+        raise UserError(f'{path}: written by an earlier finetune.py, which did not store the task')
     own = os.path.dirname(path) or '.'
     folder = folder or own
     if not os.path.isdir(os.path.join(folder, 'tokenizer')):
         corpus = os.path.join(knobs.get('data_dir', ''), knobs.get('dataset', ''))
         folder = corpus if folder == own else folder
-        load_meta(folder)                               # names the command that prepares it
+        load_meta(folder)                               # the error names the command to prepare it
     ours = {'tokenizer': prepare_data.tokenizer_identity(folder)}
     refuse_difference(path, {**ours, **content['data']}, ours, 'the data')
     model = KINDS[kind](EncoderConfig(**content['model_config']))
@@ -802,9 +804,9 @@ def load_pretrained(source, folder=''):
 
 
 def load(path):
-    """(model in eval mode, tokenizer) of a run or checkpoint of train.py or a trial of finetune.py.
+    """(model in eval mode, tokenizer) of a run or checkpoint of train.py, or of a trial of finetune.py.
 
-    The tokenizer has encode(texts), decode(ids), pieces and special, see TOKENIZERS of prepare_data.py.
+    The tokenizer has encode(texts), decode(ids), pieces and special: see TOKENIZERS in prepare_data.py.
     """
     return load_pretrained(str(path))[:2]
 
@@ -883,7 +885,7 @@ def refuse_difference(where, stored, ours, what):
 # ---- log ----
 
 def tell(text):
-    """Print on stdout, above a bar.  If the reader has closed the pipe, e.g. `| head`, this is a SIGTERM."""
+    """Print on stdout, above a progress bar.  A closed pipe (`| head`) ends the run as SIGTERM does."""
     try:
         with tqdm.external_write_mode(nolock=True):
             print(text, flush=True)
@@ -970,8 +972,8 @@ def write_manifest(folder, config, data, runtime):
 
 
 def draw_curves(axis, points):
-    """A line for each label of the points (label, x, y): mean and deviation of the y with equal x."""
-    import pandas as pd  # half a second
+    """A line for each label of the points (label, x, y): mean and standard deviation of y at each x."""
+    import pandas as pd  # here: takes half a second
     frame = pd.DataFrame(points, columns=['label', 'x', 'y']).astype({'x': float, 'y': float})
     for label, line in frame.groupby('label', sort=False):
         found = line.groupby('x').y.agg(['mean', 'std'])
@@ -980,7 +982,7 @@ def draw_curves(axis, points):
 
 
 def plot(folder, name, panels, labels, draw=draw_curves, columns=1, level=None):
-    """Save `name`.png: draw(axis, panel) for each of {title: panel}, with a line at level = (label, y)."""
+    """Save `name`.png: draw(axis, panel) for each of {title: panel}.  level: (label, y) of a line"""
     try:
         import matplotlib.figure
     except ImportError:
@@ -1009,7 +1011,7 @@ def plot_losses(folder, unigram):
 
 @torch.no_grad()
 def fill_masks(model, tokenizer, parts):
-    """Print the top five of each [MASK] between neighbours of parts, lists of ids; returns chances (n, V)."""
+    """Join parts (lists of ids) by [MASK], print the top five tokens of each; return probabilities (n, V)."""
     special = tokenizer.special
     ids = [special['cls'], *parts[0]]
     for part in parts[1:]:
@@ -1030,10 +1032,10 @@ def fill_masks(model, tokenizer, parts):
 def show_sentences(model, documents, tokenizer, word_start, n):
     """Mask a word in the first sentences (8 to 30 tokens) of n documents; print predictions and its rank.
 
-    To be one that the others largely determine, it is the middle one of those from the third token on that
-    are in CLOSED_CLASS or that the sentence repeats.
+    Candidates are words of one token after the second token, in CLOSED_CLASS or repeated in the sentence, as
+    the rest of the sentence often determines them; the middle candidate is masked.
     """
-    tell('\nheld-out sentences; masked is a word such as "the" or "of", or one that the sentence repeats')
+    tell('\nheld-out sentences with one word masked: a function word ("the") or one that the sentence repeats')
     for index in shuffled(np.arange(min(len(documents), 10_000)), len(documents), 0, 0):
         ids = documents.get([index])[0, 1:32].tolist()
         ends = [i + 1 for i, token in enumerate(ids[:-1])
@@ -1059,7 +1061,7 @@ def show_sentences(model, documents, tokenizer, word_start, n):
 
 
 def use_checkpoint(fill, export, source):
-    """Print the predictions of a run, checkpoint or trial, or export it for transformers."""
+    """Print the predictions for `fill` of a run, checkpoint or trial; export it for transformers."""
     model, tokenizer, content = load_pretrained(source)
     if fill:
         text = fill.encode('utf-8', 'surrogateescape').decode('utf-8', 'replace')   # argv in any locale
@@ -1082,7 +1084,7 @@ def export_model(model, tokenizer, content, folder):
     twin.save_pretrained(folder)
     try:
         prepare_data.fast_tokenizer(tokenizer, model.config.block_size).save_pretrained(folder)
-        settings = Path(folder, 'tokenizer_config.json')        # the name that all versions know
+        settings = Path(folder, 'tokenizer_config.json')        # the class name in all versions
         settings.write_text(settings.read_text().replace('"TokenizersBackend"', '"PreTrainedTokenizerFast"'))
         shutil.copy(os.path.join(tokenizer.home, tokenizer.file_name), folder)
     except UserError as error:
@@ -1093,7 +1095,7 @@ def export_model(model, tokenizer, content, folder):
 
 
 def model_card(model, twin, content, note):
-    """README.md of an exported model.  note: why it has no tokenizer, or ''"""
+    """README.md of an exported model.  note: why the tokenizer is missing, or ''"""
     home, config = os.path.dirname(os.path.abspath(content['path'])), model.config
     last = {line['kind']: line for line in read_metrics(home) if line['step'] <= content['step']}
     rows = [('command', f"`{shlex.join(['python', *content.get('argv', ['...'])])}`"),
@@ -1106,15 +1108,15 @@ def model_card(model, twin, content, note):
         name = 'validation' if kind == 'val' else 'training'
         rows.append((f"{name} after step {line['step']:,}", ', '.join(scores)))
     rows += [('parameters as trained', f'{count_parameters(model):,}'),
-             ('parameters here', f'{twin.num_parameters(only_trainable=True):,}')]
+             ('parameters of this export', f'{twin.num_parameters(only_trainable=True):,}')]
     table = '\n'.join(f'| {name} | {value} |' for name, value in rows)
     return f"""---
 library_name: transformers
 ---
 # {os.path.basename(home)}
 
-A {type(twin).__name__} with the logits of the model that was trained, whose attention is `{config.attention}`
-and position encoding `{config.position}`; queries, keys and values have one matrix each here.
+A {type(twin).__name__} with the same logits as the trained model (attention `{config.attention}`, positions
+`{config.position}`), whose weights are multiplied out to one matrix each for queries, keys and values.
 {note}
 
 | | |
@@ -1134,20 +1136,20 @@ def check_knobs(config):
 
 
 def prepare_missing(dataset, data_dir, runtime):
-    """Prepare a corpus with its config/data_*.py, if there is one and it needs no files of the user's."""
+    """Prepare a corpus with its config/data_*.py, if there is one that needs no local files."""
     file, folder = f'config/data_{dataset}.py', os.path.join(data_dir, dataset)
     try:
         prepare_data.find_corpus(configure(dict(vars(prepare_data)), [file])[0])
-    except UserError:                                           # load_meta says what to do
+    except UserError:                                           # the error of load_meta says what to do
         return
     words = [file] + ([] if data_dir == 'data' else [f'--data_dir={data_dir}'])
-    price = re.findall(r'(?ms)^# (Expect .*?)\n[^#]', Path(ROOT, file).read_text('utf-8'))      # its header's
+    price = re.findall(r'(?ms)^# (Expect .*?)\n[^#]', Path(ROOT, file).read_text('utf-8'))      # its header
     command = f"python prepare_data.py {' '.join(words)}. {''.join(price)}".replace('\n#', '')
     if runtime.world > 1:
         raise UserError(f'{folder}: not prepared; run first: {command}')
-    tell(f'{folder} is not there yet, so first: {command}')
+    tell(f'{folder} is missing; preparing it first: {command}')
     code = subprocess.run([sys.executable, f'{ROOT}/prepare_data.py', *words, '--part=0/1']).returncode
-    if code:                                                    # it has said why
+    if code:                                                    # it has printed the error
         sys.exit(code if code > 0 else 128 - code)
 
 
@@ -1207,7 +1209,7 @@ def main():
 
     # model and optimizer: new, from a BERT or from a checkpoint
     source, content = start_from(init_from, out_dir, runtime)
-    if dtype == 'auto' and 'dtype' in content:          # resumed on another machine, it stays what it was
+    if dtype == 'auto' and 'dtype' in content:          # a resumed run keeps its dtype, on any machine
         runtime = replace(runtime, dtype=getattr(torch, content['dtype']))
     torch.manual_seed(seed)
     raw = make_model(model_config(config, meta['vocab_size']), objective, source, content)
@@ -1315,7 +1317,7 @@ def main():
     elif runtime.main:
         plot_losses(out_dir, unigram)
         if fill_samples:
-            documents = DocumentRows(folder, meta, 'val', 1 << 16)      # a row is a whole document
+            documents = DocumentRows(folder, meta, 'val', 1 << 16)      # documents in whole
             show_sentences(raw.cpu(), documents, load_tokenizer(folder), word_start, fill_samples)
     leave(runtime, 128 + (stop[0] if stop else signal.SIGTERM) if stopping else 0)
 

@@ -217,7 +217,7 @@ def test_a_tokenizer_with_other_ids_is_left_out(run, english, corpus, tmp_path, 
     torch.save(content, tmp_path / 'run' / 'ckpt_0000002.pt')
     run_here(corpus, tmp_path / 'run', f'--export={tmp_path}/out')
     said, wrote = capsys.readouterr().out.splitlines()
-    text = re.fullmatch('no tokenizer for transformers: it would give other ids to (.+)', said)[1]
+    text = re.fullmatch('no tokenizer is exported: in transformers it would give other ids for (.+)', said)[1]
     assert wrote.startswith(f'wrote {tmp_path}/out') and ast.literal_eval(text)
     assert sorted(os.listdir(tmp_path / 'out')) == ['README.md', 'config.json', 'model.safetensors']
     assert said in (tmp_path / 'out' / 'README.md').read_text()

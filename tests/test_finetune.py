@@ -682,7 +682,7 @@ def test_own_files_are_a_task_like_any_other(run, tmp_path, finetune_here, monke
     assert set(trial['scores']['custom']) == {'accuracy', 'f1', 'matthews'} and trial['n_train'] == 16
     assert trial['majority']['custom']['accuracy'] == 0.5 and trial['noise']['custom'] and other['seed'] == 2
     out = capsys.readouterr().out
-    assert 'custom: train 16, dev 8, test 3 examples; classify file, parser\n' in out
+    assert 'custom: train 16, dev 8, test 3 examples; classify: file, parser\n' in out
     assert re.search(r'custom seed 2, 3 labelled examples: accuracy', out) and '| ours: run |' in out
     with open(os.path.join(folder_of(tmp_path / 'out', 'custom_1'), 'predicted.csv')) as file:
         lines = file.read().splitlines()
@@ -690,7 +690,7 @@ def test_own_files_are_a_task_like_any_other(run, tmp_path, finetune_here, monke
     assert len(lines) == 4 and {line.split(',')[-1] for line in lines[1:]} <= {'parser', 'file'}
     finetune_here(*arguments, '--trials=1', '--cross=true', f'--predict={tmp_path}/dev.csv')
     assert os.path.exists(os.path.join(folder_of(tmp_path / 'out', 'custom_1'), 'dev.predicted.csv'))
-    assert 'cross=True leaves out custom: no label of theirs means yes' in capsys.readouterr().err
+    assert 'cross=True leaves out custom: no positive label is defined' in capsys.readouterr().err
     assert finetune_here('--report', f'--out_dir={tmp_path}/out') == [trial, other]
 
 

@@ -547,7 +547,7 @@ def test_half_precision_trains_and_resumes(dtype, tmp_path, train_here):
     assert half != full and abs(half - full) < 0.02
     (tmp_path / 'again').mkdir()
     shutil.copy(tmp_path / 'half' / 'ckpt_0000003.pt', tmp_path / 'again')
-    train_here(tmp_path / 'again', *knobs, '--dtype=auto')             # stays what it was
+    train_here(tmp_path / 'again', *knobs, '--dtype=auto')             # keeps the checkpoint's
     same_checkpoint(tmp_path / 'half' / 'ckpt_0000006.pt', tmp_path / 'again' / 'ckpt_0000006.pt')
 
 
@@ -811,7 +811,7 @@ def test_a_missing_corpus_is_made_on_the_way(code, corpus, tmp_path, train_here,
     train_here(tmp_path / 'out', 'config/base_pairwise.py', '--dataset=fineweb', '--max_iters=1',
                f'--data_dir={tmp_path}/data', f'--out_dir={tmp_path}/out', status=status)
     assert commands == [['config/data_fineweb.py', f'--data_dir={tmp_path}/data', '--part=0/1']]
-    line, *rest = [line for line in capsys.readouterr().out.splitlines() if 'is not there yet' in line]
+    line, *rest = [line for line in capsys.readouterr().out.splitlines() if 'is missing; preparing' in line]
     assert f'first: python prepare_data.py config/data_fineweb.py --data_dir={tmp_path}/data. Exp' in line
     for part in ('GB to download', 'GB on disk', 'hours on one', '--max_documents=1', '--dataset=wikitext'):
         assert part in line and not rest
