@@ -1035,7 +1035,7 @@ def show_sentences(model, documents, tokenizer, word_start, n):
     Candidates are words of one token after the second token, in CLOSED_CLASS or repeated in the sentence, as
     the rest of the sentence often determines them; the middle candidate is masked.
     """
-    tell('\nheld-out sentences with one word masked: a function word ("the") or one that the sentence repeats')
+    tell('\nheld-out sentences with a masked word: a function word ("the") or one that the sentence repeats')
     for index in shuffled(np.arange(min(len(documents), 10_000)), len(documents), 0, 0):
         ids = documents.get([index])[0, 1:32].tolist()
         ends = [i + 1 for i, token in enumerate(ids[:-1])
@@ -1144,7 +1144,7 @@ def prepare_missing(dataset, data_dir, runtime):
         return
     words = [file] + ([] if data_dir == 'data' else [f'--data_dir={data_dir}'])
     price = re.findall(r'(?ms)^# (Expect .*?)\n[^#]', Path(ROOT, file).read_text('utf-8'))      # its header
-    command = f"python prepare_data.py {' '.join(words)}. {''.join(price)}".replace('\n#', '')
+    command = f"python prepare_data.py {' '.join(words)}  # {''.join(price)}".replace('\n#', '')
     if runtime.world > 1:
         raise UserError(f'{folder}: not prepared; run first: {command}')
     tell(f'{folder} is missing; preparing it first: {command}')

@@ -1,7 +1,7 @@
 # BERT-base with Courtois et al.'s recipe (2024, section 3.3), the defaults of train.py: 12 layers, 768 wide,
 # 200k steps of 256 x 512 tokens, rate 1e-4 after 10k steps, linear decay, Adam's epsilon 1e-12. The corpus is
-# FineWeb, which needs no account, in the place of the paper's OSCAR: for that, --dataset=oscar, after
-# config/data_oscar.py. What this and the configs that import it print as expected belongs to OSCAR.
+# FineWeb, which needs no account; the paper's is OSCAR: prepare it with config/data_oscar.py, then add
+# --dataset=oscar. All results expected below and in the configs that import this file are for OSCAR.
 # Not in the paper, so ours: the value of weight decay, 0.01, clipping of gradients at 1 and dropout 0.1, all
 # BERT's; the milestones (of the steps of its figure 3 the paper names only 30,000 and 65,000).
 # $ torchrun --standalone --nproc_per_node=8 train.py config/base.py

@@ -98,7 +98,7 @@ def test_prices_of_the_open_corpora(name, documents, download, tokens, speed):
     price = header(f'data_{name}').partition('Expect ')[2]
     found = re.match(r'(\S+) documents.* (\S+) GB .*?download \((\d+) minutes at 100 Mbit/s\), (\S+) GB on '
                      r'disk and (\S+) (?:an )?hour', price).groups()
-    assert found[0] == documents and '--max_documents=' in price and '--dataset=wikitext of train' in price
+    assert found[0] == documents and '--max_documents=' in price and 'train.py --dataset=wikitext' in price
     hours = tokens / speed / 3600
     for said, value in zip(found[1:], (download, download * 80 / 60, 2 * tokens / 1e9, hours), strict=True):
         assert float(said.replace('half', '0.5')) == pytest.approx(value, rel=0.1)

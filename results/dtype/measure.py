@@ -3,7 +3,7 @@
     $ PYTHONPATH=. OMP_NUM_THREADS=1 python results/dtype/measure.py train 30522
     $ PYTHONPATH=. OMP_NUM_THREADS=2 python results/dtype/measure.py finetune 30522
 
-Appends to rows.jsonl beside it: median seconds per step over the rounds, and their ratio in a round.
+Appends to rows.jsonl: median seconds per step; median, least and largest ratio within a round.
 """
 import json
 import os
@@ -22,7 +22,7 @@ WARMUP, ROUNDS, ROWS, LENGTH = 2, 7, 8, 128
 
 
 def time_steps(mode, vocab_size, width):
-    """Rows of one width; mode: a key of bench.MODES."""
+    """Yield the rows of one width.  mode: a key of bench.MODES"""
     config = {**{key: value for key, value in vars(bench).items() if key.islower()},
               'vocab_size': vocab_size, 'n_embd': width, 'n_head': 4, 'n_inner': 4 * width}
     runtimes = [train.join('cpu', name) for name in ('float32', 'bfloat16')]
