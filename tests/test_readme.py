@@ -1,4 +1,4 @@
-"""The commands of README.md and results/machines.md.
+"""The commands of README.md, results/running.md and results/machines.md.
 
 The first of each kind really run, on four packages of the standard library. The others are taken in process
 as far as their data: knobs, config files, checkpoints, files, tasks. `-m slow` runs every command, made tiny.
@@ -24,8 +24,9 @@ import train
 from configurator import UserError
 from model import ALLOWED_POSITIONS, ATTENTION, POSITION, EncoderConfig, MaskedLM
 
-PAGE, MACHINES = read_page('README.md'), read_page('results', 'machines.md')
-COMMANDS = commands_of(PAGE + MACHINES)
+PAGE = read_page('README.md')
+PAGES = PAGE + read_page('results', 'running.md') + read_page('results', 'machines.md')
+COMMANDS = commands_of(PAGES)
 STAGES = [command for command in COMMANDS if '.py' in command]
 FILL = 'python train.py config/quickstart.py --fill="returns the [MASK] of a matrix"'
 FIRST = {               # really run, in this order -> what makes them small
@@ -129,7 +130,7 @@ def test_a_command_finds_its_knobs_files_and_tasks(command, files_home, monkeypa
     monkeypatch.chdir(files_home)
     READY[module](config)
     if module is train:
-        assert config['dataset'] in prepared_names(PAGE)
+        assert config['dataset'] in prepared_names(PAGES)
 
 
 def test_a_wrong_command_is_noticed(files_home, monkeypatch):
@@ -216,8 +217,8 @@ def test_the_page_has_its_commands_and_links():
     for command in COMMANDS:
         for name in re.findall(r'[\w/-]+\.(?:py|txt)\b', command):
             assert os.path.exists(os.path.join(ROOT, name)) or name == 'vocab.txt', command
-    for folder, text in (('.', PAGE), ('results', MACHINES)):
-        for link in re.findall(r'\]\(([^):#]+)\)', text):
+    for folder, page in (('.', 'README.md'), ('results', 'running.md'), ('results', 'machines.md')):
+        for link in re.findall(r'\]\(([^):#]+)\)', read_page(folder, page)):
             assert os.path.exists(os.path.join(ROOT, folder, link)), link
 
 
