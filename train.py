@@ -789,7 +789,7 @@ def load_pretrained(source, folder=''):
     knobs = content['config']
     kind = content.get('head', knobs.get('objective'))
     if kind is None:
-        raise UserError(f'{path}: written by an earlier finetune.py, which did not store the task')
+        raise UserError(f'{path}: fine-tuned by an earlier finetune.py, which did not store the task')
     own = os.path.dirname(path) or '.'
     folder = folder or own
     if not os.path.isdir(os.path.join(folder, 'tokenizer')):
@@ -1317,7 +1317,7 @@ def main():
     elif runtime.main:
         plot_losses(out_dir, unigram)
         if fill_samples:
-            documents = DocumentRows(folder, meta, 'val', 1 << 16)      # documents in whole
+            documents = DocumentRows(folder, meta, 'val', 1 << 16)      # whole documents
             show_sentences(raw.cpu(), documents, load_tokenizer(folder), word_start, fill_samples)
     leave(runtime, 128 + (stop[0] if stop else signal.SIGTERM) if stopping else 0)
 
