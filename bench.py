@@ -573,8 +573,8 @@ def draw_sentence(config, label, model, tokenizer, special):
 
     def draw(axis, weights):
         axis.imshow(weights, vmin=0, zorder=2)          # hides the grid
-        axis.set_xticks(range(len(words)), words, fontsize=6, rotation=90)
-        axis.set_yticks(range(len(words)), words, fontsize=6)
+        axis.set_xticks(range(len(words)), words, fontsize=5, rotation=90)
+        axis.set_yticks(range(len(words)), words, fontsize=5)
 
     panels = {f'layer {layer}, {head}; black: {weights.max():.2f}': weights.cpu().numpy()
               for layer, heads in enumerate(maps) for head, weights in enumerate(heads)}

@@ -640,14 +640,13 @@ class RotaryPosition(NoPosition):
 
     def resize(self, block_size):
         angle = angles(torch.arange(block_size, dtype=torch.float64), self.size)        # (block_size, K / 2)
-        self.register_buffer('cos', angle.cos().float(), persistent=False)
-        self.register_buffer('sin', angle.sin().float(), persistent=False)
+        cos, sin = angle.cos().float(), angle.sin().float()
+        self.register_buffer('cos', torch.stack((cos, cos), 2).flatten(1), persistent=False)
+        self.register_buffer('sin', torch.stack((-sin, sin), 2).flatten(1), persistent=False)
 
     def rotate(self, x):
-        cos, sin = self.cos[:x.size(-2)], self.sin[:x.size(-2)]
-        even, odd = x[..., 0::2], x[..., 1::2]
-        pairs = torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1)
-        return pairs.flatten(-2).to(x.dtype)
+        swapped = x.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)         # (x_1, x_0, x_3, x_2, ...)
+        return (x * self.cos[:x.size(-2)] + swapped * self.sin[:x.size(-2)]).to(x.dtype)
 
 
 class RelativePosition(NoPosition):

@@ -987,7 +987,7 @@ def plot(folder, name, panels, labels, draw=draw_curves, columns=1, level=None):
         import matplotlib.figure
     except ImportError:
         return say(f'no {name}.png without matplotlib: pip install matplotlib')
-    lines, (width, height) = -(-len(panels) // columns), (7, 4) if columns == 1 else (2.4, 2.0)
+    lines, (width, height) = -(-len(panels) // columns), (7, 4) if columns == 1 else (2.4, 2.4)
     with matplotlib.rc_context(STYLE):
         figure = matplotlib.figure.Figure((columns * width, lines * height))
         for number, (title, panel) in enumerate(panels.items(), 1):

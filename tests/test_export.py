@@ -166,6 +166,7 @@ def test_the_python_of_the_readme(run, monkeypatch, capsys):
     assert -1 <= float(similarity) <= 1 and word in load(run)[1].pieces
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('position', ['absolute', 'rope'])
 def test_fill_mask_pipeline_predicts_what_ours_does(corpus, tmp_path, position):
     path = pretrained(tmp_path / 'run', corpus, attention='shared', position=position)
@@ -255,6 +256,7 @@ def test_load_of_a_trial(trials, corpus):
     assert type(load(folder_of(trials, 'squad1'))[0]) is SpanClassifier
 
 
+@pytest.mark.slow
 def test_text_classification_pipeline(trials, tmp_path):
     trial = folder_of(trials, 'sst2')
     export(trial, tmp_path)
