@@ -146,10 +146,8 @@ STYLE = {                       # of every plot; Paul Tol's high-contrast colour
     'legend.handlelength': 3, 'figure.constrained_layout.use': True, 'savefig.dpi': 120,
 }
 EVAL_ROWS = 256                 # rows whose validation masks are drawn together; the masks depend on it
-CLOSED_CLASS = {                # English function words, for show_sentences
-    'a', 'an', 'and', 'are', 'as', 'at', 'be', 'by', 'for', 'from', 'if', 'in', 'is', 'it', 'not', 'of', 'on',
-    'or', 'that', 'the', 'this', 'to', 'with',
-}
+CLOSED_CLASS = {'a', 'an', 'and', 'are', 'as', 'at', 'be', 'by', 'for', 'from', 'if', 'in', 'is', 'it', 'not',
+                'of', 'on', 'or', 'that', 'the', 'this', 'to', 'with'}     # masked by show_sentences
 HELD = []                       # keeps this process's lock file open
 MAY_CHANGE = {'dropout', 'attention_dropout', 'n_label', 'pair_init', 'pooling', 'recompute'}   # model fields
 
@@ -1032,20 +1030,18 @@ def fill_masks(model, tokenizer, parts):
 def show_sentences(model, documents, tokenizer, word_start, n):
     """Mask a word in the first sentences (8 to 30 tokens) of n documents; print predictions and its rank.
 
-    Candidates are words of one token after the second token, in CLOSED_CLASS or repeated in the sentence, as
-    the rest of the sentence often determines them; the middle candidate is masked.
+    The word is the middle one, from the third token on, of those of CLOSED_CLASS and those that occur twice.
     """
     tell('\nheld-out sentences with a masked word: a function word ("the") or one that the sentence repeats')
     for index in shuffled(np.arange(min(len(documents), 10_000)), len(documents), 0, 0):
-        ids = documents.get([index])[0, 1:32].tolist()
+        ids = documents.get([index])[0, 1:min(32, model.config.block_size)].tolist()
         ends = [i + 1 for i, token in enumerate(ids[:-1])
                 if tokenizer.pieces[token].endswith(('.', '\u3002')) and word_start[ids[i + 1]]]
         ids = ids[:ends[0]] if ends else []
         words = {i: tokenizer.decode([ids[i]]).strip() for i in range(2, len(ids) - 1)
                  if word_start[ids[i]] and word_start[ids[i + 1]]}
-        texts = list(words.values())
         chosen = [i for i, word in words.items()
-                  if word in CLOSED_CLASS or word.isalpha() and texts.count(word) > 1]
+                  if word in CLOSED_CLASS or word.isalpha() and [*words.values()].count(word) > 1]
         if len(ids) < 8 or not chosen or not word_start[ids[0]]:
             continue
         i = chosen[len(chosen) // 2]

@@ -1329,9 +1329,10 @@ def test_no_sentence_is_said_in_one_line(chinese, capsys):
     """No full stop, one too early or inside a word, no word, none repeated or of a closed class."""
     twice = 2 * ''.join(map(chr, range(0x4e00, 0x4e0a)))
     documents = Documents(chinese, [twice, f'{twice[7:13]}\u3002 of', f'{twice}.', '\uff0c' * 9 + '\u3002 of',
-                                    f'{twice[:10]}. of'])
+                                    f'{twice[:10]}. of', f'{twice[:13]}of. of'])
     documents.rows[2].append(chinese.pieces.index('##of'))
-    source.show_sentences(None, documents, chinese, chinese.word_starts(), 2)
+    model = MaskedLM(EncoderConfig(chinese.vocab_size, 16, 1, 2, 16, 32))      # too short for the last
+    source.show_sentences(model, documents, chinese, chinese.word_starts(), 2)
     assert capsys.readouterr().out.splitlines()[2:] == [
         'no other document of the validation split begins with a sentence to fill in']
 
