@@ -1140,7 +1140,7 @@ def prepare_missing(dataset, data_dir, runtime):
         return
     words = [file] + ([] if data_dir == 'data' else [f'--data_dir={data_dir}'])
     price = re.findall(r'(?ms)^# (Expect .*?)\n[^#]', Path(ROOT, file).read_text('utf-8'))      # its header
-    command = f"python prepare_data.py {' '.join(words)}  # {''.join(price)}".replace('\n#', '')
+    command = f"python prepare_data.py {shlex.join(words)}  # {''.join(price)}".replace('\n#', '')
     if runtime.world > 1:
         raise UserError(f'{folder}: not prepared; run first: {command}')
     tell(f'{folder} is missing; preparing it first: {command}')
