@@ -190,7 +190,7 @@ def named(source, fault='cannot be read from the Hugging Face hub'):
         raise
     except Exception as error:
         text = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-        if 'hub' in fault and re.search('onnect|ffline|resol|imed out', text):
+        if 'hub' in fault and re.search('onnect|ffline|name res|imed out', text):
             text = f'{NO_INTERNET} ({text})'
         raise UserError(f'{source}: {fault}: {text}') from None
 

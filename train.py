@@ -1096,7 +1096,7 @@ def model_card(model, twin, content, note):
     last = {line['kind']: line for line in read_metrics(home) if line['step'] <= content['step']}
     rows = [('command', f"`{shlex.join(['python', *content.get('argv', ['...'])])}`"),
             ('data', content.get('task') or content['config']['dataset'])]
-    mean, deviation = content.get('scale', (0.0, 1.0))          # of a regression's labels
+    mean, deviation, *_ = content.get('scale', (0, 1))          # of a regression's labels
     rows += [('prediction', f'{mean:g} + {deviation:g} * logit')] if (mean, deviation) != (0, 1) else []
     for kind, line in last.items():
         scores = [f'{key} {value:.4f}' for key, value in line.items()
@@ -1140,7 +1140,7 @@ def prepare_missing(dataset, data_dir, runtime):
         return
     words = [file] + ([] if data_dir == 'data' else [f'--data_dir={data_dir}'])
     price = re.findall(r'(?ms)^# (Expect .*?)\n[^#]', Path(ROOT, file).read_text('utf-8'))      # its header
-    command = f"python prepare_data.py {' '.join(words)}  # {''.join(price)}".replace('\n#', '')
+    command = f"python prepare_data.py {shlex.join(words)}  # {''.join(price)}".replace('\n#', '')
     if runtime.world > 1:
         raise UserError(f'{folder}: not prepared; run first: {command}')
     tell(f'{folder} is missing; preparing it first: {command}')

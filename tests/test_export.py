@@ -200,7 +200,7 @@ def test_model_card(run, tmp_path):
                      f"| validation after step {validated} | loss {val[validated]['loss']:.4f}, accuracy "):
             assert part in card, card
     card = source.model_card(model, source.to_transformers(model), {
-        'path': 'x.pt', 'step': 1, 'task': 'custom', 'scale': (2.5, 1.0)}, 'why')
+        'path': 'x.pt', 'step': 1, 'task': 'custom', 'scale': (2.5, 1.0, -9, 9)}, 'why')
     assert '| data | custom |\n| prediction | 2.5 + 1 * logit |\n' in card and '\nwhy\n' in card
 
 

@@ -674,6 +674,8 @@ def test_hub_rows_revision_and_errors(tmp_path, monkeypatch, hub):
     assert meta['name'] == 'books_wikipedia' and meta['skipped'] == {'null': 6}
     assert len(read_all(folder, meta)) == 3 * 1 + 3 * 31                # joined rows: a unit a file
     prepare_data.open_hub.cache_clear()
+    with pytest.raises(UserError, match='hub: OSError: 404'), prepare_data.named('owner/name'):
+        raise OSError('404 for url https://huggingface.co/owner/name/resolve/main/a.txt')
     monkeypatch.setattr('huggingface_hub.HfApi.dataset_info', lambda self, name, revision: 1 / 0)
     with pytest.raises(UserError, match='owner/name: cannot be read from .* hub: ZeroDivisionError'):
         prepare(tmp_path, corpus='owner/name', name='other')

@@ -803,17 +803,17 @@ def test_a_missing_corpus_is_made_on_the_way(code, corpus, tmp_path, train_here,
     def prepares(command):
         commands.append(command[2:])
         if not code:
-            shutil.copytree(corpus, tmp_path / 'data' / 'fineweb')
+            shutil.copytree(corpus, tmp_path / 'my data' / 'fineweb')
         return types.SimpleNamespace(returncode=code)
     monkeypatch.setattr(source.subprocess, 'run', prepares)
     monkeypatch.setattr(source, 'write_manifest', lambda *arguments: None)      # which runs git
     status = {0: None, 2: 2}.get(code, 128 + signal.SIGINT)
     train_here(tmp_path / 'out', 'config/base_pairwise.py', '--dataset=fineweb', '--max_iters=1',
-               f'--data_dir={tmp_path}/data', f'--out_dir={tmp_path}/out', status=status)
-    assert commands == [['config/data_fineweb.py', f'--data_dir={tmp_path}/data', '--part=0/1']]
+               f'--data_dir={tmp_path}/my data', f'--out_dir={tmp_path}/out', status=status)
+    assert commands == [['config/data_fineweb.py', f'--data_dir={tmp_path}/my data', '--part=0/1']]
     line, *rest = [line for line in capsys.readouterr().out.splitlines() if 'is missing; preparing' in line]
-    assert f'first: python prepare_data.py config/data_fineweb.py --data_dir={tmp_path}/data  # Exp' in line
-    for part in ('GB to download', 'GB on disk', 'hours on one', '--max_documents=1', '--dataset=wikitext'):
+    for part in (f"first: python prepare_data.py config/data_fineweb.py '--data_dir={tmp_path}/my data'",
+                 'GB to download', 'GB on disk', 'hours on one', '--max_documents=1', '--dataset=wikitext'):
         assert part in line and not rest
 
 
