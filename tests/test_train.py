@@ -527,7 +527,7 @@ def test_checkpoints_that_stay(tmp_path, train_here, capsys):
         (step, f'{tmp_path}/ckpt_{step:07d}.pt') for step in (3, 4, 10, 12)]
     content = weights(tmp_path / 'ckpt_0000012.pt')
     assert set(content) == {'step', 'samples', 'model', 'optimizer', 'scaler', 'config', 'model_config',
-                            'data', 'validated', 'argv'}
+                            'data', 'validated', 'argv', 'dtype'}
     assert content['samples'] == 12 * 8
     shutil.copy(tmp_path / 'ckpt_0000003.pt', tmp_path / 'ckpt_best.pt')        # a user's own
     train_here(tmp_path, '--max_iters=14', '--checkpoint_interval=1', '--keep_checkpoints=1')

@@ -109,7 +109,7 @@ def test_no_parameter_has_two_names(kind, pooling):
 
 def test_half_precision_of_gpus_is_refused():
     with pytest.raises(source.UserError, match='bfloat16'):
-        source.choose_dtype('float16', torch.device('xla'))
+        source.choose_dtype('float16', torch.device('xla'), 64)
 
 
 # ---- on XLA: models ----
