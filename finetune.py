@@ -1550,7 +1550,8 @@ def run_trial(trial, levels, others, runtime):
     result = before and {**before, **trial.named}
     levels = [level for level in levels if f'{level:g}' not in before.get('noise', {}).get(trial.name, {})]
     others = [name for name in others if name not in before.get('cross', {}) and trial.task.positive]
-    if result and not (levels or others or to_predict(trial.name, trial.knobs.predict)):
+    kept = os.path.exists(os.path.join(trial.folder, 'model.pt'))
+    if result and not (levels or others or trial.knobs.predict or kept and to_predict(trial.name, '')):
         if result != before:                            # another command named it differently
             write_result(trial, result)
         return result != before
