@@ -50,6 +50,7 @@ def run(main):
         tell_torchrun(line)
         sys.exit(2)
     except KeyboardInterrupt:
+        say('interrupted')                              # over a progress bar
         sys.exit(128 + signal.SIGINT)
 
 

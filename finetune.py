@@ -814,13 +814,15 @@ def custom_task(config):
     task = replace(TASKS['custom'], files=files, texts=texts, label=','.join(label), write=suffix,
                    submission=f'predicted{suffix}')
     for split, path in files.items():
-        table = pd.DataFrame([row for _, row in read_path(task, path) if isinstance(row, dict)], dtype=object)
+        rows = [row for _, row in read_path(task, path) if isinstance(row, dict)]
+        with prepare_data.named(path, 'cannot be read'):                # text that is not UTF-8
+            table = pd.DataFrame(rows, dtype=object)
+            values[split] = table[label[0]].dropna().map(str) if label[0] in table else ()
         if table.empty:
             raise UserError(f'{path}: no rows')
         for column in [*'+'.join(texts).split('+'), *(label if split != 'test' else ())]:
             if column not in table:
                 raise UserError(f"{path}: no column {column!r}, it has {', '.join(table)}")
-        values[split] = table[label[0]].dropna().map(str) if label[0] in table else ()
     found, train = {*values['train']}, values['train'][values['train'] != '']
     if len(label) == 2:
         return replace(task, head='span', metrics=TASKS['squad1'].metrics, unanswerable='' in found)
@@ -1548,7 +1550,8 @@ def run_trial(trial, levels, others, runtime):
     result = before and {**before, **trial.named}
     levels = [level for level in levels if f'{level:g}' not in before.get('noise', {}).get(trial.name, {})]
     others = [name for name in others if name not in before.get('cross', {}) and trial.task.positive]
-    if result and not (levels or others or to_predict(trial.name, trial.knobs.predict)):
+    kept = os.path.exists(os.path.join(trial.folder, 'model.pt'))
+    if result and not (levels or others or trial.knobs.predict or kept and to_predict(trial.name, '')):
         if result != before:                            # another command named it differently
             write_result(trial, result)
         return result != before

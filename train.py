@@ -789,11 +789,11 @@ def load_pretrained(source, folder=''):
     if kind is None:
         raise UserError(f'{path}: fine-tuned by an earlier finetune.py, which did not store the task')
     own = os.path.dirname(path) or '.'
-    folder = folder or own
-    if not os.path.isdir(os.path.join(folder, 'tokenizer')):
-        corpus = os.path.join(knobs.get('data_dir', ''), knobs.get('dataset', ''))
-        folder = corpus if folder == own else folder
-        load_meta(folder)                               # the error names the command to prepare it
+    corpus = os.path.join(knobs.get('data_dir', ''), knobs.get('dataset', ''))
+    places = [*filter(None, [folder] if folder else [own, corpus])]
+    folder = next((place for place in places if os.path.isdir(os.path.join(place, 'tokenizer'))), None)
+    if folder is None:
+        raise UserError(f"{path}: no tokenizer/ in {' or '.join(places)}; copy that of its corpus there")
     ours = {'tokenizer': prepare_data.tokenizer_identity(folder)}
     refuse_difference(path, {**ours, **content['data']}, ours, 'the data')
     model = KINDS[kind](EncoderConfig(**content['model_config']))
@@ -1084,6 +1084,7 @@ def export_model(model, tokenizer, content, folder):
         settings.write_text(settings.read_text().replace('"TokenizersBackend"', '"PreTrainedTokenizerFast"'))
         shutil.copy(os.path.join(tokenizer.home, tokenizer.file_name), folder)
     except UserError as error:
+        Path(folder, 'tokenizer.json').unlink(missing_ok=True)          # of an earlier export
         note = str(error)
         tell(note)
     Path(folder, 'README.md').write_text(model_card(model, twin, content, note), encoding='utf-8')

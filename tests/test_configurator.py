@@ -7,7 +7,7 @@ import signal
 import sys
 
 import pytest
-from conftest import ROOT, real_stage, refused, stage
+from conftest import ROOT, real_stage, refused, seen, stage, terminal
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 import bench
@@ -265,6 +265,16 @@ def test_an_error_of_another_rank_is_said_after_a_while(monkeypatch, capsys):
         signal.signal(signal.SIGTERM, handler)
     assert end.value.code == 2 and waits == [3]
     assert capsys.readouterr().err == 'error on local rank 1: bad luck\n'
+
+
+def test_an_interrupt_leaves_the_cursor_below_the_bar():
+    def interrupted():
+        for _ in prepare_data.progress([0], 1, 'step'):
+            raise KeyboardInterrupt
+    with terminal() as texts, pytest.raises(SystemExit) as end:
+        configurator.run(interrupted)
+    first, cursor = seen(texts)
+    assert (end.value.code, first, cursor.strip()) == (130, 'interrupted', '') and '0/1' in texts[0]
 
 
 def test_torchruns_summary_shows_the_line(monkeypatch, tmp_path, capsys):

@@ -132,6 +132,8 @@ def test_predictions_keep_the_rows(suffix, custom, tmp_path):
     (rows_of(WORDS), 'text,class\na, b,red\n', {}, 'dev.csv: .*Expected 2 fields in line 2, saw 3'),
     (rows_of(WORDS), b'text,class\ncaf\xe9,red\n', {}, 'dev.csv: .*UnicodeDecodeError'),
     (rows_of(WORDS), None, {'label': ''}, 'tasks=custom: needs --train_file'),
+    ('text\tclass\na\tx\n'.encode('utf-16'), None, {'suffix': '.tsv'}, 'train.tsv: cannot be read: Uni'),
+    (b'text\tclass\na\tr\xe9d\n', None, {'suffix': '.tsv'}, 'train.tsv: cannot be read: UnicodeEncodeErr'),
     (rows_of(WORDS), None, {'train_file': ''}, 'tasks=custom: needs --train_file'),
     (rows_of(WORDS), None, {'texts': 'a,b,c'}, 'needs .*--texts=COLUMN or two'),
     (rows_of(WORDS), None, {'label': 'text,class'}, '--label=ANSWER,START|ANSWER,START for spans'),

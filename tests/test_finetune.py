@@ -689,6 +689,8 @@ def test_own_files_are_a_task_like_any_other(run, tmp_path, finetune_here, monke
     assert lines[0] == 'text,class,prediction' and lines[1].startswith('"the parser, 0",parser,')
     assert len(lines) == 4 and {line.split(',')[-1] for line in lines[1:]} <= {'parser', 'file'}
     finetune_here(*arguments, '--trials=1', '--cross=true', f'--predict={tmp_path}/dev.csv')
+    os.remove(os.path.join(folder_of(tmp_path / 'out', 'custom_1'), 'model.pt'))
+    finetune_here(*arguments)                           # as with keep_models=False: nothing is left to do
     assert os.path.exists(os.path.join(folder_of(tmp_path / 'out', 'custom_1'), 'dev.predicted.csv'))
     assert 'cross=True leaves out custom: no positive label is defined' in capsys.readouterr().err
     assert finetune_here('--report', f'--out_dir={tmp_path}/out') == [trial, other]
