@@ -5,7 +5,7 @@
     $ python finetune.py config/glue_courtois.py --init_from='out/base_pairwise-*,out/base_shared-*'
     $ torchrun --standalone --nproc_per_node=8 finetune.py config/glue_courtois.py
     $ python finetune.py --tasks=custom --train_file=a.csv --dev_file=b.csv --texts=title,body --label=class
-    $ python train.py --init_from=out/finetune/quickstart@500/package_1_0a1b2c --export=out/package
+    $ python train.py --init_from=out/finetune/quickstart@2800/docstring_package_1_0a1b2c --export=out/package
 
 A trial fine-tunes one set of weights on one task with one seed, in one process; torchrun's processes divide
 the trials among themselves. Its folder in out_dir holds its log, result, predictions and weights. The same

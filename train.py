@@ -1081,7 +1081,8 @@ def export_model(model, tokenizer, content, folder):
     try:
         prepare_data.fast_tokenizer(tokenizer, model.config.block_size).save_pretrained(folder)
         settings = Path(folder, 'tokenizer_config.json')        # the class name in all versions
-        settings.write_text(settings.read_text().replace('"TokenizersBackend"', '"PreTrainedTokenizerFast"'))
+        text = settings.read_text('utf-8').replace('"TokenizersBackend"', '"PreTrainedTokenizerFast"')
+        settings.write_text(text, 'utf-8')
         shutil.copy(os.path.join(tokenizer.home, tokenizer.file_name), folder)
     except UserError as error:
         Path(folder, 'tokenizer.json').unlink(missing_ok=True)          # of an earlier export
