@@ -1138,8 +1138,11 @@ def load_tokenizer(folder):
 
 
 def copy_tokenizer(tokenizer, folder):
-    """Write folder/tokenizer/, so that load_tokenizer(folder) gives the same tokenizer."""
+    """Write folder/tokenizer/, unless load_tokenizer(folder) already gives the same tokenizer."""
     home, name = os.path.join(folder, 'tokenizer'), tokenizer.file_name
+    with contextlib.suppress(UserError):
+        if load_tokenizer(folder).facts == tokenizer.facts:
+            return
     os.makedirs(home, exist_ok=True)
     sha256 = write_bytes(os.path.join(home, name), Path(tokenizer.home, name).read_bytes())
     write_json(os.path.join(home, 'settings.json'), {'tokenizer': {**tokenizer.facts, 'sha256': sha256}})

@@ -796,7 +796,8 @@ def load_pretrained(source, folder=''):
         raise UserError(f"{path}: no tokenizer/ in {' or '.join(places)}; copy that of its corpus there")
     ours = {'tokenizer': prepare_data.tokenizer_identity(folder)}
     refuse_difference(path, {**ours, **content['data']}, ours, 'the data')
-    model = KINDS[kind](EncoderConfig(**content['model_config']))
+    with torch.random.fork_rng(()):                     # initial weights draw none of the caller's numbers
+        model = KINDS[kind](EncoderConfig(**content['model_config']))
     model.load_state_dict(content['model'])
     return model.eval(), load_tokenizer(folder), {**content, 'path': path}
 
@@ -1236,8 +1237,7 @@ def main():
         say(f'warmup_iters={warmup_iters} is longer than the run: {warmup} of its {max_iters} steps warm up')
     if runtime.main:
         write_manifest(out_dir, config, identity, runtime)
-        shutil.copytree(os.path.join(folder, 'tokenizer'), os.path.join(out_dir, 'tokenizer'),
-                        dirs_exist_ok=True)             # for load()
+        prepare_data.copy_tokenizer(load_tokenizer(folder), out_dir)            # for load()
         size = sum(parameter.numel() for parameter in raw.parameters())
         tell(f'{table(config, origins)}\n{size:,} parameters on {runtime.world} x {runtime.device} in '
              f'{runtime.precision}; {len(train_rows):,} training rows'

@@ -143,7 +143,9 @@ def test_load_needs_the_run_alone(run, corpus, tmp_path, monkeypatch):
     torch.save(content, tmp_path / 'moved' / 'ckpt_0000002.pt')
     monkeypatch.chdir(tmp_path)
     for path in ('moved', tmp_path / 'moved' / 'ckpt_0000002.pt'):
+        state = torch.get_rng_state()
         model, tokenizer = load(path)
+        assert torch.equal(torch.get_rng_state(), state)
         assert type(model) is MaskedLM and not model.training and model.config.pair_rank == 2
         assert tokenizer.encode(['the parser']) == load_tokenizer(corpus).encode(['the parser'])
     shutil.rmtree(tmp_path / 'moved' / 'tokenizer')

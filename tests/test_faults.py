@@ -204,6 +204,7 @@ def test_a_file_that_may_not_grow_leaves_the_checkpoint_before(whole, corpus, tm
         words, out_dir = tiny(corpus, tmp_path / f'{i}'), tmp_path / f'{i}'
         out_dir.mkdir()
         shutil.copy(folder / 'ckpt_0000023.pt', out_dir)
+        shutil.copytree(folder / 'tokenizer', out_dir / 'tokenizer')  # larger than a checkpoint here
         before = (out_dir / 'ckpt_0000023.pt').read_bytes()
         limit = Crowd(rng.randrange((folder / 'run.json').stat().st_size + 2000, size))
         status, text = Run([*words, *KNOBS], tmp_path / 'errors', limit).ends()
@@ -218,8 +219,9 @@ def test_a_file_that_may_not_grow_leaves_the_checkpoint_before(whole, corpus, tm
 def test_a_full_disk_leaves_the_checkpoint_before(whole, corpus, tmp_path):
     folder, _ = whole
     size = (folder / LAST).stat().st_size
-    for i in range(TIMES):
-        room = int((2.2 + 0.6 * i / TIMES) * size)      # for two checkpoints, and a part of the third
+    tokenizer = sum(path.stat().st_size for path in (folder / 'tokenizer').iterdir())
+    for i in range(TIMES):                              # room for two checkpoints and a part of the third
+        room = tokenizer + int((2.2 + 0.6 * i / TIMES) * size)
         with small_disk(tmp_path / 'disk', room):
             out_dir = tmp_path / 'disk' / 'run'
             words = [*tiny(corpus, out_dir), *KNOBS]
