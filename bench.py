@@ -9,8 +9,6 @@ Each section (an entry of WHAT) is a generator of flat dicts, here called rows. 
 all rows, tables.md with a table per section (without lists), and plots; sections not rerun are kept.
 """
 from configurator import UserError, configure, run, say, show  # first: no traceback on Ctrl-C
-
-# isort: split
 import contextlib
 import glob
 import itertools
@@ -34,20 +32,8 @@ from torch.overrides import TorchFunctionMode
 
 import train
 from finetune import read_papers
-from model import (
-    SHATTER,
-    Context,
-    EncoderConfig,
-    Partition,
-    SequenceClassifier,
-    choose,
-    count_parameters,
-    masked_sigmoid,
-    masked_softmax,
-    model_config,
-    token_losses,
-    transformers,
-)
+from model import (SHATTER, Context, EncoderConfig, Partition, SequenceClassifier, choose, count_parameters,
+                   masked_sigmoid, masked_softmax, model_config, token_losses, transformers)
 from prepare_data import load_meta, load_tokenizer, write_bytes
 
 # the run
@@ -635,7 +621,7 @@ def made_by(runtime):
     with contextlib.suppress(OSError, TypeError), open('/proc/cpuinfo') as file:
         machine += f", {os.cpu_count()} cores of {re.search(r'model name.*: (.+)', file.read())[1]}"
     command = ' '.join(['python bench.py', *sys.argv[1:]])
-    return (f'`{command}`; {machine}, {torch.get_num_threads()} thread(s); {runtime.precision}; '
+    return (f'`{command}`; {machine}, {torch.get_num_threads()} thread(s); {str(runtime.dtype)[6:]}; '
             f"torch {torch.__version__}; {time.strftime('%Y-%m-%d')}")
 
 

@@ -13,8 +13,6 @@ command again skips finished trials and restarts interrupted ones. A training st
 data, seed, step).
 """
 from configurator import ROOT, UserError, configure, parse, run, say, show, table  # first: quiet Ctrl-C
-
-# isort: split
 import contextlib
 import difflib
 import glob
@@ -45,16 +43,8 @@ from torch import nn
 
 import prepare_data
 import train
-from model import (
-    POOLING,
-    EncoderConfig,
-    MultipleChoice,
-    SequenceClassifier,
-    SpanClassifier,
-    choose,
-    pretrained_encoder,
-    transformers,
-)
+from model import (POOLING, EncoderConfig, MultipleChoice, SequenceClassifier, SpanClassifier, choose,
+                   pretrained_encoder, transformers)
 from prepare_data import text_hash, write_bytes
 
 # the run
@@ -1489,7 +1479,7 @@ def finish(trial, model, runtime, best, seconds):
         'n_dev': {column: len(split.examples) for column, split in dev.items()},
         'skipped': {split: found.skipped for split, found in {**data, **dev}.items()},
         'epochs': trial.knobs.epochs, 'seconds_per_epoch': float(np.median(seconds)), **trial.identity,
-        'device': train.device_name(runtime.device), 'dtype': runtime.precision,
+        'device': train.device_name(runtime.device), 'dtype': str(runtime.dtype)[6:],
         'date': time.strftime('%Y-%m-%dT%H:%M:%S%z')}
     write_result(trial, result)
     return result

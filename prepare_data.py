@@ -23,8 +23,6 @@ data/<name>/ holds, for split in train and val and each unit:
     meta.json               description of the corpus, see write_meta
 """
 from configurator import ROOT, UserError, check_limits, configure, run, say  # first: no traceback on Ctrl-C
-
-# isort: split
 import ast
 import base64
 import collections

@@ -8,8 +8,6 @@ A training step depends only on (weights, data, seed, step, samples drawn before
 sequences, masks and dropout. So a resumed run repeats an uninterrupted one, bit for bit on the CPU.
 """
 from configurator import ROOT, UserError, check_limits, configure, run, say, table  # first: quiet Ctrl-C
-
-# isort: split
 import atexit
 import contextlib
 import hashlib
@@ -39,20 +37,8 @@ from torch.utils._pytree import tree_map
 from tqdm import tqdm
 
 import prepare_data
-from model import (
-    EncoderConfig,
-    MaskedLM,
-    MultipleChoice,
-    PermutationLM,
-    SequenceClassifier,
-    SpanClassifier,
-    choose,
-    count_parameters,
-    model_config,
-    to_transformers,
-    token_losses,
-    training_flops,
-)
+from model import (EncoderConfig, MaskedLM, MultipleChoice, PermutationLM, SequenceClassifier, SpanClassifier,
+                   choose, count_parameters, model_config, to_transformers, token_losses, training_flops)
 from prepare_data import check_sizes, load_meta, load_tokenizer, need, progress, write_bytes
 
 # the run
@@ -425,10 +411,6 @@ class Runtime:
     @property
     def main(self):
         return self.rank == 0
-
-    @property
-    def precision(self):
-        return str(self.dtype).removeprefix('torch.')
 
     @property
     def is_xla(self):
@@ -1240,7 +1222,7 @@ def main():
         prepare_data.copy_tokenizer(load_tokenizer(folder), out_dir)            # for load()
         size = sum(parameter.numel() for parameter in raw.parameters())
         tell(f'{table(config, origins)}\n{size:,} parameters on {runtime.world} x {runtime.device} in '
-             f'{runtime.precision}; {len(train_rows):,} training rows'
+             f'{str(runtime.dtype)[6:]}; {len(train_rows):,} training rows'
              + (f'\ncontinuing {source} at step {step}' if source else ''))
     log = Log(out_dir, step, runtime, wandb_project, config)
 
@@ -1265,7 +1247,7 @@ def main():
         content = {'step': step, 'samples': samples, 'model': raw.state_dict(), 'config': config,
                    'optimizer': optimizer.state_dict(), 'scaler': scaler.state_dict(),
                    'model_config': asdict(raw.config), 'data': identity, 'validated': validated,
-                   'dtype': runtime.precision, 'argv': sys.argv}
+                   'dtype': str(runtime.dtype)[6:], 'argv': sys.argv}
         write_checkpoint(os.path.join(out_dir, checkpoint_name(step)), to_host(content, runtime))
         others = [path for at, path in checkpoints(out_dir).items() if at not in config['milestones']]
         for path in others[:-keep_checkpoints]:

@@ -12,7 +12,6 @@ Rows go to correct.jsonl as each job ends; `ok` is False where a number is beyon
 """
 from configurator import configure, run
 
-# isort: split
 import collections
 import copy
 import os

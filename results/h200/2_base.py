@@ -6,7 +6,6 @@ Masked head at 15 %, no dropout, bfloat16, compiled, steps of train.py. Rows go 
 """
 from configurator import configure, run
 
-# isort: split
 import re
 import time
 

@@ -9,7 +9,6 @@ Those that are not compiled in time are left out.
 """
 from configurator import configure, run, show
 
-# isort: split
 import gc
 import re
 import time

@@ -9,7 +9,6 @@ finished run is a line of study.jsonl; others are stopped in time, and go on in 
 """
 from configurator import configure, run, show
 
-# isort: split
 import math
 import os
 import re

@@ -7,7 +7,6 @@ and end as a sentence does; titles, lists and the remains of tables are left out
 """
 from configurator import configure, run
 
-# isort: split
 import json
 import os
 import subprocess

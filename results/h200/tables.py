@@ -7,7 +7,6 @@ A raw file has one JSON object a line, written as soon as it is known. In result
 """
 from configurator import configure, run
 
-# isort: split
 import json
 import math
 import os
