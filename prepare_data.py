@@ -785,8 +785,9 @@ TOKENIZERS = {'sentencepiece': SentencePieceTokenizer, 'wordpiece': WordPieceTok
 
 
 def fast_tokenizer(tokenizer, length):
-    """The tokenizer as a transformers.PreTrainedTokenizerFast.  length: longest row of the model
+    """(tokenizer as a transformers.PreTrainedTokenizerFast, first text with other ids of equal score or '').
 
+    length  longest row of the model
     Raises UserError unless both give the same ids for Python's reference manual (700 KB) and for all pieces.
     """
     from pydoc_data.topics import topics
@@ -798,14 +799,16 @@ def fast_tokenizer(tokenizer, length):
     model.post_processor = library.processors.BertProcessing(*ends)
     texts = [line for topic in topics.values() for line in topic.splitlines()]
     texts += [tokenizer.decode(range(i, min(i + 50, size))) for i in range(0, size, 50)]
-    theirs = model.encode_batch_fast(texts, add_special_tokens=False)
+    tie, theirs = '', model.encode_batch_fast(texts, add_special_tokens=False)
     for text, ours, other in zip(texts, tokenizer.encode(texts), theirs, strict=True):
         if not tokenizer.same(ours, other.ids):
             raise UserError(f'no tokenizer is exported: in transformers it would give other ids for {text!r}')
-    return need('transformers', 'this export').PreTrainedTokenizerFast(
+        tie = tie or (text if ours != other.ids else '')
+    fast = need('transformers', 'this export').PreTrainedTokenizerFast(
         tokenizer_object=model, model_max_length=length, clean_up_tokenization_spaces=False,
         model_input_names=['input_ids', 'token_type_ids', 'attention_mask'],
         **{f'{key}_token': name for key, name in names.items()})
+    return fast, tie
 
 
 # ---- segmenters: where Chinese words start, for whole-word masking, Cui et al. 2021, arXiv 1906.08101 ----

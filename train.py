@@ -1055,28 +1055,31 @@ def use_checkpoint(fill, export, source):
 
 def export_model(model, tokenizer, content, folder):
     """Write a folder that transformers loads: weights, config, tokenizer and README.md.  Raises UserError."""
-    labels, note = dict(enumerate(map(str, content.get('labels', ())))), ''
+    labels = dict(enumerate(map(str, content.get('labels', ()))))
     settings = {'problem_type': 'regression'} if content.get('head') == 'regress' else {}
     if labels:
         settings = {'id2label': labels, 'label2id': {text: i for i, text in labels.items()}}
     twin = to_transformers(model, pad_token_id=tokenizer.special['pad'], **settings)
     twin.save_pretrained(folder)
     try:
-        prepare_data.fast_tokenizer(tokenizer, model.config.block_size).save_pretrained(folder)
+        fast, tie = prepare_data.fast_tokenizer(tokenizer, model.config.block_size)
+        fast.save_pretrained(folder)
         settings = Path(folder, 'tokenizer_config.json')        # the class name in all versions
         text = settings.read_text('utf-8').replace('"TokenizersBackend"', '"PreTrainedTokenizerFast"')
         settings.write_text(text, 'utf-8')
         shutil.copy(os.path.join(tokenizer.home, tokenizer.file_name), folder)
+        note = f'The ids of texts with segmentations of equal score may differ, as for {tie!r}' if tie else ''
     except UserError as error:
         Path(folder, 'tokenizer.json').unlink(missing_ok=True)          # of an earlier export
         note = str(error)
+    if note:
         tell(note)
     Path(folder, 'README.md').write_text(model_card(model, twin, content, note), encoding='utf-8')
     tell(f'wrote {folder}: transformers.{type(twin).__name__}.from_pretrained({folder!r}) loads it')
 
 
 def model_card(model, twin, content, note):
-    """README.md of an exported model.  note: why the tokenizer is missing, or ''"""
+    """README.md of an exported model.  note: on its tokenizer"""
     home, config = os.path.dirname(os.path.abspath(content['path'])), model.config
     last = {line['kind']: line for line in read_metrics(home) if line['step'] <= content['step']}
     rows = [('command', f"`{shlex.join(['python', *content.get('argv', ['...'])])}`"),

@@ -23,7 +23,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)        # a shell's back
 TINY = ['--n_layer=2', '--n_head=4', '--n_embd=16', '--n_inner=32', '--block_size=32', '--total_batch=8',
         '--learning_rate=1e-3', '--warmup_iters=2', '--eval_interval=0', '--eval_samples=32',
         '--log_interval=1', '--checkpoint_interval=0', '--fill_samples=0', '--dropout=0.1',
-        '--attention_dropout=0.1', '--device=cpu']
+        '--attention_dropout=0.1', '--device=cpu', '--dtype=float32']
 SLOW = ('test_model', 'test_train', 'test_prepare_data', 'test_finetune', 'test_readme', 'test_bench')
 
 

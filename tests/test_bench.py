@@ -23,7 +23,8 @@ CPU = Runtime(torch.device('cpu'))
 CONFIG = {'position': 'absolute', 'vocab_size': 60, 'n_layer': 2, 'n_head': 4, 'n_embd': 16, 'n_inner': 32,
           'shape': 'tiny', 'compile': False, 'device': 'cpu', 'dtype': 'auto', 'threads': 1, 'dropout': 0.0,
           'full_logits': False}
-SHAPE = ['--n_layer=2', '--n_head=4', '--n_embd=16', '--n_inner=32', '--device=cpu']
+SHAPE = ['--n_layer=2', '--n_head=4', '--n_embd=16', '--n_inner=32', '--device=cpu',
+         '--dtype=float32']
 BASE = {                            # of the README: masked-LM models, 30,522 words, 512 positions
     'original': 109514298, 'symmetric': 102427194, 'pairwise': 103017018, 'shared': 95367738,
     'no_position': 109121082, 'roformer_v1': 109121082, 'rpe': 111471162, 'rab': 109514682,

@@ -70,7 +70,9 @@ def pair(request, english, tmp_path_factory):
     folder = tmp_path_factory.mktemp(request.param)
     facts = make_vocabulary(request.param, folder, english)
     ours = TOKENIZERS[request.param](str(folder), facts)
-    prepare_data.fast_tokenizer(ours, 32).save_pretrained(folder / 'out')
+    fast, tie = prepare_data.fast_tokenizer(ours, 32)
+    assert bool(tie) == (request.param == 'sentencepiece')
+    fast.save_pretrained(folder / 'out')
     transformers.RoFormerConfig().save_pretrained(folder / 'out')
     return ours, transformers.AutoTokenizer.from_pretrained(folder / 'out')
 

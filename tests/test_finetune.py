@@ -42,7 +42,7 @@ CPU = train.Runtime(torch.device('cpu'))
 SPECIAL = {'pad': 0, 'unk': 1, 'cls': 2, 'sep': 3, 'mask': 4}
 SHAPE = {'block_size': 48, 'n_layer': 2, 'n_head': 4, 'n_embd': 16, 'n_inner': 32}
 QUICK = ['--trials=1', '--epochs=2', '--total_batch=8', '--batch_size=8', '--learning_rate=5e-3',
-         '--stride=16', '--log_interval=1000', '--device=cpu']
+         '--stride=16', '--log_interval=1000', '--device=cpu', '--dtype=float32']
 PLAIN = ['--dropout=0', '--attention_dropout=0', '--adam_eps=1',
          '--learning_rate=0.1']     # steps as of plain descent
 CHINESE = {'afqmc', 'tnews', 'iflytek', 'csl', 'wsc', 'cmnli', 'ocnli', 'cmrc', 'chid', 'c3'}
