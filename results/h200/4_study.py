@@ -140,7 +140,7 @@ def record(job, status, took, config):
     if status and 'not finite' not in errors:
         print('failed:', *job, status, errors[-1000:], flush=True)
         return False
-    result = bench.read_run(folder_of(job, config), PLATEAU)
+    result = bench.read_run(folder_of(job, config), PLATEAU, 0)
     add(config['out_dir'], 'study', **{
         **result, 'system': job.system, 'rate': job.rate, 'took': took, 'torch': torch.__version__,
         'device': train.device_name(train.find_device(config['device'], 1, 0)),
