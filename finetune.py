@@ -805,9 +805,10 @@ def custom_task(config):
                    submission=f'predicted{suffix}')
     for split, path in files.items():
         rows = [row for _, row in read_path(task, path) if isinstance(row, dict)]
-        with prepare_data.named(path, 'cannot be read'):                # text that is not UTF-8
+        with prepare_data.named(path, 'cannot be read'):
             table = pd.DataFrame(rows, dtype=object)
             values[split] = table[label[0]].dropna().map(str) if label[0] in table else ()
+            ''.join([*map(str, table), *values[split]]).encode()        # raises unless all of it is UTF-8
         if table.empty:
             raise UserError(f'{path}: no rows')
         for column in [*'+'.join(texts).split('+'), *(label if split != 'test' else ())]:

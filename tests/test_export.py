@@ -70,8 +70,10 @@ def pair(request, english, tmp_path_factory):
     folder = tmp_path_factory.mktemp(request.param)
     facts = make_vocabulary(request.param, folder, english)
     ours = TOKENIZERS[request.param](str(folder), facts)
-    fast, tie = prepare_data.fast_tokenizer(ours, 32)
-    assert bool(tie) == (request.param == 'sentencepiece')
+    with pytest.MonkeyPatch.context() as patch:         # some versions' manuals have a tie, others none
+        patch.setattr('pydoc_data.topics.topics', {'manual': '\n'.join([*english[:100], *STARS])})
+        fast, tie = prepare_data.fast_tokenizer(ours, 32)
+    assert bool(tie) == (request.param == 'sentencepiece') and tie in ['', *STARS]
     fast.save_pretrained(folder / 'out')
     transformers.RoFormerConfig().save_pretrained(folder / 'out')
     return ours, transformers.AutoTokenizer.from_pretrained(folder / 'out')
