@@ -2,20 +2,26 @@
 
     $ PYTHONPATH=. python results/h200/2_base.py
 
-Masked head at 15 %, no dropout, bfloat16, compiled, steps of train.py. Rows go to base.jsonl, case by case.
+Masked head at 15 %, no dropout, bfloat16, compiled, steps of train.py. Rows go to base.jsonl, case by case;
+cases that there was no time for are named at the end, for --match.
 """
 from configurator import configure, run
 
+import gc
 import re
 import time
+from contextlib import ExitStack
+from unittest.mock import patch
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from tables import add
+from torch._dynamo.utils import counters
 from torch.profiler import ProfilerActivity, profile
 
 import train
-from model import MaskedLM, model_config, training_flops
+from model import Block, MaskedLM, OriginalAttention, attend, model_config, split_heads, training_flops
 from prepare_data import load_meta
 
 out_dir = 'results/h200'        # for base.jsonl
@@ -27,18 +33,43 @@ toy = False                     # a tiny model, to try the script
 
 SHAPE = {'n_layer': 12, 'n_head': 12, 'n_embd': 768, 'n_inner': 3072}
 CASE = {'length': 512, 'rows': 256, 'vocabulary': 30522, 'parts': 1, 'dropout': 0.0, 'mode': 'default',
-        'fraction': 0.15, 'half': False, 'loader': False}
-CASES = {                       # the first two are the goals; the others change one thing of the first
-    '512 tokens': {'loader': True}, '128 tokens': {'length': 128, 'rows': 1024, 'loader': True},
+        'fraction': 0.15, 'half': False, 'loader': False, 'cudnn': True, 'changes': ()}
+SHORT = {'length': 128, 'rows': 1024}
+BOTH = {'changes': ('residual', 'product')}
+CASES = {                       # the first two are the goals; the others change what their names say
+    '512 tokens': {'loader': True}, '128 tokens': {**SHORT, 'loader': True},
+    'residual stream in bfloat16': {'changes': ('residual',)},
+    'one product for queries, keys, values': {'changes': ('product',)},
+    'both changes, 128 tokens': {**SHORT, **BOTH}, 'both changes': BOTH,
+    'flash attention in place of cuDNN': {'cudnn': False},
     'vocabulary a multiple of 64': {'vocabulary': 30528}, 'hardly a head': {'fraction': 0.002},
-    'parameters in bfloat16, so no casts': {'half': True}, '4 micro-batches': {'parts': 4},
-    'CUDA graphs': {'mode': 'reduce-overhead'}, 'dropout 0.1': {'dropout': 0.1}, '64 rows': {'rows': 64},
+    'all in bfloat16': {'half': True}, 'dropout 0.1': {'dropout': 0.1},
+    '64 rows': {'rows': 64}, '4 micro-batches': {'parts': 4}, 'CUDA graphs': {'mode': 'reduce-overhead'},
 }
 GROUPS = {                      # of kernels -> regular expression; the first match wins
-    'fused by the compiler': '^triton', 'attention': 'flash|fmha|attention|cudnn.*sdpa',
+    'fused by the compiler': '^triton', 'attention': 'flash|fmha|attention|sdpa|dot_do_o|convert_dq',
     'optimizer and clipping': 'multi_tensor|adam', 'copies': 'memcpy|memset|copy',
-    'matrix products': 'gemm|nvjet|cutlass|xmma|mm', 'others': '',
+    'matrix products': 'gemm|nvjet|cutlass|xmma|splitk|cublas|mm', 'others': '',
 }
+
+
+def bfloat16_residual(self, x, source, context):
+    """Block.forward, but autocast's norms no longer make the residual stream float32."""
+    y = self.attention(x, source, context)
+    x = self.attention_norm(x + self.dropout(y)).to(y.dtype)
+    y = self.contract(F.gelu(self.expand(x)))
+    return self.mlp_norm(x + self.dropout(y)).to(y.dtype)
+
+
+def one_product(self, x, source, context):
+    """OriginalAttention.forward of a source that is x, with the three matrices joined for the product."""
+    parts = self.query, self.key, self.value
+    weight, bias = (torch.cat([getattr(part, name) for part in parts]) for name in ('weight', 'bias'))
+    q, k, v = (split_heads(y, self.n_head) for y in F.linear(x, weight, bias).chunk(3, -1))
+    return self.out(attend(self, q, k, v, context))
+
+
+CHANGES = {'residual': (Block, bfloat16_residual), 'product': (OriginalAttention, one_product)}
 
 
 def clock(function, n, runtime):
@@ -121,7 +152,8 @@ def measure(case, config, runtime, ceiling):
     with profile(activities=activities) as trace:
         clock(step, 3, runtime)
     groups, kernels = groups_of(trace, 3)
-    yield {'kind': 'profile', **groups, 'kernels': kernels}
+    yield {'kind': 'profile', **groups, 'kernels': kernels,
+           'graphs not captured': counters['inductor']['cudagraph_skips']}
     for name, ms, calls in kernels if case['loader'] else ():
         print(f'    {ms:8.3f} ms  {calls:6.1f} calls  {name}', flush=True)
 
@@ -136,16 +168,25 @@ def main():
     add(out_dir, 'base', case='ceilings', kind=train.device_name(here), torch=torch.__version__,
         **{'product, TFLOP/s': product / 1e12, 'copy, TB/s': copy / 1e12})
     for name, changes in CASES.items():
-        if not re.search(match, name) or time.monotonic() > end:
+        if not re.search(match, name):
+            continue
+        if time.monotonic() > end:
+            print('no time for', name, flush=True)
             continue
         case = {**CASE, **changes, **({'rows': 8, 'length': 16} if toy else {})}
         torch.compiler.reset()
+        counters.clear()
+        gc.collect()
         if here.type == 'cuda':
+            torch.backends.cuda.enable_cudnn_sdp(case['cudnn'])
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
         try:
-            for row in measure(case, config, runtime, product):
-                add(out_dir, 'base', case=name, **row)
+            with ExitStack() as changed:
+                for kind, forward in map(CHANGES.get, case['changes']):
+                    changed.enter_context(patch.object(kind, 'forward', forward))
+                for row in measure(case, config, runtime, product):
+                    add(out_dir, 'base', case=name, **row)
         except Exception as error:                          # so that the other cases go on
             add(out_dir, 'base', case=name, kind='failed', error=f'{type(error).__name__}: {error}'[:1000])
 

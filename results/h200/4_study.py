@@ -32,7 +32,7 @@ data = 'data/h200'              # prepared by data.py
 runs = 'out/h200_study'         # folder of the runs; a finished one is deleted
 device = 'auto'                 # auto, cuda or cpu
 workers = 4                     # runs at once
-seconds = 530                   # runs that have not ended by then are stopped
+seconds = 490                   # runs that have not ended by then are stopped
 expected = 150.0                # seconds of a run, until one has ended; none is begun that would end too late
 steps = 3000                    # of 256 x 128 tokens: 98 million tokens
 match = ''                      # regular expression: parts of STUDY to run; empty: all
@@ -156,6 +156,7 @@ def known(config, name):
 
 def main():
     config, _ = configure(globals())
+    os.environ.setdefault('TORCHINDUCTOR_COMPILE_THREADS', '4')
     end, longest = time.monotonic() + seconds, expected
     times = {row['system']: float(np.median(row['seconds'])) for row in known(config, 'systems')
              if row['kind'] == 'speed' and row['case'].startswith('small') and 'seconds' in row}
@@ -182,7 +183,10 @@ def main():
         print('stopped:', *job, flush=True)
         process.terminate()                                 # train.py writes a checkpoint
     for process, _ in running.values():
-        process.wait(30)
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
 
 
 if __name__ == '__main__':
