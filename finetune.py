@@ -298,7 +298,7 @@ def pick_text(record, names):
     parts = parts[0] if isinstance(parts[0], list) else parts
     if not all(isinstance(part, str) for part in parts):
         expected = names.replace('|', ' or ').replace('+', ' and ')
-        raise Bad('missing columns', f"expected text in {expected}; the row has {', '.join(record)}")
+        raise Bad('no text', f"expected a string in {expected}; the row has {', '.join(record)}")
     text = ' '.join(parts)
     try:
         text.encode()
