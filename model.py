@@ -129,8 +129,9 @@ def projections(n, width, bias):
 
 
 def unfold(x, size):
-    """Sliding windows: x (H, P) -> y (H, P - size + 1, size), y[h, i, j] = x[h, i + j]; a copy on XLA."""
-    return unfold_copy(x, size) if x.device.type == 'xla' else x.unfold(1, size, 1)
+    """Sliding windows: x (H, P) -> y (H, P - size + 1, size), y[h, i, j] = x[h, i + j]."""
+    traced = x.device.type == 'xla' or torch.compiler.is_compiling()    # x.unfold recompiles for each length
+    return unfold_copy(x, size) if traced else x.unfold(1, size, 1)
 
 
 def unfold_copy(x, size):

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._dynamo.utils import counters
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -1285,16 +1286,26 @@ COMPILED = [                # in every run; the others, made of much the same op
     system('gau', 'rope')]
 COMPILED_SLOWLY = [system('pairwise', 'rpe'),
                    *[x for x in ONE_EACH if 'pair_rank' not in x and x not in COMPILED]]
+COMPILED = rows_of(COMPILED) + [pytest.param(*row.values, id=row.id, marks=pytest.mark.slow)
+                                for row in rows_of(COMPILED_SLOWLY)]
 
 
-@pytest.mark.parametrize('kind, settings', [
-    *[pytest.param(MaskedLM, x, id='-'.join(map(str, x.values()))) for x in COMPILED],
-    *[pytest.param(MaskedLM, x, id='-'.join(map(str, x.values())), marks=pytest.mark.slow)
-      for x in COMPILED_SLOWLY],
-    (PermutationLM, XLNET)])
-def test_compiles_to_one_graph(kind, settings):
+@pytest.mark.parametrize('settings', COMPILED)
+def test_texts_of_any_length_compile_twice(settings):
+    """With the first length, then with any; else fine-tuning would compile for each length of a batch."""
+    torch.compiler.reset()
+    counters.clear()
+    compiled = torch.compile(build(SequenceClassifier, n_layer=1, **settings), backend='eager')
+    for length in (9, 7, 10, 8, 12):
+        compiled(torch.ones(3, length, dtype=torch.long), attention_mask=torch.ones(3, length).bool())
+    assert counters['stats']['unique_graphs'] == 2
+
+
+@pytest.mark.parametrize('settings', [*COMPILED, pytest.param(XLNET, id='plm')])
+def test_compiles_to_one_graph(settings):
     """Forward and backward, as torch.compile captures them; aot_eager needs no C++ compiler."""
-    torch._dynamo.reset()
+    torch.compiler.reset()
+    kind = PermutationLM if settings is XLNET else MaskedLM
     model, gradients = build(kind, n_layer=1, **settings), []
     ids, segments = batch()
     compiled = torch.compile(partial(trained, model), fullgraph=True, backend='aot_eager')
