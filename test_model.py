@@ -594,7 +594,7 @@ def test_partition_is_one_of_unity(n_head, n_layer, block_size):
 @pytest.mark.parametrize('unfold', [source.unfold, source.unfold_copy])
 @pytest.mark.parametrize('rows, length, size', [(1, 1, 1), (2, 5, 1), (2, 5, 5), (3, 11, 6), (4, 9, 3)])
 def test_unfold_is_that_of_pytorch(unfold, rows, length, size):
-    """Values and gradients; the copy is what torch_xla gets."""
+    """Values and gradients; the copy is what torch_xla and torch.compile get."""
     x = torch.randn(rows, length, dtype=torch.float64, requires_grad=True)
     wanted = x.unfold(1, size, 1)
     onto = torch.randn(wanted.shape, dtype=torch.float64)
@@ -1281,13 +1281,12 @@ def test_edges_are_finite(settings):
                 assert all(finite), (growth, autocast, name)
 
 
-COMPILED = [                # in every run; the others, made of much the same operations, are slow tests
+QUICK = [                   # in every run; the others, made of much the same operations, are slow tests
     system('original', 'rope'), system('pairwise', 'rab'), system('shatter', 'none', recompute=True),
     system('gau', 'rope')]
-COMPILED_SLOWLY = [system('pairwise', 'rpe'),
-                   *[x for x in ONE_EACH if 'pair_rank' not in x and x not in COMPILED]]
-COMPILED = rows_of(COMPILED) + [pytest.param(*row.values, id=row.id, marks=pytest.mark.slow)
-                                for row in rows_of(COMPILED_SLOWLY)]
+SLOW = [system('pairwise', 'rpe'), *[x for x in ONE_EACH if 'pair_rank' not in x and x not in QUICK]]
+COMPILED = rows_of(QUICK) + [pytest.param(*row.values, id=row.id, marks=pytest.mark.slow)
+                             for row in rows_of(SLOW)]
 
 
 @pytest.mark.parametrize('settings', COMPILED)

@@ -8,7 +8,7 @@ from conftest import ROOT, real_stage
 pytestmark = pytest.mark.slow
 
 
-def rows_of(script, folder, *words, env=None):
+def rows_of(script, folder, *words):
     """Run a script; returns the rows it has written to `folder`."""
     done = real_stage(f'results/h200/{script}.py', *words, timeout=500,
                       env={**os.environ, 'PYTHONPATH': ROOT, 'OMP_NUM_THREADS': '1'})
