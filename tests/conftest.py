@@ -1,164 +1,117 @@
-"""What the tests share: a small corpus of real text, prepared once, and ways to run a stage as users do."""
-import contextlib
-import fcntl
-import functools
-import glob
+"""What the tests share: stages run in this process, a small corpus of real text, processes of their own."""
+import importlib
 import os
 import signal
-import struct
 import subprocess
 import sys
-import termios
+from typing import NamedTuple
 
-import forkserver
 import pytest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 sys.path.insert(0, ROOT)
-os.environ['OMP_NUM_THREADS'] = '1'                     # of the processes that tests start; two run at a time
-os.environ['PYTHONFAULTHANDLER'] = '1'                  # see stage()
-os.environ['PYTHONPATH'] = os.path.join(ROOT, 'tests', 'plotless')
 os.environ.setdefault('HF_HUB_OFFLINE', '1')            # Hugging Face's names: local files only
-signal.signal(signal.SIGINT, signal.default_int_handler)        # a shell's background job ignores it
-TINY = ['--n_layer=2', '--n_head=4', '--n_embd=16', '--n_inner=32', '--block_size=32', '--total_batch=8',
-        '--learning_rate=1e-3', '--warmup_iters=2', '--eval_interval=0', '--eval_samples=32',
-        '--log_interval=1', '--checkpoint_interval=0', '--fill_samples=0', '--dropout=0.1',
-        '--attention_dropout=0.1', '--device=cpu', '--dtype=float32']
-SLOW = ('test_model', 'test_train', 'test_prepare_data', 'test_finetune', 'test_readme', 'test_bench')
+TINY = {'n_layer': 2, 'n_head': 4, 'n_embd': 16, 'n_inner': 32, 'block_size': 32, 'total_batch': 8,
+        'max_iters': 8, 'learning_rate': 1e-3, 'warmup_iters': 2, 'eval_interval': 0, 'eval_samples': 32,
+        'log_interval': 1, 'checkpoint_interval': 0, 'fill_samples': 0, 'dropout': 0.1,
+        'attention_dropout': 0.1, 'device': 'cpu', 'dtype': 'float32'}
+SIGNALS = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
 
 
-def pytest_configure(config):
-    config.option.loadscopereorder = False              # xdist's own order would end with a slow file
+class Done(NamedTuple):
+    """A stage that has ended: exit status and what it printed."""
+    code: int
+    out: str
+    err: str
 
 
-def pytest_collection_modifyitems(items):
-    """Slow files first, so that two workers end together."""
-    items.sort(key=lambda item: SLOW.index(item.path.stem) if item.path.stem in SLOW else len(SLOW))
+def words(**knobs):
+    """Knobs as words of a command line."""
+    return [f'--{name}={value}' for name, value in knobs.items()]
 
 
-@contextlib.contextmanager
-def terminal():
-    """stdout and stderr on a pseudo-terminal 100 characters wide; yields a list that then gets their text."""
-    ours, theirs = os.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack('4H', 24, 100, 0, 0))
-    texts = []
-    with (os.fdopen(theirs, 'w') as stream, contextlib.redirect_stdout(stream),
-          contextlib.redirect_stderr(stream)):
-        yield texts
-        stream.flush()
-        os.set_blocking(ours, False)
-        with contextlib.suppress(BlockingIOError):
-            while True:
-                texts.append(os.read(ours, 65536).decode())
-    os.close(ours)
-
-
-def seen(texts):
-    """The lines that stay on a terminal; the last is where the cursor stands."""
-    return [line.removesuffix('\r').rpartition('\r')[2].replace('\033[K', '')
-            for line in ''.join(texts).split('\n')]
-
-
-def descendants(pid):
-    """Process ids of `pid` and of all that it started, from Linux's /proc."""
-    yield pid
-    for path in glob.glob(f'/proc/{pid}/task/*/children'):
-        with contextlib.suppress(OSError), open(path) as file:
-            for child in file.read().split():
-                yield from descendants(int(child))
-
-
-@functools.cache
-def server():
-    """The fork server of this pytest worker, started when first needed."""
-    return forkserver.Server(ROOT)
-
-
-def pytest_unconfigure():
-    if server.cache_info().currsize:
-        server().close()
-
-
-def launch(*command, cwd=ROOT, env=None, **keywords):
-    """Start `python command...` in the repository; returns what subprocess.Popen would, in its own session.
-
-    A stage is forked from the server, which has imported the libraries: a tenth of a second instead of three.
-    `python -...`, keywords of Popen, and variables that are read when Python starts need a real process.
-    """
-    env = dict(os.environ if env is None else env)
-    forks = not command[0].startswith('-') and not keywords and hasattr(os, 'pidfd_open')
-    if forks and server().can(env):
-        return server().start(command, str(cwd), env)
-    return real_launch(*command, cwd=cwd, env=env, **keywords)
-
-
-def real_launch(*command, **keywords):
-    """Start `python command...` as a process of its own, for tests of the process itself."""
-    return subprocess.Popen([sys.executable, *command], **{
-        'cwd': ROOT, 'text': True, 'stdout': subprocess.PIPE, 'stderr': subprocess.PIPE,
-        'start_new_session': True, **keywords})
-
-
-def stage(*command, timeout=120, start=launch, **keywords):
-    """Run `python command...` in the repository; returns the finished process with its text.
-
-    Processes that still run after `timeout` seconds print their stacks and are killed.
-    """
-    process = start(*command, **keywords)
-    try:
-        out, err = process.communicate(timeout=timeout)
-    except subprocess.TimeoutExpired:
-        kill(process, signal.SIGABRT)                   # faulthandler writes the stacks of all threads
-        raise AssertionError((f'hung for {timeout} s', command, *process.communicate(timeout=60))) from None
-    finally:
-        kill(process, signal.SIGKILL)
-    return subprocess.CompletedProcess(command, process.returncode, out, err)
-
-
-def kill(process, number):
-    """Send a signal to a process, if it still runs, and to all that it started."""
-    for pid in list(descendants(process.pid)) if process.poll() is None else ():
-        with contextlib.suppress(OSError):
-            os.kill(pid, number)
-
-
-def real_stage(*command, **keywords):
-    """stage() without the fork server."""
-    return stage(*command, start=real_launch, **keywords)
-
-
-def torchrun(*command, n=2, timeout=180, **keywords):
-    return real_stage('-m', 'torch.distributed.run', '--standalone', f'--nproc_per_node={n}', *command,
-                      timeout=timeout, **keywords)
-
-
-def tiny(corpus, out_dir):
-    """Knobs of a tiny run on the `corpus` fixture."""
+def tiny(corpus, out_dir, **knobs):
+    """Words of a tiny run of train.py on the `corpus` fixture."""
     data_dir, dataset = os.path.split(corpus)
-    return [f'--data_dir={data_dir}', f'--dataset={dataset}', f'--out_dir={out_dir}', *TINY]
+    return words(**{**TINY, 'data_dir': data_dir, 'dataset': dataset, 'out_dir': out_dir, **knobs})
 
 
-def train(corpus, out_dir, *knobs, run=stage):
-    """A tiny training run on the `corpus` fixture that must succeed."""
-    done = run('train.py', *tiny(corpus, out_dir), *knobs)
-    assert done.returncode == 0, done.stderr
-    return done
+def knobs_of(module):
+    return {name: value for name, value in vars(module).items() if name.islower() and name[0] != '_'
+            and isinstance(value, (bool, int, float, str, tuple))}
+
+
+@pytest.fixture
+def stage(monkeypatch, capsys):
+    """stage('train', '--seed=2', ...) runs train.py's main() in this process -> Done.
+
+    Every call starts from the knobs of the file. matplotlib counts as missing, unless `pictures` is set.
+    """
+    defaults, handlers = {}, {number: signal.getsignal(number) for number in SIGNALS}
+
+    def call(name, *arguments, pictures=False):
+        module, configurator = importlib.import_module(name), importlib.import_module('configurator')
+        vars(module).update(defaults.setdefault(name, knobs_of(module)))
+        monkeypatch.setattr(sys, 'argv', [f'{name}.py', *map(str, arguments)])
+        if not pictures:
+            monkeypatch.setitem(sys.modules, 'matplotlib.figure', None)
+        code, _ = 0, capsys.readouterr()
+        try:
+            configurator.run(module.main)
+        except SystemExit as end:
+            code = end.code or 0
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+        return Done(code, *capsys.readouterr())
+    yield call
+    for name, knobs in defaults.items():
+        vars(sys.modules[name]).update(knobs)
 
 
 def refused(done):
-    """The one line of stderr of a process that refused its user's input."""
-    assert done.returncode == 2, (done.returncode, done.stdout, done.stderr)
-    lines = [line for line in done.stderr.splitlines() if line.strip()]
-    assert len(lines) == 1 and 'Traceback' not in done.stderr, done.stderr
+    """The one line on stderr of a stage that refused its user's input."""
+    lines = [line for line in done.err.splitlines() if line.strip()]
+    assert done.code == 2 and len(lines) == 1 and 'Traceback' not in done.err, done
     return lines[0]
+
+
+def launch(*command, **keywords):
+    """Start `python command...` in the repository, in its own session; returns the subprocess.Popen."""
+    return subprocess.Popen([sys.executable, *map(str, command)], **{
+        'cwd': ROOT, 'text': True, 'stdout': subprocess.PIPE, 'stderr': subprocess.PIPE,
+        'start_new_session': True, **keywords, 'env': {'OMP_NUM_THREADS': '1', **os.environ,
+                                                       **keywords.get('env', {})}})
+
+
+def process(*command, timeout=180, **keywords):
+    """Run `python command...` as a process of its own, and kill what it left -> Done."""
+    started = launch(*command, **keywords)
+    try:
+        out, err = started.communicate(timeout=timeout)
+    finally:
+        kill(started)
+    return Done(started.returncode, out, err)
+
+
+def kill(started, number=signal.SIGKILL):
+    """Send a signal to all processes of a launch()."""
+    try:
+        os.killpg(started.pid, number)
+    except ProcessLookupError:
+        pass
+
+
+def torchrun(*command, n=2, **keywords):
+    return process('-m', 'torch.distributed.run', '--standalone', f'--nproc_per_node={n}', *command, **keywords)
 
 
 @pytest.fixture(scope='session')
 def corpus(tmp_path_factory):
     """Folder of the prepared docstrings of four packages of the standard library, in several shards."""
     data_dir = tmp_path_factory.mktemp('data')
-    done = stage('prepare_data.py', '--path=email unittest asyncio logging', '--name=tiny',
-                 f'--data_dir={data_dir}', '--vocab_size=400', '--val_fraction=0.1', '--unit_bytes=40000',
-                 '--num_proc=1')
-    assert done.returncode == 0, done.stderr
+    done = process('prepare_data.py', *words(
+        path='email unittest asyncio logging', name='tiny', data_dir=data_dir, vocab_size=400,
+        val_fraction=0.1, unit_bytes=40000, num_proc=1))
+    assert done.code == 0, done.err
     return str(data_dir / 'tiny')
