@@ -1,4 +1,5 @@
 """What the tests share: stages run in this process, a small corpus of real text, processes of their own."""
+import contextlib
 import importlib
 import os
 import signal
@@ -96,14 +97,13 @@ def process(*command, timeout=180, **keywords):
 
 def kill(started, number=signal.SIGKILL):
     """Send a signal to all processes of a launch()."""
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(started.pid, number)
-    except ProcessLookupError:
-        pass
 
 
 def torchrun(*command, n=2, **keywords):
-    return process('-m', 'torch.distributed.run', '--standalone', f'--nproc_per_node={n}', *command, **keywords)
+    return process('-m', 'torch.distributed.run', '--standalone', f'--nproc_per_node={n}', *command,
+                   **keywords)
 
 
 @pytest.fixture(scope='session')
