@@ -1,7 +1,7 @@
 """Records of every row of TASKS in the hub's form: made up, or from published files; and copies of datasets.
 
-A label can be read off a made-up text: a class has a marker, an answer stands behind a fixed phrase, the right
-choice occurs in the passage.
+A label can be read off a made-up text: a class has a marker, an answer stands behind a fixed phrase, the
+right choice occurs in the passage.
 """
 import csv
 import json
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from finetune import TASKS
 
-WORDS = 'the a river house small quick garden teacher letter walks reads under over road stone bread'.split()
+WORDS = ['the', 'a', 'river', 'house', 'small', 'quick', 'garden', 'teacher', 'walks', 'reads']
 HANZI = '山水人家天地风雨春秋花草树木书信朋友老师学生早晚上下左右南北东西城市'
 IDIOMS = ['一心一意', '三长两短', '四面八方', '五光十色', '六神无主', '七上八下', '八仙过海', '九牛一毛']
 CHINESE = {'afqmc', 'csl', 'iflytek', 'tnews', 'wsc', 'cmnli', 'cmrc', 'chid', 'c3'}
@@ -79,7 +79,8 @@ def make_span(name, i, pick, test):
     chinese = name == 'cmrc'
     word = pick.choice(HANZI) + pick.choice(HANZI) if chinese else pick.choice(WORDS)
     before = text_for(name, pick) + ('名叫' if chinese else ' his name is ')
-    context, none = before + word + ('，' if chinese else ' , ') + text_for(name, pick), name == 'squad2' and i % 2
+    context = before + word + ('，' if chinese else ' , ') + text_for(name, pick)
+    none = name == 'squad2' and i % 2
     answers = {'text': [] if none else [word], 'answer_start': [] if none else [len(before)]}
     if test:
         answers = {'text': [f'FAKE_ANSWER_{k}' for k in (1, 2)], 'answer_start': [-1, -1]}
@@ -98,7 +99,8 @@ def make_c3(name, i, pick, test):
 def make_chid(name, i, pick, test):
     """Two blanks a passage, in which the missing idioms stand too."""
     rights = pick.sample(range(len(IDIOMS)), 2)
-    content = [f'{IDIOMS[right]}，#idiom{2 * i + k:06}#，{text_for(name, pick)}' for k, right in enumerate(rights)]
+    content = [f'{IDIOMS[right]}，#idiom{2 * i + k:06}#，{text_for(name, pick)}'
+               for k, right in enumerate(rights)]
     answers = {'candidate_id': [] if test else rights, 'text': [] if test else [IDIOMS[k] for k in rights]}
     return {'idx': i, 'candidates': IDIOMS, 'content': content, 'answers': answers}
 
@@ -121,9 +123,9 @@ def made(name, n_train=12, n_dev=6, shared=False):
 # ---- published files, as their authors distribute them ----
 
 def read_tsv(path, header=()):
-    rows = list(csv.reader(open(path, encoding='utf-8-sig', newline=''), delimiter='\t', quoting=csv.QUOTE_NONE))
-    columns, rows = (header, rows) if header else (rows[0], rows[1:])
-    return [dict(zip(columns, cells, strict=True)) for cells in rows]
+    lines = [line.split('\t') for line in Path(path).read_text('utf-8-sig').rstrip('\n').split('\n')]
+    columns, lines = (header, lines) if header else (lines[0], lines[1:])
+    return [dict(zip(columns, cells, strict=True)) for cells in lines]
 
 
 def published_glue(name, folder, split):
@@ -156,15 +158,15 @@ def published_cmrc(name, folder, split):
 
 
 def published_boolq(name, folder, split):
-    lines = Path(folder, 'superglue/BoolQ', {'dev': 'val'}.get(split, split) + '.jsonl').read_text().splitlines()
+    path = Path(folder, 'superglue/BoolQ', {'dev': 'val'}.get(split, split) + '.jsonl')
     return [{'question': record['question'], 'passage': record['passage'], 'idx': record['idx'],
-             'label': int(record.get('label', -1))} for record in map(json.loads, lines)]
+             'label': int(record.get('label', -1))} for record in map(json.loads, path.read_text().splitlines())]
 
 
 def published_afqmc(name, folder, split):
     path = Path(folder, 'clue/AFQMC', 'train.csv' if split == 'train' else f'{split}.json')
     if split == 'train':
-        records = list(csv.DictReader(open(path, encoding='utf-8-sig', newline='')))
+        records = list(csv.DictReader(path.read_text('utf-8-sig').splitlines()))
     else:
         records = [json.loads(line) for line in path.read_text('utf-8').splitlines()]
     return [{'sentence1': record['sentence1'], 'sentence2': record['sentence2'], 'idx': i,
@@ -175,8 +177,8 @@ def published_c3(name, folder, split):
     records = []
     for part in 'dm':
         passages = json.loads(Path(folder, 'clue/C3', f'c3-{part}-{split}.json').read_text('utf-8'))
-        records += [{'context': context, **question} for context, questions, *_ in passages
-                    for question in questions]
+        records += [{'context': context, **question}
+                    for context, questions, *_ in passages for question in questions]
     return [{'id': i, **record} for i, record in enumerate(records)]
 
 
