@@ -1,9 +1,9 @@
 # GLUE as in Courtois et al. 2024, section 3.4: 8 tasks x 5 seeds, 5 epochs, batch 16, rate 1e-5, linear
 # decay.
 # $ python finetune.py config/glue_courtois.py --init_from=out/base_pairwise --compare=out/base_original
-# Their figure 3, the score by pretraining step: a glob of .pt files takes the milestones of config/base.py,
-# not the newest checkpoints, kept for resuming. The report names the first step with 95 % of the last score.
-# $ python finetune.py config/glue_courtois.py --init_from='out/base_pairwise/ckpt_*.pt'
+# Their figure 3, the score by pretraining step, of all checkpoints that are there: the milestones of
+# config/base.py and the newest two. The report names the first step with 95 % of the last score.
+# $ python finetune.py config/glue_courtois.py --init_from='out/base_pairwise/ckpt_*.pt' --out_dir=out/glue_curve
 # Five pretraining runs of each system in place of the paper's one: train with --seed=N
 # --out_dir=out/base_pairwise-N for N from 1 to 5, and base_original.py likewise:
 # $ python finetune.py config/glue_courtois.py --init_from='out/base_pairwise-*' \

@@ -2,11 +2,11 @@
 # $ python finetune.py config/glue_kowsher.py --compare=out/kowsher_original \
 #       --init_from=out/kowsher_shared,out/kowsher_symmetric,out/kowsher_pairwise
 # Table 5 (noise on the embeddings), table 6 (each model on the other tasks) and figure 3 (seconds an epoch),
-# a command each; the trials of the first command are not repeated:
-# $ python finetune.py config/glue_kowsher.py --tasks=mnli,qqp,sst2 --noise=0:0.4:0.05 \
-#       --compare=out/kowsher_original
-# $ python finetune.py config/glue_kowsher.py --tasks=mnli,qnli,qqp,mrpc --cross=true \
-#       --compare=out/kowsher_original
+# a command each; the first two evaluate the trials of the first command again:
+# $ python finetune.py config/glue_kowsher.py --init_from='out/glue_kowsher/*/*_[1-5]' --epochs=0 \
+#       --tasks=mnli,qqp,sst2 --noise=0,0.05,0.1,0.15,0.2,0.25,0.3,0.35,0.4 --out_dir=out/glue_noise
+# $ python finetune.py config/glue_kowsher.py --init_from='out/glue_kowsher/*/*_[1-5]' --epochs=0 \
+#       --tasks=mnli,qnli,qqp,mrpc --cross=true --out_dir=out/glue_cross
 # $ python finetune.py config/glue_kowsher.py --tasks=cola,mnli,mrpc,qnli,rte,qqp --epochs=1 --trials=1 \
 #       --compile=false --compare=out/kowsher_original --out_dir=out/glue_seconds
 # Expect (their table 1): 80.09 on average for base `shared`, 79.71 for `original`, without deviations.

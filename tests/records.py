@@ -160,7 +160,7 @@ def published_cmrc(name, folder, split):
 def published_boolq(name, folder, split):
     path = Path(folder, 'superglue/BoolQ', {'dev': 'val'}.get(split, split) + '.jsonl')
     return [{'question': record['question'], 'passage': record['passage'], 'idx': record['idx'],
-             'label': int(record.get('label', -1))} for record in map(json.loads, path.read_text().splitlines())]
+             'label': int(record.get('label', -1))} for record in map(json.loads, open(path))]
 
 
 def published_afqmc(name, folder, split):
