@@ -3,7 +3,8 @@
 # $ python finetune.py config/glue_courtois.py --init_from=out/base_pairwise --compare=out/base_original
 # Their figure 3, the score by pretraining step, of all checkpoints that are there: the milestones of
 # config/base.py and the newest two. The report names the first step with 95 % of the last score.
-# $ python finetune.py config/glue_courtois.py --init_from='out/base_pairwise/ckpt_*.pt' --out_dir=out/glue_curve
+# $ python finetune.py config/glue_courtois.py --init_from='out/base_pairwise/ckpt_*.pt' \
+#       --out_dir=out/glue_curve
 # Five pretraining runs of each system in place of the paper's one: train with --seed=N
 # --out_dir=out/base_pairwise-N for N from 1 to 5, and base_original.py likewise:
 # $ python finetune.py config/glue_courtois.py --init_from='out/base_pairwise-*' \

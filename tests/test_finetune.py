@@ -550,14 +550,15 @@ def test_a_finished_trial_is_kept_and_another_recipe_refused(trial, stage, run, 
     assert 'other weights' in line
 
 
-def test_noise_and_predictions_of_a_finished_trial(trial, tmp_path):
+def test_noise_and_predictions_of_a_finished_trial(trial, run, tmp_path):
     """With epochs=0 its weights, scores and names stay; noise has the stated norm."""
-    first = trial('sst2')
+    first = trial('sst2', init_from=f'{run}/ckpt_0000003.pt')
     (tmp_path / 'new.csv').write_text('sentence,note\nthe river good,1\n"a ""house"" bad",2\n')
     result = trial('sst2', 'noise', init_from=first['folder'], trials=4, epochs=0, noise='0,0.5,20',
                    predict=tmp_path / 'new.csv')
     assert same(weights(first), weights(result)) and result['scores'] == first['scores']
-    assert [result[key] for key in ('run', 'step', 'seed')] == ['base', None, 1]
+    assert [result[key] for key in ('run', 'step', 'seed')] == ['base', 3, 1]
+    assert result['folder'] == tmp_path / 'noise' / 'base@3' / 'sst2_1'
     assert [*result['noise']] == ['0', '0.5', '20']
     assert result['noise']['0'] == first['scores']['sst2']['accuracy']
     lines = (result['folder'] / 'predicted_new.csv').read_text().splitlines()
@@ -914,7 +915,7 @@ def test_noise_cross_and_seconds_have_their_tables():
     noise, across = text[text.index('## Noise'):], text[text.index('## Trained on'):]
     assert cells(noise, 'ours, mnli')[0][:2] == ['70.00 (0.00) ± 0.00', '60.00 (0.00) ± 0.00']
     assert cells(noise, 'paper: shared base, mnli')[0][:3] == ['80.94', '80.85', '80.02']
-    assert cells(across, 'ours, mnli')[0][:2] == ['70.00 (0.00) ± 0.00', '50.00 (0.00) ± 0.00']
+    assert cells(across, 'ours, mnli')[0][:3] == ['70.00 (0.00) ± 0.00', '-', '50.00 (0.00) ± 0.00']
     assert cells(text, 'mnli')[-1] == ['12.50']
 
 
