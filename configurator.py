@@ -22,7 +22,8 @@ KINDS = {bool: 'true or false', int: 'a whole number', float: 'a number', str: '
          tuple: 'whole numbers with commas between them'}       # types of knobs
 SIZES = ('batch_size', 'batches', 'block_size', 'clip_distance', 'eval_samples', 'key_size', 'lengths',
          'log_interval', 'max_answer', 'max_iters', 'n_embd', 'n_head', 'n_inner', 'n_layer', 'rank_rows',
-         'rounds', 'stride', 'timeout', 'tokenizer_sample', 'total_batch', 'trials', 'unit_bytes', 'vocab_size')
+         'rounds', 'stride', 'timeout', 'tokenizer_sample', 'total_batch', 'trials', 'unit_bytes',
+         'vocab_size')
 SIGNED = ('null_threshold',)
 
 
