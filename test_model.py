@@ -480,7 +480,7 @@ def agrees(model, oracle):
         assert np.abs(given[b] - np.array(wanted)).max() < 1e-10, f'row {b}'
 
 
-@each_system
+@pytest.mark.parametrize('settings', rows_of([*SYSTEMS, *GATED]))
 def test_equals_the_loops_of_the_paper(settings):
     agrees(build(**settings), masked_lm_oracle)
     agrees(build(SequenceClassifier, **settings, pooling='layerwise'), classifier_oracle)
@@ -499,12 +499,6 @@ def test_other_norms_and_heads_equal_the_loops(settings):
         biases = [name for name, _ in model.named_parameters() if 'bias' in name]
         assert all(name.endswith(('content_bias', 'distance_bias', 'bucket_bias.weight')) for name in biases)
         agrees(model, masked_lm_oracle)
-
-
-@pytest.mark.parametrize('settings', rows_of(GATED))
-def test_normalisers_equal_the_loops(settings):
-    agrees(build(**settings, norm='rms', lm_head='decoder'), masked_lm_oracle)
-    agrees(build(SequenceClassifier, **settings, pooling='layerwise'), classifier_oracle)
 
 
 @pytest.mark.parametrize('drawn', [True, False])
@@ -739,13 +733,6 @@ def test_reduction(claim):
 
 # ---- losses and initial values ----
 
-def test_head_on_gathered_positions_is_the_full_head():
-    (ids, segments), positions, model = batch(), torch.tensor([[1, 4], [5, 0], [3, 2]]), build()
-    full = model(ids, segments=segments, attention_mask=KEEP)
-    wanted = torch.stack([full[b, positions[b]] for b in range(3)])
-    assert difference(model(ids, positions, segments=segments, attention_mask=KEEP), wanted) < 1e-12
-
-
 @pytest.mark.parametrize('kind', [MaskedLM, PermutationLM])
 def test_losses_are_cross_entropies_in_float32(kind):
     model, (ids, segments) = build(kind, **XLNET), batch()
@@ -754,6 +741,9 @@ def test_losses_are_cross_entropies_in_float32(kind):
     losses = model(ids, positions, targets, segments, KEEP)
     assert losses.dtype == torch.float32
     for b in range(3):
+        if kind is MaskedLM:                                        # the head runs at the positions alone
+            full = model(ids, segments=segments, attention_mask=KEEP)
+            assert difference(logits[b], full[b, positions[b]]) < 1e-12
         for i in range(2):
             chances = logits[b, i].exp() / logits[b, i].exp().sum()
             assert abs(losses[b, i] + chances[targets[b, i]].log()) < 1e-5
@@ -833,18 +823,16 @@ def test_attention_without_weights_gives_the_bias_of_its_output(settings):
         assert difference(y, torch.zeros(()) if bias is None else bias) < 1e-12
 
 
-@pytest.mark.parametrize('settings', rows_of([system('original', 'none'), system('gau', 'rope')]))
-def test_blocks_drop_what_they_add(settings):
-    """Neither their input nor what the norm returns."""
-    encoder, x = build(Encoder, **settings, dropout=1.0).train(), torch.randn(3, 6, 12, dtype=torch.float64)
-    for block in encoder.blocks:
-        gated = settings['attention'] == 'gau'
-        wanted = block.norm(x) if gated else block.mlp_norm(block.attention_norm(x))
-        assert torch.equal(block(x, x, source.Context(encoder.position)), wanted)
-
-
-def test_embeddings_query_stream_and_pooled_state_are_dropped():
+def test_dropout_takes_what_blocks_add_embeddings_query_stream_and_pooled_state():
     (ids, segments), positions = batch(), torch.zeros(3, 1, dtype=torch.long)
+    x = torch.randn(3, 6, 12, dtype=torch.float64)
+    plain, gated = (build(Encoder, **system(*names), dropout=1.0).train()
+                    for names in (('original', 'none'), ('gau', 'rope')))
+    for block in plain.blocks:                          # the input of a block stays
+        wanted = block.mlp_norm(block.attention_norm(x))
+        assert torch.equal(block(x, x, source.Context(plain.position)), wanted)
+    for block in gated.blocks:
+        assert torch.equal(block(x, x, source.Context(gated.position)), block.norm(x))
     model = build(PermutationLM, **XLNET, dropout=1.0).train()
     assert (model.encoder.embed(ids, segments) == 0).all()
     model(ids, positions).sum().backward()
@@ -873,22 +861,16 @@ def test_bfloat16_autocast(settings):
     assert difference(losses, F.cross_entropy(logits.float().mT, ids, reduction='none')) < 1e-6
 
 
-EDGES = [           # keep (B, T): T = 1, T beyond clip_distance; no real token, one, the last alone, all
-    torch.tensor([[1], [0]]).bool(),
-    torch.tensor([[0] * 12, [1] + [0] * 11, [0] * 11 + [1], [1] * 12]).bool(),
-    torch.ones(2, 12).bool(),                           # given as None
-]
-
-
 @pytest.mark.parametrize('autocast', [False, True])
 @each_core_or_gated
 def test_edges_are_finite(settings, autocast):
-    """Also with scores far into saturation."""
+    """One token, none, the last alone, all, beyond clip_distance; with scores far into saturation."""
     model = build(SequenceClassifier, **settings, pooling='layerwise', n_layer=1).float()
     parameters = list(model.parameters())
     with torch.no_grad():
         torch._foreach_mul_(parameters, 5)
-    for keep in EDGES:
+    for keep in ([[1], [0]], [[0] * 12, [1] + [0] * 11, [0] * 11 + [1], [1] * 12], [[1] * 12] * 2):
+        keep = torch.tensor(keep).bool()
         given = *batch(*keep.shape), None if keep.all() else keep
         with torch.autocast('cpu', torch.bfloat16, enabled=autocast):
             results = [model.encoder(*given), model(*given)]
@@ -979,13 +961,10 @@ def test_extended(settings):
             other(torch.ones(1, block_size + 1, dtype=torch.long))
 
 
-def test_extension_draws_new_rows():
+def test_extension_draws_new_positions_and_repeats_the_longest_distances():
+    """Tian et al. 2021, section 2: "copying the learnt embeddings" of the longest distances in training."""
     rows = extended(build(), 1012).encoder.position.table.weight[12:]
     assert rows.shape == (1000, 12) and abs(rows.std().item() / 0.02 - 1) < 5 / (2 * rows.numel()) ** 0.5
-
-
-def test_extension_of_rpe_repeats_the_rows_of_the_longest_distances():
-    """Tian et al. 2021, section 2: "copying the learnt embeddings" of the longest distances in training."""
     model = build(position='rpe', clip_distance=20)                 # rows of 12 tokens: distances -11 to 11
     old, new = (x.encoder.position.table for x in (model, extended(model, 40)))
     for row in range(39):
@@ -1021,17 +1000,14 @@ def test_config_error_names_key_value_and_choices(settings, words):
     assert '\n' not in str(error.value)
 
 
-def test_only_xlnet_has_two_streams():
-    with pytest.raises(UserError, match="only attention='xlnet'"):
-        PermutationLM(EncoderConfig(**SMALL))
-
-
 def test_model_config_takes_the_knobs_it_knows():
     settings = {'n_layer': 3, 'attention': 'shared', 'batch_size': 7, 'vocab_size': 9}
     assert source.model_config(settings, 31) == EncoderConfig(vocab_size=31, n_layer=3, attention='shared')
 
 
-def test_run_as_a_script_it_says_what_to_run():
+def test_other_classes_say_what_they_need():
+    with pytest.raises(UserError, match="only attention='xlnet'"):
+        PermutationLM(EncoderConfig(**SMALL))
     with pytest.raises(SystemExit, match=r'^[^\n]*python train.py config/quickstart.py$'):
         runpy.run_path(source.__file__, run_name='__main__')
 
@@ -1069,12 +1045,11 @@ def their_logits(theirs, ids, segments, keep):
     return torch.stack(found.to_tuple()) if 'start_logits' in found else found.logits
 
 
-def copied(ours, theirs, prefix='bert.'):
+def copied(ours, theirs):
     """Our model with the weights of theirs."""
-    weights = {name.replace(prefix, 'bert.', 1): value for name, value in theirs.state_dict().items()}
-    names, wanted = source.hugging_face_names(ours.config.n_layer), ours.state_dict()
+    names, weights = source.hugging_face_names(ours.config.n_layer), theirs.state_dict()
     ours.load_state_dict({name: weights[theirs] for theirs, name in names.items()
-                          if theirs in weights and name in wanted})
+                          if theirs in weights and name in ours.state_dict()})
     return ours.eval()
 
 
@@ -1105,15 +1080,6 @@ def test_bert_gives_the_logits_and_gradients_of_hugging_face(kind, name, transfo
             assert difference(one, other) < 1e-4 * max(other.abs().max().item(), 1e-2), ours
 
 
-def test_rope_gives_the_logits_of_roformer(transformers):
-    theirs = transformers.RoFormerForMaskedLM(transformers.RoFormerConfig(**SIZES, rotary_value=False))
-    ours = copied(MaskedLM(EncoderConfig(*OURS, position='rope')), randomised(theirs), 'roformer.')
-    ids, segments, keep = padded_batch()
-    wanted = their_logits(theirs, ids, segments, keep)
-    given = ours(ids, segments=segments, attention_mask=keep)
-    assert difference(given[keep], wanted[keep]) < 1e-5 * wanted.abs().max()
-
-
 def test_export_and_import_again(tmp_path, transformers):
     ours = randomised(MaskedLM(EncoderConfig(**SMALL, dropout=0.2, attention_dropout=0.3))).train()
     source.to_transformers(ours).save_pretrained(tmp_path)
@@ -1127,7 +1093,7 @@ def test_export_and_import_again(tmp_path, transformers):
 @pytest.mark.parametrize('kind, position', source.EXPORTS)
 @each_variant
 def test_export_has_the_logits(variant, kind, position, transformers):
-    """Float32, padded, two segments; with and without biases."""
+    """Those of BERT and RoFormer with our weights: float32, padded, two segments; with and without biases."""
     (ids, segments, keep), sizes = padded_batch(), {**SMALL, 'n_head': 2, 'n_label': 3}
     for bias in (True, False):
         ours = randomised(kind(EncoderConfig(**sizes, position=position, bias=bias, **variant)))
@@ -1176,7 +1142,6 @@ def test_buckets_are_those_of_t5():
     assert wanted.tolist() == [bucket(d) for d in range(-700, 701)]
 
 
-@pytest.fixture(scope='module')
 def xlnet_pair(transformers):
     """(transformers' XLNetModel with random weights, PermutationLM with the same)"""
     config = transformers.XLNetConfig(
@@ -1200,17 +1165,12 @@ def xlnet_pair(transformers):
     return theirs, ours
 
 
-def test_content_stream_gives_the_states_of_hugging_face(xlnet_pair):
-    theirs, ours = xlnet_pair
+def test_content_and_two_streams_give_the_states_of_hugging_face(transformers):
+    """In orders that begin with a real token: in theirs, a query that sees none averages the padding."""
+    theirs, ours = xlnet_pair(transformers)
     ids, segments, keep = padded_batch()
     wanted = theirs(inputs_embeds=ours.encoder.embed(ids, segments), attention_mask=keep.float())[0]
     assert difference(ours.encoder(ids, segments, keep)[keep], wanted[keep]) < 1e-5 * wanted.abs().max()
-
-
-def test_two_streams_give_the_states_of_hugging_face(xlnet_pair):
-    """In orders that begin with a real token: in theirs, a query that sees none averages the padding."""
-    theirs, ours = xlnet_pair
-    ids, segments, keep = padded_batch()
     generator = torch.Generator().manual_seed(1)
     order = torch.stack([torch.randperm(9, generator=generator) for _ in range(3)])
     order = torch.where(torch.arange(9) == 2, -1, order)
