@@ -10,6 +10,7 @@ import math
 import runpy
 from collections.abc import Callable
 from functools import cache, partial
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import numpy as np
@@ -879,14 +880,14 @@ def test_edges_are_finite(settings, autocast):
         assert all(x.isfinite().all() for x in (*results, *gradients)), keep
 
 
-def test_sums_over_distances_are_exact_in_bfloat16():
-    """2000 equal weights, nearly all of them at two distances; a sum in bfloat16 would stop far below 1/2."""
-    settings = {'position': 'rpe', 'clip_distance': 2, 'block_size': 2000, 'n_head': 1}
-    encoder = build(Encoder, **settings).bfloat16()
-    attention, rows = encoder.blocks[0].attention, torch.zeros(1, 1, 2000, 12, dtype=torch.bfloat16)
-    y = encoder.position.attend(attention, rows, rows, rows, None, 0.0)[0, 0, 1000].double()
-    before, _, after = attention.relative(encoder.position.table[0])[1].double()
-    assert difference(y, (before + after) / 2) < 0.02 * before.abs().max()
+def test_distances_are_added_in_float32():
+    """To q k = 256 in bfloat16, where 257 would be 256 again: softmax(256, 257, 256)."""
+    position = POSITION['rpe'](EncoderConfig(9, 3, 1, 1, 1, 4, position='rpe', clip_distance=2)).bfloat16()
+    position.table.data = torch.tensor([[[0.0], [1 / 16], [0.0]]]).bfloat16()
+    attention = SimpleNamespace(layer=0, n_head=1, relative=lambda table: (table, table))
+    q = torch.full((1, 1, 3, 1), 16.0).bfloat16()
+    y = position.attend(attention, q, q, torch.zeros_like(q), None, 0.0)
+    assert abs(y[0, 0, 1, 0] * 16 - math.e / (math.e + 2)) < 0.01
 
 
 @pytest.mark.parametrize('dtype, error', [
