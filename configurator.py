@@ -25,6 +25,9 @@ SIZES = ('batch_size', 'batches', 'block_size', 'clip_distance', 'eval_samples',
          'rounds', 'stride', 'timeout', 'tokenizer_sample', 'total_batch', 'trials', 'unit_bytes',
          'vocab_size')
 SIGNED = ('null_threshold',)
+# Ctrl-C while a stage imports PyTorch, which takes seconds, prints no traceback; run() undoes this.
+if os.path.dirname(os.path.abspath(sys.argv[0])) == ROOT:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 class UserError(ValueError):
@@ -40,6 +43,7 @@ def shown(value):
 
 def run(main):
     """Call a stage's main(); a mistake, a file or a package that is missing: one line and exit status 2."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         main()
         sys.stdout.flush()
@@ -64,7 +68,7 @@ def tell_torchrun(line):
 def say(message):
     """Print a notice on stderr, once on each machine."""
     if os.environ.get('LOCAL_RANK', '0') == '0':
-        over_bar = '\r\033[K' if sys.stderr.isatty() else ''
+        over_bar = '\r\033[K' * sys.stderr.isatty()         # clears the line of a progress bar
         print(over_bar + message, file=sys.stderr, flush=True)
 
 
