@@ -1185,6 +1185,7 @@ STARTS = {      # mean of S of rank r; deviation of S's entries; of those of A B
     'identity': (lambda K, r: torch.eye(K, r) @ torch.eye(r, K), lambda K: 0.02, None),
     'fan_in': (lambda K, r: torch.zeros(K, K), lambda K: K ** -0.5, lambda K: K ** -0.5),
     'normal': (lambda K, r: torch.zeros(K, K), lambda K: 0.02, lambda K: 0.02),
+    'unit': (lambda K, r: torch.zeros(K, K), lambda K: 1.0, lambda K: 1.0),
 }
 
 
