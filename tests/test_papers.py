@@ -155,12 +155,12 @@ def tian():
 def liu():
     rows = dict(row.split('; ', 1) for row in PAPERS['liu']['bench']['convergence'])
     values = {name: [float(value) for value in re.findall(r'\d+\.\d+', text)] for name, text in rows.items()}
-    changes = [[b - a for a, b in zip(values[f'gau_{name}_512'], values[f'gau_{name}_diff'], strict=True)]
-               for name in ('squared_relu', 'scaled_squared_relu', 'softmax', 'softmax_plus')]
+    changes = [[b - a for a, b in zip(values[f'{name} base'], values[f'{name}_diff base'], strict=True)]
+               for name in ('gau_ns2', 'gau_scaled_squared_relu', 'gau_softmax', 'gau')]
     yield 'table 2, strategies', ['512', *(f'{abs(change):.2f}' for pair in changes for change in pair)]
     smallest = torch.tensor(2.0 ** -24).half()
     assert smallest > 0 and 1 / (512 ** 2 * 128) == 2 ** -25 and torch.tensor(2.0 ** -25).half() == 0
-    yield 'table 2, scaled squared ReLU', ['512', '128', *map(str, values['gau_scaled_squared_relu_512'])]
+    yield 'table 2, scaled squared ReLU', ['512', '128', *map(str, values['gau_scaled_squared_relu base'])]
     gau = {'attention': 'gau', 'position': 'rope', 'norm': 'rms'}
     plain, offsets = (count(Encoder, 12000, 24, bias=bias, **gau) + 768 * 2 + 2 for bias in (False, True))
     yield '4.1 and table 4', ['96,519', f'{plain:,}', f'{offsets:,}']
