@@ -10,7 +10,6 @@ import torch
 from conftest import ROOT
 
 import finetune
-import prepare_data
 import train
 from configurator import configure
 from model import NORMALISER, SHATTER, SequenceClassifier, count_parameters, model_config
@@ -214,5 +213,3 @@ def test_every_command_of_a_header_composes(name):
         if stage is finetune:
             runs = set(re.findall(r'out/(\w+)', f"{settings['init_from']} {settings['compare']}"))
             assert runs <= set(NAMES) | set(re.findall(r'--out_dir=out/(\w+)', ' '.join(commands)))
-        if stage is prepare_data:
-            prepare_data.find_corpus(settings)
