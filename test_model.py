@@ -335,8 +335,9 @@ def squared_relu(products, sees, s, scale):
 
 
 def scaled_squared_relu(products, sees, s, scale):
-    weights = squares(products, sees)
-    return [weight / sum(weights) if sum(weights) else 0.0 for weight in weights]
+    """Section 3.3: relu^2(q k / sqrt(s)) / (c n s), c their sum."""
+    weights, n = squares([product / math.sqrt(s) for product in products], sees), sum(map(bool, sees))
+    return [weight / (sum(weights) * n * s) if sum(weights) else 0.0 for weight in weights]
 
 
 def sinusoid(d, size):
@@ -377,7 +378,8 @@ ORACLE = {
 }
 NORMALISERS = {'softmax': softmax, 'softmax_plus': softmax_plus, 'squared_relu': squared_relu,
                'scaled_squared_relu': scaled_squared_relu}
-SCALES = {'n2': lambda n, s: n ** 2, 'n': lambda n, s: n, 'ns': lambda n, s: n * s, 's2': lambda n, s: s ** 2}
+SCALES = {'n2': lambda n, s: n ** 2, 'n': lambda n, s: n, 'ns': lambda n, s: n * s, 's2': lambda n, s: s ** 2,
+          'ns2': lambda n, s: n * s * s}
 NORMS = {'layer': layer_norm, 'rms': rms_norm}
 
 
@@ -780,6 +782,7 @@ STARTS = {      # mean of S of rank r; deviation of S's entries; of those of A B
     'identity': (lambda K, r: torch.eye(K, r) @ torch.eye(r, K), lambda K: 0.02, None),
     'fan_in': (lambda K, r: torch.zeros(K, K), lambda K: K ** -0.5, lambda K: K ** -0.5),
     'normal': (lambda K, r: torch.zeros(K, K), lambda K: 0.02, lambda K: 0.02),
+    'unit': (lambda K, r: torch.zeros(K, K), lambda K: 1.0, lambda K: 1.0),
 }
 
 
@@ -905,14 +908,29 @@ def test_sigmoid_weights_of_rows_far_below_zero(dtype, error):
 
 
 @pytest.mark.parametrize('size', [1.0, 1e-5, 1e-7])
-def test_rows_of_scaled_squared_relu_sum_to_one_in_float16(size):
-    """Scores of 1e-5 and 1e-7 are subnormal numbers there."""
+def test_rows_of_scaled_squared_relu_in_float16(size):
+    """Scores of 1e-5 and 1e-7 are subnormal numbers there; rows sum to 1 / (n s)."""
     scores = (size * torch.randn(2, 6, 100, generator=torch.Generator().manual_seed(13))).half()
     mask = (torch.arange(100) < 70).expand(2, 1, 100)
-    weights = NORMALISER['scaled_squared_relu'](scores, mask, torch.tensor(70.0), 128, None)
+    weights = 70 * 128 * NORMALISER['scaled_squared_relu'](scores, mask, torch.tensor(70.0), 128, None)
     assert difference(weights.sum(-1), 1) < 1e-6 and (weights[..., 70:] == 0).all()
     wanted = scaled_squared_relu(scores[1, 2].tolist(), mask[1, 0].tolist(), 128, 'ns')
-    assert difference(weights[1, 2], torch.tensor(wanted)) < 1e-6
+    assert difference(weights[1, 2], 70 * 128 * torch.tensor(wanted)) < 1e-6
+
+
+@pytest.mark.parametrize('name, relu_scale, theirs', [
+    ('squared_relu', 'ns2', lambda a, n, s: a.relu() ** 2 / (s * n)),
+    ('scaled_squared_relu', 'ns', lambda a, n, s: a.relu() ** 2 / (s * n * (a.relu() ** 2).sum(-1, True))),
+    ('softmax', 'ns', lambda a, n, s: a.softmax(-1)),
+    ('softmax_plus', 'ns', lambda a, n, s: (a * n.log() / math.log(512)).softmax(-1)),
+])
+def test_normalisers_of_table_2_are_those_of_lius_code(name, relu_scale, theirs):
+    """github.com/HJHGJGHHG/GAU-PyTorch, utils/layers.py: a = q k^T / sqrt(s), padding -inf, n real tokens."""
+    scores = 20 * torch.randn(3, 5, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
+    n = torch.tensor([7.0, 4.0, 2.0], dtype=torch.float64)[:, None, None]
+    mask, s = torch.arange(7) < n, 16
+    wanted = theirs((scores / s ** 0.5).masked_fill(~mask, -math.inf), n, s).nan_to_num(0)     # 0 / 0 there
+    assert difference(NORMALISER[name](scores, mask, n, s, RELU_SCALE[relu_scale]), wanted) < 1e-12
 
 
 def test_squared_relu_of_large_scores_in_float16():

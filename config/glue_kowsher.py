@@ -1,19 +1,21 @@
 # GLUE as in Kowsher et al. 2024, appendix A.4: 10 epochs, rates 1e-4, 2e-5, 2e-6 for a third each, decay 0.1.
 # $ python finetune.py config/glue_kowsher.py --compare=out/kowsher_original \
 #       --init_from=out/kowsher_shared,out/kowsher_symmetric,out/kowsher_pairwise
-# Table 5 (noise on the embeddings), table 6 (each model on the other tasks) and figure 3 (seconds an epoch),
-# a command each; the trials of the first command are not repeated:
-# $ python finetune.py config/glue_kowsher.py --tasks=mnli,qqp,sst2 --noise=0:0.4:0.05 \
-#       --compare=out/kowsher_original
-# $ python finetune.py config/glue_kowsher.py --tasks=mnli,qnli,qqp,mrpc --cross=true \
-#       --compare=out/kowsher_original
+# Table 5 (noise on the embeddings) and table 6 (each model on the other tasks) evaluate those trials; figure
+# 3 (seconds an epoch) has its own:
+# $ python finetune.py config/glue_kowsher.py --tasks=mnli,qqp,sst2 --epochs=0 --out_dir=out/glue_noise \
+#       --init_from='out/glue_kowsher/kowsher_original/*,out/glue_kowsher/kowsher_shared/*' \
+#       --noise=0,0.05,0.1,0.15,0.2,0.25,0.3,0.35,0.4
+# $ python finetune.py config/glue_kowsher.py --tasks=mnli,qnli,qqp,mrpc --epochs=0 --out_dir=out/glue_cross \
+#       --init_from='out/glue_kowsher/kowsher_original/*,out/glue_kowsher/kowsher_shared/*' --cross=true
 # $ python finetune.py config/glue_kowsher.py --tasks=cola,mnli,mrpc,qnli,rte,qqp --epochs=1 --trials=1 \
 #       --compile=false --compare=out/kowsher_original --out_dir=out/glue_seconds
 # Expect (their table 1): 80.09 on average for base `shared`, 79.71 for `original`, without deviations.
 # Not in the paper, so ours: when the rate falls; batch 16, which it gives for figure 3 alone; dropout 0.1 of
 # everything but the attention; Adam's epsilon 1e-8, clipping at 1, no warmup; 5 seeds, 512 tokens, the
-# weights of the last step; noise of random direction whose norm is 5 to 40 % of the mean norm of the
-# embeddings (the paper also gives it a deviation of 1); rows of table 6 taken as the training tasks.
+# weights of the last step; dtype auto. The noise is added to each token's input of the first block, after the
+# embeddings' norm, in a random direction, with 5 to 40 % of the mean norm there (the paper also gives it a
+# deviation of 1, and does not say which embeddings). Rows of table 6 are taken as the training tasks.
 out_dir = 'out/glue_kowsher'
 init_from = 'out/kowsher_shared'
 tasks = 'mrpc,cola,mnli,qqp,rte,stsb,qnli,sst2'
