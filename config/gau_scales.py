@@ -1,5 +1,5 @@
 # GAU with `squared_relu` and its scales (Liu 2022, section 3.2): 96,517,632 parameters, 5k steps.
-# The small form, with both kinds of rows and three seeds: config/bench_liu_scales.py.
+# The small form, with both kinds of rows and three seeds: the loop in results/bench.md.
 # $ python train.py config/gau_scales.py --relu_scale=n2 --out_dir=out/gau_scales_n2
 # Expect (table 1): masked accuracy 20.16 % with n2, 19.34 % with n, 23.11 % with ns; s2 does not converge.
 from config.base_gau import *

@@ -61,8 +61,8 @@ def test_counts_are_the_readmes_and_the_papers_or_explained(monkeypatch):
         rounded = {'M': f'{total / 1e6:.1f}M', 'k': f'{total / 1e3:,.0f}k'}
         if row['printed'] not in (f'{total:,}', rounded.get(row['printed'][-1])):
             unequal[' '.join(row[key] for key in ('system', 'shape', 'counted'))] = where
-    assert {row['where, or why not'].split(':')[0] for row in theirs} == set(
-        ['courtois', 'kowsher', 'tian', 'liu'])
+    papers = {row['where, or why not'].split(':')[0] for row in theirs}
+    assert papers == {'courtois', 'kowsher', 'tian', 'liu'}
     assert len(theirs) == 21
     assert list(unequal) == ['shared base all', 'original large matrices', 'shatter large matrices']
     assert all('12 of the 24' in source or 'classifier' in source for source in unequal.values())
