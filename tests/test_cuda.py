@@ -19,13 +19,15 @@ import train
 from model import ALLOWED_POSITIONS, ATTENTION, POSITION, model_config
 from prepare_data import load_meta
 
-CUDA = pytest.param('cuda', marks=[pytest.mark.cuda, pytest.mark.skipif(
-    not torch.cuda.is_available(), reason='no CUDA device')])
-DEVICES = [CUDA, pytest.param('cpu', marks=pytest.mark.slow)]
+ON_CUDA = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason='no CUDA device')]
+DEVICES = [pytest.param('cuda', marks=ON_CUDA), pytest.param('cpu', marks=pytest.mark.slow)]
 BACKEND = {'cuda': 'inductor', 'cpu': 'aot_eager'}      # of torch.compile; the second needs no C++ compiler
-STEPS = {'cuda': 200, 'cpu': 8}
+STEPS = {'cuda': 200, 'cpu': 4}
 SYSTEMS = [(attention, position, 'mlm') for attention in ATTENTION
            for position in ALLOWED_POSITIONS.get(attention, POSITION)] + [('xlnet', 'none', 'plm')]
+CASES = [pytest.param('cuda', system, marks=ON_CUDA, id=' '.join(('cuda', *system))) for system in SYSTEMS]
+CASES += [pytest.param('cpu', system, marks=pytest.mark.slow, id=' '.join(('cpu', *system)))
+          for system in SYSTEMS[::8]]
 SMALL = {'n_layer': 2, 'n_head': 4, 'n_embd': 64, 'n_inner': 256, 'block_size': 64}
 BASE = {'n_layer': 2, 'n_head': 12, 'n_embd': 768, 'n_inner': 3072, 'block_size': 512}
 LIMITS = {'first loss': 1e-3, 'first norm': 0.02, 'mean loss': 0.05}        # relative, relative, nats
@@ -89,9 +91,8 @@ def distances(exact, ours):
             'first norm': (away / exact[1])[0, 1].item(), 'mean loss': away[:, 0].mean().item()}
 
 
-@pytest.mark.parametrize('device', DEVICES)
-@pytest.mark.parametrize('system', SYSTEMS, ids=' '.join)
-def test_losses_and_gradients_are_those_of_float64(system, device, corpus):
+@pytest.mark.parametrize('device, system', CASES)
+def test_losses_and_gradients_are_those_of_float64(device, system, corpus):
     """Matrices start 6 times larger, as otherwise attention is nearly uniform and an error in it unseen."""
     cases = [('stream', torch.float32, False)]          # TF32 on a GPU
     cases += [(packing, dtype, compiled) for dtype in (torch.bfloat16, torch.float16)
@@ -113,9 +114,8 @@ def test_losses_and_gradients_are_those_of_float64(system, device, corpus):
     assert not wrong
 
 
-@pytest.mark.parametrize('device', DEVICES)
-@pytest.mark.parametrize('system', SYSTEMS, ids=' '.join)
-def test_a_model_compiles_once_without_a_graph_break(system, device, corpus):
+@pytest.mark.parametrize('device, system', CASES)
+def test_a_model_compiles_once_without_a_graph_break(device, system, corpus):
     """At BERT-base's width; PyTorch's fused attention kernels run where our operators use them."""
     sizes, rows = (BASE, 16) if device == 'cuda' else (SMALL, 2)
     model, batches = make(system, corpus, sizes, rows, 4)
