@@ -324,6 +324,12 @@ def test_cells():
         '-', '-', '109,514,298', '3,367', '0.5123', '7', 'a']
 
 
+def test_without_transformers_the_others_are_compared(call, monkeypatch):
+    monkeypatch.setattr(bench.importlib.util, 'find_spec', lambda name: None)
+    done, frame = call('--what=speed', variants='original,hf_bert', lengths=16, batches=1, rounds=1)
+    assert [*frame.system] == ['original'] and done.err.startswith('no hf_bert without transformers')
+
+
 @pytest.mark.parametrize('knob, message', [
     ('--what=sped', "what='sped': choose one of params, steps"),
     ('--variants=original,pair', "variants='pair': choose one of original, symmetric"),
