@@ -483,10 +483,12 @@ def checkpoints(folder):
 
 def newest(source):
     """Path of a run's newest checkpoint or of a trial's weights, '' if none; a checkpoint's own path."""
-    trial = os.path.join(source, 'model.pt')
-    if source.endswith('.pt') or os.path.exists(trial):
-        return source if source.endswith('.pt') else trial
-    return [*checkpoints(source).values(), ''][-1]
+    if source.endswith('.pt'):
+        return source
+    trial, paths = os.path.join(source, 'model.pt'), list(checkpoints(source).values())
+    if os.path.exists(trial):
+        paths.append(trial)
+    return paths[-1] if paths else ''
 
 
 def write_checkpoint(path, content):
