@@ -685,7 +685,7 @@ def plot_losses(folder, unigram):
         for key in line:
             if key.endswith('loss'):
                 lines.setdefault(f"{line['kind']} {key}", []).append((line['step'], line[key]))
-    last = max(step for points in lines.values() for step, _ in points)
+    last = max((line['step'] for line in read_metrics(folder)), default=0)
     lines['unigram entropy'] = [(0, unigram), (last, unigram)]
     plot(os.path.join(folder, 'loss.png'), lines, ('step', 'nats per predicted token'))
 

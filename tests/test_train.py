@@ -600,19 +600,19 @@ def test_a_kill_in_the_middle_of_a_save_leaves_the_checkpoint_before(run, tmp_pa
 
 def test_a_full_disk_is_one_line_and_leaves_the_checkpoint_before(run, tmp_path):
     """No file may grow beyond a part of a checkpoint; torch.save hides the system's error."""
-    run('whole')
-    run('parts', max_iters=4)
-    size, limits = (tmp_path / 'whole' / 'ckpt_0000008.pt').stat().st_size, resource.getrlimit(resource.RLIMIT_FSIZE)
-    shutil.copytree(tmp_path / 'parts' / 'tokenizer', tmp_path / 'kept')
+    knobs = {'max_iters': 5, 'milestones': 4, 'n_inner': 1024}      # larger than the tokenizer's file
+    run('a', **knobs)
+    os.remove(tmp_path / 'a' / 'ckpt_0000005.pt')
+    size, limits = os.path.getsize(tmp_path / 'a' / 'ckpt_0000004.pt'), resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (int(size * 0.9), limits[1]))
     try:
-        text = refused(run('parts', 2))
+        text = refused(run('a', 2, **knobs))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert 'cannot be written: File too large; those before it are intact' in text
-    assert last(tmp_path / 'parts')['step'] == 4 and not list((tmp_path / 'parts').glob('*.tmp'))
-    run('parts')
-    assert last(tmp_path / 'parts')['step'] == 8
+    assert last(tmp_path / 'a')['step'] == 4 and not list((tmp_path / 'a').glob('*.tmp'))
+    run('a', **knobs)
+    assert last(tmp_path / 'a')['step'] == 5
 
 
 def test_an_error_that_is_not_the_disks_is_its_own(tmp_path):
@@ -666,8 +666,8 @@ def test_what_is_not_finite_is_never_saved(dtype, value, place, run, tmp_path, m
         return make_optimizer(model, *arguments)
     monkeypatch.setattr(Loader, 'batch', harmed)
     monkeypatch.setattr(train, 'make_optimizer', hooked)
-    text = refused(run('a', 2, max_iters=30, dtype=dtype, log_interval=100, checkpoint_interval=5,
-                       **({'checkpoint_interval': 30} if place == 'gradient' else {})))
+    interval = 5 if place == 'weights' else 30
+    text = refused(run('a', 2, max_iters=30, dtype=dtype, log_interval=100, checkpoint_interval=interval))
     assert 'is not finite; no checkpoint has it; try a lower learning_rate' in text
     assert list(train.checkpoints(str(tmp_path / 'a'))) == ([5] if place == 'weights' else [])
 
@@ -699,10 +699,14 @@ def test_a_missing_device_is_one_line(run):
 
 @pytest.mark.parametrize('knobs, text', [
     ({'n_inner': 64}, 'n_inner=32, this run has 64'), ({'attention': 'symmetric'}, 'attention=original'),
-    ({'attention': 'xlnet', 'position': 'none', 'objective': 'plm'}, 'objective=mlm'),
     ({'block_size': 64}, 'block_size=32')])
 def test_another_model_is_refused(knobs, text, stage, finished, corpus):
     assert text in refused(stage('train', *tiny(corpus, finished, **knobs)))
+
+
+def test_another_objective_is_refused(run):
+    run('a', max_iters=1, attention='xlnet', position='none')
+    assert 'objective=mlm' in refused(run('a', 2, attention='xlnet', position='none', objective='plm'))
 
 
 @pytest.mark.parametrize('part', ['tokenizer', 'train', 'val'])
@@ -758,11 +762,11 @@ def test_a_long_warmup_is_a_tenth_of_the_run(run, tmp_path):
 
 
 def test_the_picture_or_a_line_without_matplotlib(run, stage, corpus, tmp_path):
+    pytest.importorskip('matplotlib')
+    done = stage('train', *tiny(corpus, tmp_path / 'b'), pictures=True)
+    assert done.code == 0 and not done.err and (tmp_path / 'b' / 'loss.png').stat().st_size > 1000
     lines = run('a').err.splitlines()
     assert lines == [f'no {tmp_path}/a/loss.png without matplotlib: pip install matplotlib']
-    pytest.importorskip('matplotlib')
-    done = stage('train', *tiny(corpus, tmp_path / 'a'), pictures=True)
-    assert done.code == 0 and (tmp_path / 'a' / 'loss.png').stat().st_size > 1000
 
 
 def test_the_curves_of_a_picture(tmp_path, monkeypatch):
@@ -846,9 +850,9 @@ class Words:
 
 
 @pytest.mark.parametrize('document, masked', [
-    ('returns one element of an array if it is sorted .', 'if'),            # the middle one of of an if it is
-    ('a big cat sees one big dog here .', 'big'),                           # twice; `a` comes before the third
-    ('cat sees one cat twice today here now \u3002 the end .', 'cat'),      # its first is not before the third
+    ('returns one element of an array if it is sorted .', 'if'),            # the middle of: of an if it is
+    ('we saw one big cat meet another big one today .', 'big'),             # the middle of one big big one
+    ('the cat of it cat sees no cat here \u3002 the end .', 'cat'),         # ... of it cat cat: not of the first
     ('no word fits here at all ##s so nothing happens .', 'at'), ('no . the first one is too short for it .', ''),
     ('nothing here fits because none occur again whatever .', ''), ('there is no full stop here for a word', '')])
 def test_the_masked_word_of_a_sentence(document, masked, capsys):
@@ -864,7 +868,7 @@ def test_the_masked_word_of_a_sentence(document, masked, capsys):
 
 
 def test_as_many_sentences_as_asked_for(run, capsys):
-    text = Words('returns one element of an array if it is sorted .', 'a big cat sees one big dog here .')
+    text = Words('returns one element of an array if it is sorted .', 'we saw one big cat meet another big one today .')
     model = MaskedLM(EncoderConfig(len(text.pieces), 64, 1, 2, 16, 32))
     for n in (0, 1, 5):
         train.show_sentences(model, text, text, n)
