@@ -205,8 +205,7 @@ class Masker:
         self.fraction, self.objective, self.whole_word = fraction, objective, whole_word
         self.special, self.block_size = meta['special'], block_size
         self.is_special = np.isin(np.arange(meta['vocab_size']), list(self.special.values()))
-        self.ordinary = np.flatnonzero(~self.is_special)
-        self.k = self.count(block_size)
+        self.ordinary, self.k = np.flatnonzero(~self.is_special), self.count(block_size)
 
     def count(self, n):
         return np.ceil(self.fraction * n - 1e-9).astype(int)                # so that 0.15 * 20 gives 3
@@ -655,10 +654,9 @@ def record_launch(folder, config, runtime):
 
 def tell_changes(config, before):
     """Say in a line which knobs differ from those of a checkpoint, but for NOT_OF_A_RUN."""
-    changed = [name for name in config if name not in NOT_OF_A_RUN and name in before
-               and config[name] != before[name]]
-    if changed:
-        changes = [f'{name} {shown(before[name])} -> {shown(config[name])}' for name in changed]
+    changes = [f'{name} {shown(before[name])} -> {shown(value)}' for name, value in config.items()
+               if name not in NOT_OF_A_RUN and before.get(name, value) != value]
+    if changes:
         say(f'knobs that differ from the checkpoint: {", ".join(changes)}')
 
 
@@ -672,8 +670,7 @@ def plot(path, lines, labels):
     axis = figure.add_subplot(xlabel=labels[0], ylabel=labels[1])
     for name, points in lines.items():
         xs = sorted({x for x, _ in points})
-        means = [np.mean([y for other, y in points if other == x]) for x in xs]
-        axis.plot(xs, means, '.-', label=name)
+        axis.plot(xs, [np.mean([y for other, y in points if other == x]) for x in xs], '.-', label=name)
     axis.legend()
     figure.savefig(path)
 
@@ -715,10 +712,11 @@ def show_sentences(model, tokenizer, documents, n):
     The rule was fixed before any output was seen: the middle word, from the third token on, of those that
     are FUNCTION_WORDS or occur twice.
     """
+    print('\nheld-out sentences with a masked word: a function word ("the") or one that the sentence repeats')
     pieces, most = tokenizer.pieces, min(31, model.config.block_size - 1)
     for index in shuffled(range(len(documents)), len(documents), 0, 0):
         if not n:
-            return
+            break
         ids, starts = documents[index]
         ends = [i for i in range(1, most) if pieces[ids[i]].endswith(('.', '\u3002')) and starts[i + 1]]
         end = ends[0] if ends else 0
@@ -756,10 +754,7 @@ def use_checkpoint(source, fill, export):
 # ---- main ----
 
 def make_loaders(config, pinned):
-    """(meta.json of the corpus, Loader of its training rows, {name: Loader} of the validation corpora)
-
-    The name of the corpus itself is ''.
-    """
+    """(meta.json, Loader of the training rows, {further corpus, or '': Loader of its validation rows})"""
     k, loaders = SimpleNamespace(**config), {}
     folder = os.path.join(k.data_dir, k.dataset)
     meta = load_meta(folder)                            # says how to prepare the corpus if it is missing
@@ -842,21 +837,18 @@ def main():
         log.write('val', step, **values)
         return True
 
-    def micro_batches(first):
-        """This rank's part of the step that begins at sample `first`."""
-        mine = range(first, first + total_batch)[runtime.rank::runtime.world]
-        return loader.micro_batches(mine, batch_size)
-
     # the loop
     known = [line['step'] for line in read_metrics(out_dir) if line['kind'] == 'val']
     missing = runtime.rank == 0 and (step == 0 or ends(eval_interval)) and step not in known
     if runtime.sum(missing) != [0] and not validate():  # missing also if a signal cut it
         leave(runtime, 128 + max(stop, default=signal.SIGTERM))     # nothing new to save
     warmup = warmup_iters if warmup_iters <= max_iters else max_iters // 10
-    last = samples + (max_iters - step) * total_batch
+    firsts = range(samples, samples + (max_iters - step) * total_batch, total_batch)
+    mine = (range(first, first + total_batch)[runtime.rank::runtime.world] for first in firsts)
+    steps = prefetch(lambda part: loader.micro_batches(part, batch_size), mine)
     bad, looked, since = torch.zeros((), device=runtime.device), step, time.perf_counter()
-    bar = tqdm(prefetch(micro_batches, range(samples, last, total_batch)), total=max_iters, initial=step,
-               unit='step', disable=runtime.rank > 0 or None)           # None: unless on a terminal
+    bar = tqdm(steps, total=max_iters, initial=step, unit='step',
+               disable=runtime.rank > 0 or None)                        # None: unless on a terminal
     for parts in bar:
         count, stopping = runtime.sum(sum(part['weights'].sum().item() for part in parts), len(stop))
         lr = get_lr(step, learning_rate, min_lr, warmup, max_iters, schedule)
@@ -892,6 +884,7 @@ def main():
     bar.close()
     if runtime.rank == 0:
         plot_losses(out_dir, meta['unigram_entropy'])
+    if runtime.rank == 0 and fill_samples:
         documents = Rows(folder, meta, 'val', 1 << 16, 'documents')
         show_sentences(raw.cpu(), load_tokenizer(folder), documents, fill_samples)
     leave(runtime)

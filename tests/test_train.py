@@ -859,7 +859,7 @@ def test_the_masked_word_of_a_sentence(document, masked, capsys):
     text = Words(document)
     model = MaskedLM(EncoderConfig(len(text.pieces), 64, 1, 2, 16, 32))
     train.show_sentences(model, text, text, 3)
-    lines = [line for line in capsys.readouterr().out.splitlines()[1:] if line]
+    lines = [line for line in capsys.readouterr().out.splitlines()[2:] if line]
     assert len(lines) == (3 if masked else 0)
     if masked:
         sentence = document.partition(' \u3002')[0] + ' \u3002' * ('\u3002' in document)
