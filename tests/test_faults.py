@@ -77,7 +77,7 @@ def test_stopped_at_any_moment_again_and_again(number, whole, corpus, tmp_path):
         assert done.code == 0, done
         same_run(folder, out_dir)
         shutil.rmtree(out_dir)
-    print(f'{signal.Signals(number).name}: {TIMES} runs, stopped at steps {steps}; all end as an undisturbed one')
+    print(f'{signal.Signals(number).name}: {TIMES} runs, stopped at steps {steps}; all end as undisturbed')
 
 
 @contextlib.contextmanager
@@ -150,7 +150,8 @@ def test_a_killed_worker_is_started_again(pair, corpus, tmp_path):
     words = tiny(corpus, tmp_path / 'run', **LONG, checkpoint_interval=1)
     started = launch(*two('--max_restarts=2', 'train.py', *words))
     wait_for(lambda: reached(tmp_path / 'run') >= 2)
-    workers = subprocess.run(['pgrep', '-P', str(started.pid)], capture_output=True, text=True).stdout.split()
+    found = subprocess.run(['pgrep', '-P', str(started.pid)], capture_output=True, text=True)
+    workers = found.stdout.split()
     os.kill(int(workers[-1]), signal.SIGKILL)
     _, err = started.communicate(timeout=180)
     assert started.returncode == 0, err
@@ -163,8 +164,8 @@ def group(words):
     with socket.socket() as server:
         server.bind(('127.0.0.1', 0))
         port = str(server.getsockname()[1])
-    return [launch('train.py', *words, env={'RANK': f'{rank}', 'LOCAL_RANK': f'{rank}', 'WORLD_SIZE': '2',
-                                            'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': port}) for rank in (0, 1)]
+    places = {'WORLD_SIZE': '2', 'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': port}
+    return [launch('train.py', *words, env={**places, 'RANK': rank, 'LOCAL_RANK': rank}) for rank in '01']
 
 
 @pytest.mark.parametrize('number', [signal.SIGSTOP, signal.SIGKILL])
