@@ -23,7 +23,7 @@ import train
 pytestmark = [pytest.mark.slow,
               pytest.mark.skipif(sys.platform != 'linux', reason='signals and file systems of Linux')]
 TIMES = int(os.environ.get('FAULTS', 1))                # runs that are disturbed, of each kind
-KNOBS = {'max_iters': 24, 'checkpoint_interval': 1, 'eval_interval': 1}     # a save, a validation at each step
+KNOBS = {'max_iters': 24, 'checkpoint_interval': 1, 'eval_interval': 1}     # always saving, validating
 LONG = {'max_iters': 8, 'eval_interval': 4, 'eval_samples': 10 ** 4, 'batch_size': 1, 'n_layer': 8}
 
 
