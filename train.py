@@ -171,8 +171,8 @@ class Rows:
 def shuffled(places, n, seed, epoch):
     """Images of `places`, integers below n, under a permutation of range(n) drawn from (seed, epoch).
 
-    A Feistel network permutes the numbers of an even number of bits; it is applied again to a result that is
-    not below n. It takes no memory, where a list of 10^9 rows in random order takes 8 GB in each process.
+    A Feistel network permutes the numbers of an even number of bits; a result that is not below n is put
+    through it again. It takes no memory; a list of 10^9 rows in random order takes 8 GB in each process.
     """
     half = np.uint64(max(1, ((n - 1).bit_length() + 1) // 2))       # bits of each half of a number
     low = (np.uint64(1) << half) - np.uint64(1)
@@ -223,11 +223,12 @@ class Masker:
         special = self.is_special[ids]                                      # (B, T)
         wanted = np.minimum(self.count((ids != self.special['pad']).sum(1)), (~special).sum(1))     # (B,)
         positions = np.argsort(np.where(special, 2, scores), axis=1, kind='stable')[:, :self.k]
-        for i in range(len(ids)) if self.whole_word else ():
-            positions[i], wanted[i] = whole_words(scores[i], word_starts[i], special[i], wanted[i], self.k)
+        if self.whole_word:
+            for i, row in enumerate(zip(scores, word_starts, special, wanted, strict=True)):
+                positions[i], wanted[i] = whole_words(*row, self.k)
         chosen, targets = np.arange(self.k) < wanted[:, None], np.take_along_axis(ids, positions, axis=1)
         batch = {'positions': positions, 'targets': targets, 'weights': chosen.astype(np.float32)}
-        if self.objective == 'plm':         # first what is not predicted; the place of special tokens is 0
+        if self.objective == 'plm':         # place 0: special tokens; then those not predicted; then the others
             predicted = np.zeros(ids.shape, bool)
             np.put_along_axis(predicted, positions, chosen, axis=1)
             by_place = np.argsort(np.where(special, -1, scores + 2 * predicted), axis=1, kind='stable')
@@ -840,7 +841,7 @@ def main():
     # the loop
     known = [line['step'] for line in read_metrics(out_dir) if line['kind'] == 'val']
     missing = runtime.rank == 0 and (step == 0 or ends(eval_interval)) and step not in known
-    if runtime.sum(missing) != [0] and not validate():  # missing also if a signal cut it
+    if runtime.sum(missing) != [0] and not validate():  # it is missing too if a signal cut it
         leave(runtime, 128 + max(stop, default=signal.SIGTERM))     # nothing new to save
     warmup = warmup_iters if warmup_iters <= max_iters else max_iters // 10
     firsts = range(samples, samples + (max_iters - step) * total_batch, total_batch)
@@ -855,12 +856,12 @@ def main():
         set_lr(optimizer, lr, runtime)
         seed_step(seed, step, runtime)
         loss, norm = update(model, optimizer, scaler, parts, count, grad_clip, runtime)
-        finite = loss.isfinite() if scaler.is_enabled() else (loss + norm).isfinite()   # it skips a bad norm
+        finite = loss.isfinite() if scaler.is_enabled() else (loss + norm).isfinite()   # float16 may skip steps
         bad, step, samples = bad + ~finite, step + 1, samples + total_batch
         due = stopping or ends(checkpoint_interval) or step in milestones
         if not (due or ends(log_interval) or ends(eval_interval)):
             continue
-        loss, broken = runtime.sum(loss.item(), bad.item())             # the host waits for the device here
+        loss, broken = runtime.sum(loss.item(), bad.item())     # here alone the host waits for the device
         if broken or (scaler.is_enabled() and scaler.get_scale() < 1):
             raise UserError(f'a loss or gradient after step {looked} is not finite; no checkpoint has it; '
                             'try a lower learning_rate')

@@ -20,20 +20,19 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import kill, launch, process, refused, tiny, torchrun, words
-from torch.utils._python_dispatch import TorchDispatchMode
+from conftest import kill, launch, process, refused, tiny, torchrun
 from torch.utils._pytree import tree_leaves
 
 import train
 from configurator import UserError
-from model import ATTENTION, EncoderConfig, MaskedLM
+from model import ALLOWED_POSITIONS, ATTENTION, EncoderConfig, MaskedLM
 from prepare_data import load_meta, load_tokenizer, write_json
 from train import Loader, Masker, Rows, Runtime, shuffled
 
 CPU = Runtime(torch.device('cpu'), torch.float32, 0, 1, None)
 PACKINGS, OBJECTIVES = ('stream', 'documents'), ('mlm', 'plm')
 SYSTEMS = [{'attention': 'pairwise', 'position': 'rope', 'batch_size': 3},
-           {'attention': 'gau', 'position': 'rope', 'key_size': 8, 'packing': 'documents', 'whole_word': True},
+           {'attention': 'gau', 'position': 'rope', 'packing': 'documents', 'whole_word': True},
            {'attention': 'xlnet', 'position': 'none', 'objective': 'plm', 'dtype': 'bfloat16'},
            {'attention': 'shatter', 'position': 'none', 'dtype': 'float16', 'grad_clip': 0}]
 
@@ -168,10 +167,10 @@ def test_prefetch_yields_in_order_and_raises_what_its_thread_raised():
 
 # ---- masks ----
 
-def plain_and_masked(corpus, meta, n, packing='stream', objective='mlm', whole_word=False, length=64):
+def plain_and_masked(corpus, meta, n, packing='stream', objective='mlm', whole_word=False):
     """(masker, rows (n, T) as they are in the corpus, their word starts, arrays of the batch)"""
-    rows, masker = Rows(corpus, meta, 'train', length, packing, whole_word), Masker(meta, length, 0.15,
-                                                                                  objective, whole_word)
+    rows = Rows(corpus, meta, 'train', 64, packing, whole_word)
+    masker = Masker(meta, 64, 0.15, objective, whole_word)
     loader = Loader(rows, masker, 1)
     plain = [rows[index] for index in loader.indices(range(n))]
     batch = {key: x.numpy() for key, x in loader.batch(range(n)).items()}
@@ -179,6 +178,8 @@ def plain_and_masked(corpus, meta, n, packing='stream', objective='mlm', whole_w
 
 
 def test_masking_statistics(corpus, meta):
+    for length, k in ((20, 3), (60, 9), (100, 15), (128, 20), (512, 77)):       # the ceiling of 15 %
+        assert Masker(meta, length, 0.15, 'mlm', False).k == k
     masker, ids, _, batch = plain_and_masked(corpus, meta, 2000)
     assert masker.k == 10 and batch['positions'].shape == (2000, 10) and (batch['weights'] == 1).all()
     assert all(len(set(row)) == 10 for row in batch['positions'])
@@ -197,11 +198,6 @@ def test_masking_statistics(corpus, meta):
     assert chances.std() < 3 * math.sqrt(10 / 62 / len(ids))            # every place as likely
 
 
-@pytest.mark.parametrize('length, k', [(20, 3), (60, 9), (100, 15), (128, 20), (512, 77)])
-def test_k_is_the_ceiling_of_15_percent(length, k, meta):
-    assert Masker(meta, length, 0.15, 'mlm', False).k == k
-
-
 def test_short_rows_give_weight_0_to_the_surplus(corpus, meta):
     masker, ids, _, batch = plain_and_masked(corpus, meta, 300, 'documents')
     real = (ids != meta['special']['pad']).sum(1)
@@ -215,7 +211,7 @@ def test_short_rows_give_weight_0_to_the_surplus(corpus, meta):
 
 @pytest.mark.parametrize('segmented', [False, True])
 def test_whole_words_are_taken_whole(segmented, corpus, meta, tmp_path):
-    """Words of the vocabulary, or of a segmenter's bytes beside the tokens: here one id of three starts one."""
+    """Words of the vocabulary, or by a segmenter's bytes: here one id of three starts one."""
     folder = corpus
     if segmented:
         folder, meta = shutil.copytree(corpus, tmp_path / 'words'), {**meta, 'segmenter': {}}
@@ -228,10 +224,10 @@ def test_whole_words_are_taken_whole(segmented, corpus, meta, tmp_path):
     by_rule = ids % 3 == 0 if segmented else vocabulary[ids]
     assert (starts[~special] == by_rule[~special]).all()
     first = starts | special | np.roll(special, 1, axis=1)
-    for words_of, positions, chosen in zip(np.cumsum(first, 1), batch['positions'], batch['weights'], strict=True):
+    for word, positions, chosen in zip(first.cumsum(1), batch['positions'], batch['weights'], strict=True):
         taken = set(positions[chosen == 1])
-        for number in {words_of[i] for i in taken}:
-            members = set(np.flatnonzero(words_of == number))
+        for number in {word[i] for i in taken}:
+            members = set(np.flatnonzero(word == number))
             assert members <= taken
             complete += len(members) > 1
     assert complete > 100 and 0.9 < batch['weights'].mean() <= 1       # one too long for the rest is left out
@@ -270,19 +266,13 @@ def test_schedule(schedule):
 
 @pytest.mark.parametrize('attention', ATTENTION)
 def test_decay_is_on_matrices_alone(attention):
-    position = {'gau': 'rope', 'xlnet': 'none'}.get(attention, 'absolute')
-    position = 'none' if attention in train_shatter() else position
+    position = ALLOWED_POSITIONS.get(attention, ['absolute'])[0]
     model = MaskedLM(EncoderConfig(50, 8, 2, 4, 8, 16, attention=attention, position=position))
     optimizer = train.make_optimizer(model, 1e-3, (0.9, 0.999), 1e-8, 0.01, CPU)
     decay = {id(p): group['weight_decay'] for group in optimizer.param_groups for p in group['params']}
     for name, parameter in model.named_parameters():
         plain = name.endswith(('bias', 'diag')) or 'norm.' in name
         assert decay[id(parameter)] == (0 if plain else 0.01), name
-
-
-def train_shatter():
-    from model import SHATTER
-    return SHATTER
 
 
 class Linear(torch.nn.Module):
@@ -350,40 +340,6 @@ def test_automatic_precision_on_a_cpu(knows, monkeypatch):
     assert found == [torch.float32] * 2 + 2 * [torch.bfloat16 if knows else torch.float32]
 
 
-class Reads(TorchDispatchMode):
-    """Appends 'read' to `events` at each item(), bool() or float() of a tensor."""
-
-    def __init__(self, events):
-        super().__init__()
-        self.events = events
-
-    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
-        if function is torch.ops.aten._local_scalar_dense.default:
-            self.events.append('read')
-        return function(*arguments, **(keywords or {}))
-
-
-def test_the_host_reads_the_device_where_it_logs_alone(run, monkeypatch):
-    events, seed_step = [], train.seed_step
-    monkeypatch.setattr(train, 'seed_step', lambda *arguments: (events.append('step'), seed_step(*arguments)))
-    monkeypatch.setattr(Runtime, 'sum', lambda self, *numbers: list(map(float, numbers)))
-    update = train.update
-
-    def updated(*arguments):
-        events.append('update')
-        result = update(*arguments)
-        events.append('done')
-        return result
-    monkeypatch.setattr(train, 'update', updated)
-    with Reads(events):
-        run('x', max_iters=8, log_interval=4)
-    text = ' '.join(events)
-    assert text.count('update done') == 8               # nothing is read in a step
-    between = [part.partition('update done')[2].count('read') for part in text.split('step')[1:]]
-    host = between[0]                                   # counts of the next batch, which are on the host
-    assert [n > host for n in between[:-1]] == [False, False, False, True, False, False, False]
-
-
 # ---- resume ----
 
 @pytest.mark.parametrize('system', SYSTEMS, ids=lambda system: '-'.join(map(str, system.values())))
@@ -434,8 +390,8 @@ def test_checkpoints_that_stay(run, tmp_path):
     """The newest two, those of milestones, also when a later command names none, and a user's own."""
     run('a', max_iters=12, checkpoint_interval=2, milestones=(3, 4))
     assert list(train.checkpoints(str(tmp_path / 'a'))) == [3, 4, 10, 12]
-    assert set(last(tmp_path / 'a')) == {'model', 'model_config', 'config', 'data', 'optimizer', 'scaler', 'step',
-                                         'samples', 'dtype'}
+    assert ' '.join(sorted(last(tmp_path / 'a'))) == (
+        'config data dtype model model_config optimizer samples scaler step')
     shutil.copy(tmp_path / 'a' / 'ckpt_0000003.pt', tmp_path / 'a' / 'ckpt_best.pt')
     assert 'from step 12 of' in run('a', max_iters=14, checkpoint_interval=1).out
     assert list(train.checkpoints(str(tmp_path / 'a'))) == [3, 4, 13, 14]
@@ -542,8 +498,9 @@ def test_damage_is_found_or_changes_nothing(finished, tmp_path):
             found += 1
     assert found > 20                                   # the others change dates, attributes, padding
     torch.save({'step': Hostile()}, path)
-    for damaged in (open(path, 'rb').read(), b'', bytes(len(whole)), whole[:70], whole[:len(whole) // 2], whole[:-1]):
-        open(path, 'wb').write(damaged)
+    hostile = (tmp_path / 'x.pt').read_bytes()
+    for damaged in (hostile, b'', bytes(len(whole)), whole[:70], whole[:len(whole) // 2], whole[:-1]):
+        (tmp_path / 'x.pt').write_bytes(damaged)
         with pytest.raises(UserError, match='is damaged'):
             train.read_checkpoint(path)
     assert not os.path.exists('harm')
@@ -570,16 +527,9 @@ def test_damaged_checkpoints_are_set_aside_and_work_stays(run, finished, tmp_pat
     same_run(tmp_path / 'whole', folder)
     for path in train.checkpoints(str(folder)).values():
         flip(path, 80_000)
-    text = refused(types.SimpleNamespace(**run_refused(run, 'run')))
-    assert 'every checkpoint is damaged' in text and 'remove' not in text
+    line = run('run', 2).err.splitlines()[-1]           # after those on the newer ones
+    assert 'every checkpoint is damaged' in line and 'remove' not in line
     assert train.checkpoints(str(folder))               # the oldest keeps its name: no fresh start
-
-
-def run_refused(run, name, **knobs):
-    """The end of a run that must be refused."""
-    done = run(name, 2, **knobs)
-    return {'code': done.code, 'out': done.out, 'err': '\n'.join(
-        line for line in done.err.splitlines() if '.damaged' not in line)}
 
 
 def test_a_kill_in_the_middle_of_a_save_leaves_the_checkpoint_before(run, tmp_path, monkeypatch):
@@ -604,7 +554,8 @@ def test_a_full_disk_is_one_line_and_leaves_the_checkpoint_before(run, tmp_path)
     knobs = {'max_iters': 5, 'milestones': 4, 'n_inner': 1024}      # larger than the tokenizer's file
     run('a', **knobs)
     os.remove(tmp_path / 'a' / 'ckpt_0000005.pt')
-    size, limits = os.path.getsize(tmp_path / 'a' / 'ckpt_0000004.pt'), resource.getrlimit(resource.RLIMIT_FSIZE)
+    size = os.path.getsize(tmp_path / 'a' / 'ckpt_0000004.pt')
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (int(size * 0.9), limits[1]))
     try:
         text = refused(run('a', 2, **knobs))
@@ -624,13 +575,14 @@ def test_an_error_that_is_not_the_disks_is_its_own(tmp_path):
         train.write_checkpoint(str(tmp_path / 'x.pt'), {'step': 1, 'model': Lost()})
 
 
-LOCK = "import fcntl, sys; f = open(sys.argv[1], 'r'); fcntl.lockf(f, fcntl.LOCK_SH); print(1, flush=True); input()"
+LOCK = "import fcntl, sys; f = open(sys.argv[1]); fcntl.lockf(f, fcntl.LOCK_SH); print(flush=True); input()"
 
 
 def test_a_second_run_in_a_folder_is_refused(run, tmp_path):
     (tmp_path / 'a').mkdir()
     (tmp_path / 'a' / 'lock').touch()
-    with subprocess.Popen([sys.executable, '-c', LOCK, tmp_path / 'a' / 'lock'], stdin=-1, stdout=-1) as other:
+    command = [sys.executable, '-c', LOCK, tmp_path / 'a' / 'lock']
+    with subprocess.Popen(command, stdin=-1, stdout=-1) as other:
         other.stdout.readline()
         assert 'another run uses it' in refused(run('a', 2))
         assert os.listdir(tmp_path / 'a') == ['lock']
@@ -676,26 +628,21 @@ def test_what_is_not_finite_is_never_saved(dtype, value, place, run, tmp_path, m
 # ---- refusals ----
 
 @pytest.mark.parametrize('knobs, text', [
-    ({'schedule': 'x'}, "schedule='x': choose one of linear, cosine"), ({'packing': 'x'}, 'stream, documents'),
+    ({'schedule': 'x'}, "schedule='x': choose one of linear"), ({'packing': 'x'}, 'stream, documents'),
     ({'objective': 'classify'}, 'choose one of mlm, plm'), ({'objective': 'plm'}, "attention='original'"),
-    ({'attention': 'shatter'}, 'position'), ({'n_embd': 18}, 'n_head'), ({'mask_fraction': 15}, 'mask_fraction=15'),
-    ({'device': 'tpu'}, 'cpu, cuda, mps, xla'), ({'dtype': 'x'}, 'float32'),
+    ({'attention': 'shatter'}, 'position'), ({'n_embd': 18}, 'n_head'), ({'mask_fraction': 15}, '=15'),
+    ({'device': 'tpu'}, 'cpu, cuda, mps, xla'), ({'device': 'cuda'}, 'none here'),
+    ({'dtype': 'x'}, 'float32'),
     ({'dataset': 'none'}, 'python prepare_data.py config/data_none.py'), ({'validation': 'none'}, 'none'),
     ({'block_size': 10 ** 6, 'position': 'none'}, 'train holds less than one row of block_size=1000000'),
     ({'init_from': 'some/bert'}, 'some/bert: no run, checkpoint or BERT'),
     ({'init_from': 'no.pt'}, 'no.pt'), ({'fill': 'no mask'}, 'put a [MASK]'),
     ({'export': 'x', 'init_from': 'none'}, 'none: no checkpoint there')])
 def test_refusals_are_one_line(knobs, text, run, tmp_path, finished, monkeypatch):
-    if 'fill' in knobs:
-        knobs = {**knobs, 'init_from': finished}
+    knobs = {**knobs, 'init_from': finished} if 'fill' in knobs else knobs
+    monkeypatch.setattr(torch.cuda, 'is_available', lambda: False)
     assert text in refused(run('a', 2, **knobs))
     assert not (tmp_path / 'a').exists() or not train.checkpoints(str(tmp_path / 'a'))
-
-
-def test_a_missing_device_is_one_line(run):
-    if torch.cuda.is_available():
-        pytest.skip('there is a CUDA device')
-    assert "device='cuda'" in refused(run('a', 2, device='cuda'))
 
 
 @pytest.mark.parametrize('knobs, text', [
@@ -715,7 +662,7 @@ def test_other_data_is_refused_by_name(part, stage, finished, corpus, meta, tmp_
     other = shutil.copytree(corpus, tmp_path / 'tiny')
     write_json(other / 'meta.json', {**meta, 'identity': {**meta['identity'], part: 'another'}})
     done = stage('train', *tiny(other, finished))
-    assert f'this run has another' in refused(done) and f'has {part}=' in done.err
+    assert 'this run has another' in refused(done) and f'has {part}=' in done.err
 
 
 def test_a_folder_that_machines_do_not_share_is_refused(run, monkeypatch):
@@ -770,21 +717,6 @@ def test_the_picture_or_a_line_without_matplotlib(run, stage, corpus, tmp_path):
     assert lines == [f'no {tmp_path}/a/loss.png without matplotlib: pip install matplotlib']
 
 
-def test_the_curves_of_a_picture(tmp_path, monkeypatch):
-    figure = pytest.importorskip('matplotlib.figure')
-    lines = [{'kind': 'val', 'step': 0, 'loss': 6.0, 'other_loss': 7.0, 'other_accuracy': 0.1},
-             {'kind': 'train', 'step': 1, 'loss': 5.5, 'lr': 0.1}, {'kind': 'val', 'step': 2, 'loss': 5.0}]
-    (tmp_path / 'metrics.jsonl').write_text('\n'.join(map(json.dumps, lines)))
-    figures = []
-    monkeypatch.setattr(figure.Figure, 'savefig', lambda self, *a, **k: figures.append(self))
-    train.plot_losses(str(tmp_path), 5.75)
-    train.plot('x.png', {'mean': [(2, 5.0), (1, 1.0), (2, 7.0)]}, ('x', 'y'))
-    drawn = [{line.get_label(): (list(line.get_xdata()), list(line.get_ydata()))
-              for line in figure.axes[0].get_lines()} for figure in figures]
-    assert drawn == [{'val loss': ([0, 2], [6, 5]), 'val other_loss': ([0], [7]), 'train loss': ([1], [5.5]),
-                      'unigram entropy': ([0, 2], [5.75, 5.75])}, {'mean': ([1, 2], [1, 6])}]
-
-
 def test_a_bar_on_a_terminal_alone(run, tmp_path, monkeypatch):
     """With the loss and the time that is left; the lines above it are those of a file."""
     plain = run('a', max_iters=4)
@@ -803,12 +735,6 @@ def test_weights_and_biases(run, tmp_path, monkeypatch):
     run('a', max_iters=2, wandb_project='mine')
     assert started[0]['project'] == 'mine' and started[0]['config']['max_iters'] == 2
     assert [step for step, _ in logged] == [0, 1, 2, 2] and 'train/loss' in logged[1][1]
-
-
-def test_launches_are_recorded(finished):
-    launch, = json.loads((finished / 'run.json').read_text())
-    assert launch['config']['max_iters'] == 8 and launch['world_size'] == 1
-    assert launch['torch'] == torch.__version__ and launch['argv'][0] == 'train.py'
 
 
 # ---- fill ----
@@ -830,50 +756,44 @@ def test_fill_prints_five_predictions_for_each_mask(finished, stage, meta, corpu
 
 
 class Words:
-    """A tokenizer of whole words, and documents made of them, as Rows gives them."""
+    """A tokenizer of whole words, and one document made of them, as Rows gives it."""
     special = {'pad': 0, 'cls': 1, 'sep': 2, 'mask': 3}
 
-    def __init__(self, *documents):
-        found = dict.fromkeys(word for document in documents for word in document.split())
-        self.pieces = ['[PAD]', '[CLS]', '[SEP]', '[MASK]', *found]
-        self.documents = [[1, *(self.pieces.index(word) for word in document.split()), 2] for document in documents]
+    def __init__(self, document, copies=1):
+        self.pieces = ['[PAD]', '[CLS]', '[SEP]', '[MASK]', *dict.fromkeys(document.split())]
+        self.copies, found = copies, [1, *map(self.pieces.index, document.split()), 2]
+        self.ids = np.array(found + [0] * (64 - len(found)))
 
     def __len__(self):
-        return len(self.documents)
+        return self.copies
 
     def __getitem__(self, index):
-        ids = np.zeros(64, int)
-        ids[:len(self.documents[index])] = self.documents[index]
-        return ids, np.array([not self.pieces[i].startswith('##') for i in ids])
+        return self.ids, np.array([not self.pieces[i].startswith('##') for i in self.ids])
 
     def decode(self, ids):
         return ' '.join(self.pieces[i] for i in ids)
 
 
-@pytest.mark.parametrize('document, masked', [
-    ('returns one element of an array if it is sorted .', 'if'),            # the middle of: of an if it is
-    ('we saw one big cat meet another big one today .', 'big'),             # the middle of one big big one
-    ('the cat of it cat sees no cat here \u3002 the end .', 'cat'),         # ... of it cat cat: not of the first
-    ('no word fits here at all ##s so nothing happens .', 'at'), ('no . the first one is too short for it .', ''),
-    ('nothing here fits because none occur again whatever .', ''), ('there is no full stop here for a word', '')])
-def test_the_masked_word_of_a_sentence(document, masked, capsys):
-    text = Words(document)
+@pytest.mark.parametrize('sentence, masked, after', [
+    ('returns one element of an array if it is sorted .', 'if', ''),    # the middle one of: of an if it is
+    ('we saw one big cat meet another big one today .', 'big', ''),     # of: one big big one
+    ('the cat of it cat sees no cat here \u3002', 'cat', ' the end .'),     # of: of it cat cat
+    ('no word fits here at all ##s so nothing happens .', 'at', ''),
+    ('no . the first is too short .', '', ''), ('of no full stop at all here', '', ''),
+    ('nothing here fits because none occur again whatever .', '', '')])
+def test_the_masked_word_of_a_sentence(sentence, masked, after, capsys):
+    text = Words(sentence + after, copies=3)
     model = MaskedLM(EncoderConfig(len(text.pieces), 64, 1, 2, 16, 32))
-    train.show_sentences(model, text, text, 3)
-    lines = [line for line in capsys.readouterr().out.splitlines()[2:] if line]
-    assert len(lines) == (3 if masked else 0)
-    if masked:
-        sentence = document.partition(' \u3002')[0] + ' \u3002' * ('\u3002' in document)
-        assert lines[0].replace('[MASK]', masked) == sentence and lines[0].split().index('[MASK]') >= 2
-        assert lines[2].startswith(f'    masked: {masked}, rank ')
-
-
-def test_as_many_sentences_as_asked_for(run, capsys):
-    text = Words('returns one element of an array if it is sorted .', 'we saw one big cat meet another big one today .')
-    model = MaskedLM(EncoderConfig(len(text.pieces), 64, 1, 2, 16, 32))
-    for n in (0, 1, 5):
+    for n in (0, 2, 9):
         train.show_sentences(model, text, text, n)
-        assert capsys.readouterr().out.count('masked: ') == min(n, 2)
+        lines = [line for line in capsys.readouterr().out.splitlines()[2:] if line]
+        assert len(lines) == (3 * min(n, 3) if masked else 0)
+        if lines:
+            assert lines[0].replace('[MASK]', masked) == sentence and lines[0].split().index('[MASK]') >= 2
+            assert lines[2].startswith(f'    masked: {masked}, rank ')
+
+
+def test_sentences_at_the_end_of_a_run(run):
     assert 'masked: ' in run('a', max_iters=1, fill_samples=1).out
 
 
@@ -930,5 +850,5 @@ def test_ctrl_c_saves_and_ends(corpus, tmp_path):
         kill(started)
     step = last(tmp_path / 'a')['step']
     assert started.returncode == 130 and step > 10
-    assert err.splitlines() == [f'stopped by a signal after step {step}, which is saved; the same command goes on '
-                                'from there']
+    line, = err.splitlines()
+    assert line.startswith(f'stopped by a signal after step {step}, which is saved')
