@@ -40,22 +40,22 @@ from prepare_data import (check_sizes, copy_tokenizer, fast_tokenizer, load_meta
                           write_bytes, write_json)
 
 # the run
-out_dir = 'out/run'             # checkpoints, metrics.jsonl, run.json, loss.png; holds one: goes on from it
-init_from = ''                  # else start from this run, checkpoint or BERT; empty: random weights
+out_dir = 'out/run'             # the run's folder; a run goes on from its newest checkpoint
+init_from = ''                  # else start from this run, checkpoint or BERT; or random weights
 seed = 1                        # for weights, sample order, masks and dropout
 fill = ''                       # a text with [MASK]: print the predictions of init_from and stop
 export = ''                     # a folder: export init_from there for transformers and stop
 # data
 dataset = 'docstrings'          # folder below data_dir, made by prepare_data.py
 data_dir = 'data'               # parent folder of prepared corpora
-validation = ''                 # more folders below data_dir to validate on, comma-separated; e.g. ptb
+validation = ''                 # more folders below data_dir to validate on: ptb,wikitext
 block_size = 512                # tokens per sequence, including [CLS] and [SEP]
-packing = 'stream'              # stream: joined documents cut to length; documents: each begins a row, padded
+packing = 'stream'              # stream: joined documents, cut to length; documents: padded rows
 objective = 'mlm'               # mlm: masked; plm: permuted, needs attention = 'xlnet'
 mask_fraction = 0.15            # fraction of the tokens that is predicted
 whole_word = False              # predict all pieces of a word together
 # model
-attention = 'original'          # a key of model.py's ATTENTION: symmetric, pairwise, shared, shatter, gau ...
+attention = 'original'          # a key of ATTENTION in model.py: symmetric, pairwise, gau ...
 position = 'absolute'           # absolute, none, rope, rpe or rab; Shatter and xlnet require none
 norm = 'layer'                  # layer, or rms without weights
 lm_head = 'bert'                # bert, or decoder: the tied matrix alone
@@ -75,8 +75,8 @@ n_inner = 3072                  # width of the MLP, usually 4 n_embd
 dropout = 0.0                   # after embeddings and sublayers; 0.1 in the papers, 0 is faster
 attention_dropout = 0.0         # of attention weights; 0.1 in the papers
 # optimization
-total_batch = 256               # sequences per optimizer step over all devices, split into micro-steps
-batch_size = 32                 # sequences per device and micro-step at most; halve it if out of memory
+total_batch = 256               # sequences per optimizer step over all devices
+batch_size = 32                 # most sequences per device and micro-step; halve it if out of memory
 max_iters = 200_000             # optimizer steps
 learning_rate = 1e-4            # peak
 min_lr = 0.0                    # final value of linear and cosine
@@ -228,7 +228,7 @@ class Masker:
                 positions[i], wanted[i] = whole_words(*row, self.k)
         chosen, targets = np.arange(self.k) < wanted[:, None], np.take_along_axis(ids, positions, axis=1)
         batch = {'positions': positions, 'targets': targets, 'weights': chosen.astype(np.float32)}
-        if self.objective == 'plm':         # place 0: special tokens; then those not predicted; then the others
+        if self.objective == 'plm':         # 0: special tokens; then those not predicted; then the others
             predicted = np.zeros(ids.shape, bool)
             np.put_along_axis(predicted, positions, chosen, axis=1)
             by_place = np.argsort(np.where(special, -1, scores + 2 * predicted), axis=1, kind='stable')
@@ -856,7 +856,7 @@ def main():
         set_lr(optimizer, lr, runtime)
         seed_step(seed, step, runtime)
         loss, norm = update(model, optimizer, scaler, parts, count, grad_clip, runtime)
-        finite = loss.isfinite() if scaler.is_enabled() else (loss + norm).isfinite()   # float16 may skip steps
+        finite = loss.isfinite() if scaler.is_enabled() else (loss + norm).isfinite()   # float16 may skip
         bad, step, samples = bad + ~finite, step + 1, samples + total_batch
         due = stopping or ends(checkpoint_interval) or step in milestones
         if not (due or ends(log_interval) or ends(eval_interval)):

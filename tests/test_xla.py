@@ -208,7 +208,7 @@ def test_the_wrapper_accumulates_on_xla():
 
 
 def wrapped_twin():
-    """What the test above starts: the update of the plain model, and of the wrapped one as if of two ranks."""
+    """What the test above starts: an update of the plain model, and of the wrapped one as of two ranks."""
     train.dist.init_process_group('xla', 'xla://')
     group, changes = train.dist.new_group(backend='gloo'), []
     for world in (1, 2):
