@@ -4,9 +4,9 @@
     $ torchrun --standalone --nproc_per_node=8 train.py config/base_pairwise.py
     $ python train.py --init_from=out/quickstart --fill="the [MASK] of a matrix"
 
-Sample n of a run and its masks depend on (data, seed, n) alone, dropout on (seed, step, rank). So any
-number of processes sees the same batches, and a resumed run repeats an uninterrupted one (on the CPU
-to the bit).
+Sample n of a run and its masks depend on (data, seed, n) alone, dropout on (seed, step, rank). So
+any number of processes sees the same batches, and a resumed run repeats an uninterrupted one, on
+the CPU to the bit.
 """
 from configurator import ROOT, UserError, configure, run, say, shown  # first: no traceback on Ctrl-C
 import atexit
@@ -76,7 +76,7 @@ dropout = 0.0                   # after embeddings and sublayers; 0.1 in the pap
 attention_dropout = 0.0         # of attention weights; 0.1 in the papers
 # optimization
 total_batch = 256               # sequences per optimizer step over all devices
-batch_size = 32                 # most sequences per device and micro-step; halve it if out of memory
+batch_size = 32                 # sequences per device and micro-step; halve it if out of memory
 max_iters = 200_000             # optimizer steps
 learning_rate = 1e-4            # peak
 min_lr = 0.0                    # final value of linear and cosine
