@@ -569,8 +569,8 @@ def test_a_sample_is_of_the_whole_corpus(tmp_path):
     ('--corpus=good.jsonl --tokenizer=wordpeice', "tokenizer='wordpeice': choose one of sentencepiece"),
     ('--corpus=good.jsonl --tokenizer=data/x', 'data/x: not prepared: run python prepare_data.py --corp'),
     ('--corpus=cluecorpussmall', "corpus='cluecorpussmall' needs --path=<its files, their directory"),
-    ('--corpus=good.jsonl --text_field=body', "no row has text_field='body' with a text; the first: "),
-    ('--corpus=empty.jsonl', 'empty.jsonl: no row has'), ('--corpus=data.csv', 'data.csv: no .txt, .json,'),
+    ('--corpus=good.jsonl --text_field=body', "has a text in text_field='body'; the first: {'id'"),
+    ('--corpus=empty.jsonl', 'empty.jsonl: none of the first'), ('--corpus=data.csv', 'data.csv: no .txt, .json,'),
     ('--corpus=good.jsonl --vocab_size=90000', 'Vocabulary size too high'),
     ('--corpus=good.jsonl --tokenizer=tiktoken:nosuch', "tokenizer='tiktoken:nosuch'"),
     ('--corpus=good.jsonl --tokenizer=wordpiece:good.jsonl', "KeyError: '[PAD]'"),
@@ -748,7 +748,7 @@ def group_is_gone(group, seconds=10):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('number', [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize('units', [0, 5, 20])
+@pytest.mark.parametrize('units', [1, 5, 20])
 def test_killed_and_repeated(tmp_path, undisturbed, number, units):
     """The units that were done stay as they are; workers end with their parent."""
     line, reference = undisturbed
