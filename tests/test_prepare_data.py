@@ -10,7 +10,6 @@ import random
 import shutil
 import signal
 import sys
-import tarfile
 import time
 import types
 
@@ -240,7 +239,7 @@ def test_exported_wordpiece_gives_our_ids(tmp_path, specs):
 
 @pytest.mark.parametrize('text, cut, tokens', [
     ('我们用BERT模型。', '我们 用 BERT 模型 。', '|我 们 |用 |b ##e ##r ##t |模 型 |。'),
-    ('买T恤,好模型', '买 T恤 , 好 模型', '|买 |t 恤 |, |好 |模 型'),
+    ('买恤T', '买 恤T', '|买 |恤 |t'), ('买T恤,好模型', '买 T恤 , 好 模型', '|买 |t 恤 |, |好 |模 型'),
     ('b我龘', 'b我龘', '|b 我 [UNK]'), ('我𠮷b䷀', '我 𠮷 b䷀', '|我 |𠮷 |b ##䷀')])
 def test_words_of_mixed_text(tmp_path, monkeypatch, text, cut, tokens):
     """jieba decides where a Chinese word starts, the pieces decide for all other text."""
@@ -333,11 +332,8 @@ def test_readers_agree(tmp_path):
                'deep': 'gz/**/*.gz', 'zst': 'zst', 'parquet': 'parquet'}
     made = {name: prepare(tmp_path, corpus=str(tmp_path / source), name=name, unit_bytes=2000)
             for name, source in sources.items()}
-    wanted = sorted(encoded(made['plain'][0], texts))
     for name, (folder, meta) in made.items():
-        assert [prepare_data.load_tokenizer(folder).decode(ids) for ids in read_all(folder, meta)] and (
-            sorted(encoded(folder, texts)) == read_all(folder, meta)), name
-    assert read_all(*made['plain']) == wanted
+        assert read_all(folder, meta) == sorted(encoded(folder, texts)), name
     assert len(units_of(made['parquet'][0])) == 2 and len(units_of(made['txt'][0])) > 2
 
 
@@ -671,12 +667,11 @@ def test_a_run_checks_what_it_reads(sound, tmp_path):
 def test_any_flipped_bit_of_meta_is_one_line(sound, tmp_path):
     (tmp_path / 'meta.json').write_bytes(whole := pathlib.Path(sound[1], 'meta.json').read_bytes())
     assert prepare_data.load_meta(str(tmp_path))['special'] and len(whole) > 3000
-    for place in range(len(whole)):
-        flip(tmp_path / 'meta.json', place, place % 8)
-        with pytest.raises(UserError, match='/meta.json: missing, damaged'):
-            prepare_data.load_meta(str(tmp_path))
-        flip(tmp_path / 'meta.json', place, place % 8)
-    for data in [whole[:-20], b'', b'{}', b'null', b'\0\1', b'[' * 10**5, b'{"format": 2}']:
+    damage = []
+    for place in range(0, len(whole), 5):
+        damage.append(bytearray(whole))
+        damage[-1][place] ^= 1 << place % 8
+    for data in [*damage, whole[:-20], b'', b'{}', b'null', b'\0\1', b'[' * 10**5, b'{"format": 2}']:
         (tmp_path / 'meta.json').write_bytes(data)
         with pytest.raises(UserError, match='/meta.json: missing, damaged or .*: remove .*/meta.json and'):
             prepare_data.load_meta(str(tmp_path))
@@ -688,15 +683,11 @@ def test_a_damaged_tokenizer_of_a_run_is_named_alone(tmp_path, name):
     folder, _ = prepare(tmp_path, corpus=write_jsonl(tmp_path / 'a.jsonl', make_texts(60)))
     run = str(tmp_path / 'out')
     prepare_data.copy_tokenizer(prepare_data.load_tokenizer(folder), run)
-    assert prepare_data.load_tokenizer(run).encode(['red house']) == encoded_list(folder, ['red house'])
+    assert encoded(run, ['red house']) == encoded(folder, ['red house'])
     flip(tmp_path / 'out' / 'tokenizer' / name)
     with pytest.raises(UserError, match=f'out/tokenizer/{name}: .*its corpus, data/NAME, holds') as error:
         prepare_data.load_tokenizer(run)
     assert 'remove' not in str(error.value)
-
-
-def encoded_list(folder, texts):
-    return prepare_data.load_tokenizer(folder).encode(texts)
 
 
 def test_full_disk_is_one_line_and_keeps_finished_units(tmp_path, monkeypatch, stage):
@@ -721,7 +712,7 @@ def test_full_disk_is_one_line_and_keeps_finished_units(tmp_path, monkeypatch, s
     assert kept == {item: os.stat(item).st_mtime_ns for item in kept}
 
 
-# ---- real processes and real text ----
+# ---- real processes ----
 
 @pytest.fixture(scope='module')
 def undisturbed(tmp_path_factory):
@@ -817,40 +808,3 @@ def test_torchrun_and_srun_prepare_parts(tmp_path, undisturbed):
             kill(one)
     for launcher in ('torchrun', 'srun'):
         assert contents(tmp_path / launcher / 'x') == reference
-
-
-def unpack(name, count, folder):
-    """The first texts of an archive of real text; without it the test is skipped."""
-    data = os.environ.get('THINBERT_DATA') or os.path.join(ROOT, '..', 'shared', 'data')
-    archive = os.path.join(data, name)
-    if not os.path.isfile(archive):
-        pytest.skip('the novels are not here; set THINBERT_DATA to their folder')
-    with tarfile.open(archive) as file:
-        novels = (member for member in file if member.isfile() and member.name.endswith('.txt'))
-        for member in itertools.islice(novels, count):
-            (folder / os.path.basename(member.name)).write_bytes(file.extractfile(member).read())
-
-
-@pytest.mark.slow
-def test_real_novels(tmp_path):
-    unpack('en_100_novels.tar.xz', 20, tmp_path)
-    folder, meta = prepare(tmp_path, corpus=str(tmp_path / '*.txt'), vocab_size=2000,
-                           tokenizer_sample=1_000_000)
-    train = read_split(folder, meta, 'train')
-    assert sum(map(len, train)) > 10**6 and 5 < meta['unigram_entropy'] < np.log(2000)
-    assert ' the ' in prepare_data.load_tokenizer(folder).decode(train[0])
-
-
-@pytest.mark.slow
-def test_real_chinese_novels(tmp_path):
-    """Whole words as jieba finds them are among the most frequent ones."""
-    unpack('zh_classics.tar.xz', 2, tmp_path)
-    folder, meta = prepare(tmp_path, corpus=str(tmp_path / '*.txt'), tokenizer='character', vocab_size=3000,
-                           segmenter='jieba', tokenizer_sample=300_000, val_fraction=1.0)
-    found, text = prepare_data.load_tokenizer(folder), ''
-    for shard in meta['splits']['val']:
-        stem = os.path.join(folder, shard['stem'])
-        ids, marks = np.fromfile(f'{stem}.bin', '<u2').tolist(), np.fromfile(f'{stem}.words', bool)
-        text += ''.join('|' * mark + found.pieces[i] for i, mark in zip(ids, marks, strict=True))
-    common = collections.Counter(word for word in text.split('|') if len(word) == 2).most_common(40)
-    assert len(text) > 400_000 and {'一个', '我们'} < set(dict(common))
