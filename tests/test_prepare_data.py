@@ -690,6 +690,16 @@ def test_a_damaged_tokenizer_of_a_run_is_named_alone(tmp_path, name):
     assert 'remove' not in str(error.value)
 
 
+def test_a_file_is_replaced_once_it_is_complete(tmp_path):
+    file = tmp_path / 'a.bin'
+    prepare_data.write_bytes(file, b'old')
+    output = prepare_data.Output(file)
+    output.write(b'new')
+    assert file.read_bytes() == b'old'
+    output.finish()
+    assert file.read_bytes() == b'new' and os.listdir(tmp_path) == ['a.bin']
+
+
 def test_full_disk_is_one_line_and_keeps_finished_units(tmp_path, monkeypatch, stage):
     usual = jsonl_files(tmp_path)
     reference = contents(prepare(tmp_path / 'ref', **usual)[0])
