@@ -1,7 +1,7 @@
-# From which package is a docstring? The quickstart's texts with their packages as labels, three seeds.
+# Which package is a docstring from? A task of your own files (--tasks=custom), three seeds; a seventh of the
+# docstrings is held out.
 # $ python finetune.py config/finetune_quickstart.py
-# A seventh of the texts, chosen by a hash, is held out. Run config/quickstart.py first.
-# Expect minutes on two cores; results/finetune.md has the scores.
+# Run config/quickstart.py first: it prepares the docstrings and trains out/quickstart.
 out_dir = 'out/finetune_quickstart'
 init_from = 'out/quickstart'
 tasks = 'custom'
@@ -9,6 +9,8 @@ train_file = 'data/docstrings/docstrings.jsonl'
 texts = 'text'
 label = 'package'
 trials = 3
+train_samples = 6000
+eval_samples = 1000
 block_size = 128                # the quickstart was pretrained on rows of 64
 epochs = 3
 total_batch = 32

@@ -5,6 +5,10 @@
 # milestones of config/base.py. The report names the first step with 95 % of the last score.
 # $ python finetune.py config/glue_courtois.py --init_from='out/base_pairwise/ckpt_*.pt' --trials=1 \
 #       --out_dir=out/glue_curve
+# Five pretraining runs of each system in place of the paper's one: train with --seed=N
+# --out_dir=out/base_pairwise-N for N from 1 to 5, and base_original.py likewise:
+# $ python finetune.py config/glue_courtois.py --init_from='out/base_pairwise-*' \
+#       --compare='out/base_original-*' --out_dir=out/glue_seeds
 # Expect (their table 3): 79.36 (0.37) for base `pairwise`, 78.74 (0.63) `original`, 74.82 (0.36) `symmetric`;
 # 95 % of it after 30,000 steps of `pairwise`, 65,000 of `original` (figure 3; see results/errata.md).
 # Not in the paper, but in its code (github.com/mcrts/ACL2024-SymmetricAttentionBert, experiments/acl2024/

@@ -1,13 +1,12 @@
 # GLUE as in Kowsher et al. 2024, appendix A.4: 10 epochs, rates 1e-4, 2e-5, 2e-6 for a third each, decay 0.1.
 # $ python finetune.py config/glue_kowsher.py --compare=out/kowsher_original \
 #       --init_from=out/kowsher_shared,out/kowsher_symmetric,out/kowsher_pairwise
-# Table 5 (noise on the embeddings) and table 6 (each model on the other tasks) evaluate those trials; figure
-# 3 (seconds an epoch) has its own:
-# $ python finetune.py config/glue_kowsher.py --tasks=mnli,qqp,sst2 --epochs=0 --out_dir=out/glue_noise \
-#       --init_from='out/glue_kowsher/kowsher_original/*,out/glue_kowsher/kowsher_shared/*' \
-#       --noise=0,0.05,0.1,0.15,0.2,0.25,0.3,0.35,0.4
-# $ python finetune.py config/glue_kowsher.py --tasks=mnli,qnli,qqp,mrpc --epochs=0 --out_dir=out/glue_cross \
-#       --init_from='out/glue_kowsher/kowsher_original/*,out/glue_kowsher/kowsher_shared/*' --cross=true
+# Table 5 (noise on the embeddings), table 6 (each model on the other tasks) and figure 3 (seconds an epoch),
+# a command each; the first two evaluate the trials of the first command again:
+# $ python finetune.py config/glue_kowsher.py --init_from='out/glue_kowsher/*/*_[1-5]' --epochs=0 \
+#       --tasks=mnli,qqp,sst2 --noise=0,0.05,0.1,0.15,0.2,0.25,0.3,0.35,0.4 --out_dir=out/glue_noise
+# $ python finetune.py config/glue_kowsher.py --init_from='out/glue_kowsher/*/*_[1-5]' --epochs=0 \
+#       --tasks=mnli,qnli,qqp,mrpc --cross=true --out_dir=out/glue_cross
 # $ python finetune.py config/glue_kowsher.py --tasks=cola,mnli,mrpc,qnli,rte,qqp --epochs=1 --trials=1 \
 #       --compile=false --compare=out/kowsher_original --out_dir=out/glue_seconds
 # Expect (their table 1): 80.09 on average for base `shared`, 79.71 for `original`, without deviations.

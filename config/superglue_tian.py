@@ -10,7 +10,7 @@
 #       --out_dir=out/boolq_curve
 # Expect (dev accuracy, Shatter and BERT): MultiRC 79.4 and 81.0 at 512 tokens, 81.7 and 79.6 at 1024; BoolQ
 # 84.3 and 84.5, after 400k steps 82.8 and 81.8. The test scores (MultiRC: F1a) come from
-# super.gluebenchmark.com: --predict=test writes the files for it.
+# super.gluebenchmark.com: --predict=test writes predictions (of MultiRC a line an answer).
 # Not in the paper, so ours: rate 1e-5, which it gives for GLUE; the schedule and optimizer of
 # config/glue_tian.py; accuracy on the reported dev set chooses the step; one run; BoolQ at 512 tokens.
 from config.glue_tian import *

@@ -1,187 +1,228 @@
-"""finetune.py: rows and windows, heads against Hugging Face, trials that repeat, every row of TASKS.
-
-Metrics: test_metrics.py. Readers and submissions: test_tasks.py. The report: test_report.py.
-"""
-import gc
-import glob
+"""finetune.py: records, rows and windows, heads, metrics, trials that repeat, own files, the report."""
 import itertools
 import json
 import os
+import random
 import re
-import signal
-import subprocess
-import sys
-import weakref
+import string
+import tempfile
+from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
-from types import SimpleNamespace
 
+os.environ.setdefault('HF_DATASETS_CACHE', tempfile.mkdtemp())     # before `datasets` is imported
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import ROOT, refused, seen, stage, terminal, torchrun
-from published import HANZI, publish
+from conftest import refused, torchrun, words
+from records import CHINESE, HANZI, IDIOMS, WORDS, made, published, published_squad, write_copy
 
 import finetune
 import train
-from configurator import UserError, configure
-from finetune import HEADS, TASKS, Example, Feature, collate, join_texts, training_batch
-from model import (
-    ALLOWED_POSITIONS,
-    ATTENTION,
-    POOLING,
-    EncoderConfig,
-    MaskedLM,
-    PermutationLM,
-    SequenceClassifier,
-)
-from prepare_data import load_meta, load_tokenizer
+from configurator import UserError
+from finetune import HEADS, METRICS, TASKS, Example, Feature, Split, collate, join_texts
+from model import ALLOWED_POSITIONS, ATTENTION, EncoderConfig, MaskedLM, PermutationLM
+from prepare_data import load_tokenizer
 
-CPU = train.Runtime(torch.device('cpu'))
+CPU = train.Runtime(torch.device('cpu'), torch.float32, 0, 1, None)
 SPECIAL = {'pad': 0, 'unk': 1, 'cls': 2, 'sep': 3, 'mask': 4}
-SHAPE = {'block_size': 48, 'n_layer': 2, 'n_head': 4, 'n_embd': 16, 'n_inner': 32}
-QUICK = ['--trials=1', '--epochs=2', '--total_batch=8', '--batch_size=8', '--learning_rate=5e-3',
-         '--stride=16', '--log_interval=1000', '--device=cpu', '--dtype=float32']
-PLAIN = ['--dropout=0', '--attention_dropout=0', '--adam_eps=1',
-         '--learning_rate=0.1']     # steps as of plain descent
-CHINESE = {'afqmc', 'tnews', 'iflytek', 'csl', 'wsc', 'cmnli', 'ocnli', 'cmrc', 'chid', 'c3'}
+QUICK = {'trials': 1, 'epochs': 1, 'total_batch': 8, 'batch_size': 8, 'learning_rate': 5e-3, 'stride': 16,
+         'device': 'cpu', 'dtype': 'float32'}
+PUBLISHED = [name for name in TASKS if name != 'custom']
 
 
-# ---- fixtures ----
+# ---- a tokenizer, runs with random weights, copies of all data sets ----
 
-@pytest.fixture(scope='session')
-def tokenizers(corpus, tmp_path_factory):
-    """Prepared folders: {'sentencepiece': English, 'character': Chinese}."""
-    folder = tmp_path_factory.mktemp('chinese')
-    rows = [''.join(chr(0x4e00 + (i * 7 + j * j) % 900) for j in range(60)) + HANZI for i in range(90)]
-    (folder / 'text.jsonl').write_text(''.join(json.dumps({'text': row}) + '\n' for row in rows))
-    done = stage('prepare_data.py', f'--corpus={folder}/text.jsonl', '--tokenizer=character', '--name=zh',
-                 '--num_proc=1', f'--data_dir={folder}', '--vocab_size=1500', '--val_fraction=0.1')
-    assert done.returncode == 0, done.stderr
-    return {'sentencepiece': corpus, 'character': str(folder / 'zh')}
+def write_tokenizer(folder):
+    """Words, letters and Chinese characters: one WordPiece for both languages."""
+    letters = string.ascii_lowercase + string.digits + string.punctuation + '。，？：男女_'
+    characters = dict.fromkeys(letters + HANZI + ''.join(IDIOMS) + '甲乙丙丁金银铜铁玉石他了去哪里名叫什么')
+    pieces = ['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]', *WORDS, *characters,
+              *('##' + letter for letter in string.ascii_lowercase + string.digits)]
+    (folder / 'tokenizer').mkdir(parents=True, exist_ok=True)
+    (folder / 'tokenizer' / 'vocab.txt').write_text('\n'.join(dict.fromkeys(pieces)))
+    facts = {'kind': 'wordpiece', 'lower_case': True}
+    (folder / 'tokenizer' / 'settings.json').write_text(json.dumps({'tokenizer': facts}))
+    return load_tokenizer(str(folder))
 
 
-def pretrained(folder, tokenizer, step=3, seed=0, milestones=(), **changes):
-    """Write a checkpoint as train.py does, of random weights; returns the run folder."""
-    meta = load_meta(tokenizer)
+def pretrained(folder, step=3, seed=0, kind=MaskedLM, **changes):
+    """Write a checkpoint as train.py does, of random weights; returns the run's folder."""
+    tokenizer = write_tokenizer(folder)
     torch.manual_seed(seed)
-    model = MaskedLM(EncoderConfig(meta['vocab_size'], **{**SHAPE, **changes}))
-    data_dir, dataset = os.path.split(tokenizer)
-    os.makedirs(folder, exist_ok=True)
-    train.write_checkpoint(os.path.join(folder, train.checkpoint_name(step)), {
-        'step': step, 'model': model.state_dict(), 'config': {'objective': 'mlm', 'data_dir': data_dir,
-                                                              'dataset': dataset, 'seed': seed,
-                                                              'milestones': milestones},
-        'model_config': asdict(model.config), 'data': {**meta['identity'], 'vocab_size': meta['vocab_size']}})
+    model = kind(EncoderConfig(tokenizer.vocab_size, **{
+        'block_size': 48, 'n_layer': 2, 'n_head': 4, 'n_embd': 16, 'n_inner': 32, **changes}))
+    train.write_checkpoint(os.path.join(folder, f'ckpt_{step:07}.pt'), {
+        'model': model.state_dict(), 'model_config': asdict(model.config),
+        'config': {'objective': 'mlm' if kind is MaskedLM else 'plm'}})
     return str(folder)
 
 
-@pytest.fixture(scope='session')
-def run(tokenizers, tmp_path_factory):
-    return pretrained(tmp_path_factory.mktemp('english') / 'run', tokenizers['sentencepiece'])
+@pytest.fixture(scope='module')
+def tokenizer(tmp_path_factory):
+    return write_tokenizer(tmp_path_factory.mktemp('tokenizer'))
 
 
-@pytest.fixture(scope='session')
-def chinese_run(tokenizers, tmp_path_factory):
-    return pretrained(tmp_path_factory.mktemp('chinese_run') / 'run', tokenizers['character'])
+@pytest.fixture(scope='module')
+def run(tmp_path_factory):
+    return pretrained(tmp_path_factory.mktemp('runs') / 'base')
+
+
+@pytest.fixture(scope='module')
+def copies(tmp_path_factory):
+    """--data_dir with a small copy of every data set."""
+    folder = tmp_path_factory.mktemp('copies')
+    for name in PUBLISHED:
+        write_copy(folder, name, made(name))
+    return str(folder)
 
 
 @pytest.fixture
-def finetune_here(monkeypatch):
-    """main() of finetune.py in this process: (*arguments) -> trials of results.json of --out_dir."""
-    before = dict(vars(finetune))
-
-    def call(*arguments):
-        vars(finetune).update({key: before[key] for key in configure(dict(before), [])[0]})
-        monkeypatch.setattr(sys, 'argv', ['finetune.py', *QUICK, *arguments])
-        finetune.main()
-        folder = next(word[len('--out_dir='):] for word in arguments if word.startswith('--out_dir='))
-        with open(os.path.join(folder, 'results.json')) as file:
-            return json.load(file)['trials']
-
-    yield call
-    vars(finetune).update({key: before[key] for key in configure(dict(before), [])[0]})
+def trial(stage, run, copies, tmp_path):
+    """trial('cola', seed=2) fine-tunes in this process; returns result.json of its only trial."""
+    def call(name, out='out', **knobs):
+        given = {'init_from': run, 'data_dir': copies, 'tasks': name, 'out_dir': tmp_path / out, **QUICK}
+        done = stage('finetune', *words(**{**given, **knobs}))
+        assert done.code == 0, done
+        path, = Path(tmp_path, out).glob('*/*/result.json')
+        return json.loads(path.read_text()) | {'folder': path.parent, 'printed': done}
+    return call
 
 
-def folder_of(out, name):
-    """The one folder of a trial, as in cola_1."""
-    found, = glob.glob(f'{out}/*/{name}_*')
-    return found
+def knobs(**changes):
+    return finetune.Knobs(**{'block_size': 0, 'stride': 16, 'max_answer': 30, 'null_threshold': 0.0,
+                             'pad_to_block': False, 'batch_size': 8, 'total_batch': 8, 'dropout': 0.0,
+                             'attention_dropout': 0.0, 'pooling': 'cls', 'epochs': 1, 'tokenizer': '',
+                             'lower_case': True, 'train_samples': 0, 'eval_samples': 0, 'data_dir': '',
+                             **changes})
 
 
-def published(tmp_path, *names, **sizes):
-    for name in names:
-        publish(name, tmp_path / 'labelled', **sizes)
-    return f'--data_dir={tmp_path}/labelled'
+def weights(result):
+    return train.read_checkpoint(result['folder'] / 'model.pt')['model']
 
 
-def stand_in(head, **changes):
-    """What run_head reads of a trial."""
-    return SimpleNamespace(head=head, knobs=settings(**changes),
-                           form=lambda runtime: (SPECIAL, head.choices, 0))
+def same(a, b):
+    return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
 
 
-def settings(**changes):
-    return SimpleNamespace(**{'block_size': 48, 'stride': 16, 'max_answer': 30, 'null_threshold': 0.0,
-                              'pad_to_block': False, 'batch_size': 8, 'unanswerable': False, 'dropout': 0.0,
-                              'attention_dropout': 0.0, 'pooling': 'cls', **changes})
+# ---- records of the hub ----
+
+RECORDS = {     # name: (record, its Example)
+    'cola': ({'sentence': 's', 'label': 1, 'idx': 7}, Example(7, ('s',), 1)),
+    'stsb': ({'sentence1': 'a', 'sentence2': 'b', 'label': 2.5, 'idx': 7}, Example(7, ('a', 'b'), 2.5)),
+    'mnli': ({'premise': 'p', 'hypothesis': 'h', 'label': 2, 'idx': 7}, Example(7, ('p', 'h'), 2)),
+    'qnli': ({'question': 'q', 'sentence': 's', 'label': 1, 'idx': 7}, Example(7, ('q', 's'), 1)),
+    'boolq': ({'question': 'q', 'passage': 'p', 'label': 1, 'idx': 7}, Example(7, ('p', 'q'), 1)),
+    'multirc': ({'paragraph': 'p', 'question': 'q', 'answer': 'a', 'label': 1,
+                 'idx': {'paragraph': 5, 'question': 6, 'answer': 7}}, Example((5, 6, 7), ('p', 'q a'), 1)),
+    'csl': ({'abst': '文', 'keyword': ['一', '二'], 'label': 1, 'idx': 7}, Example(7, ('一 二', '文'), 1)),
+    'wsc': ({'idx': 3, 'text': '老师说他', 'label': 0, 'target': {
+        'span1_text': '老师', 'span2_text': '他', 'span1_index': 0, 'span2_index': 3}},
+        Example(3, ('_老师_说[他]',), 0)),
+    'squad1': ({'id': '56', 'context': 'his name is Li', 'question': 'what?',
+                'answers': {'text': ['Li'], 'answer_start': [12]}},
+               Example('56', ('what?', 'his name is Li'), (('Li', 12),))),
+    'chid': ({'candidates': ['甲', '乙'], 'content': ['#idiom000001#水#idiom000002#'],
+              'answers': {'candidate_id': [1, 0]}},
+             Example('#idiom000001#', (('甲', '____水****'), ('乙', '____水****')), 1)),
+    'c3': ({'id': 8, 'context': ['男：来', '女：去'], 'question': '？', 'choice': ['一', '二'],
+            'answer': '二'}, Example(8, (('男：来 女：去', '？ 一'), ('男：来 女：去', '？ 二')), 1)),
+}
 
 
-# ---- rows ----
+@pytest.mark.parametrize('name', RECORDS)
+def test_a_record_of_the_hub(name):
+    record, example = RECORDS[name]
+    assert TASKS[name].make(TASKS[name], record, 0)[0] == example
+    if 'label' in record:
+        assert TASKS[name].make(TASKS[name], {**record, 'label': -1}, 0)[0].label is None
 
-def test_pairs_are_joined_and_cut_as_in_bert(tmp_path):
-    """Token by token from the longer, b at a tie; Hugging Face gives the odd token to the longer text
-    instead."""
-    transformers = pytest.importorskip('transformers')
-    words = [f'w{i}' for i in range(60)]
-    (tmp_path / 'vocab.txt').write_text('\n'.join(['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]', *words]))
-    theirs = transformers.BertTokenizer.from_pretrained(str(tmp_path))
-    compared = 0
+
+def test_every_split_of_every_data_set_is_read(copies):
+    """What was written as parquet comes back as examples, with the labels of their markers."""
+    for name in PUBLISHED:
+        for split in TASKS[name].splits:
+            examples, note = finetune.load_examples(TASKS[name], split, knobs(data_dir=copies))
+            factor = 2 if name == 'chid' else 1
+            assert (len(examples), note) == (factor * (12 if split == 'train' else 6), '')
+            assert all((example.label is None) == split.startswith('test') for example in examples)
+        if TASKS[name].labels:
+            labels = [example.label for example in finetune.load_examples(
+                TASKS[name], 'train', knobs(data_dir=copies))[0]]
+            assert labels == [i % min(6, len(TASKS[name].labels)) for i in range(12)]
+    assert [name for name in TASKS if name in CHINESE] == finetune.GROUPS['clue'].split()
+
+
+def test_answers_at_wrong_offsets():
+    """They move to the nearest place; at the start case does not matter; those that are missing are last."""
+    def starts(context, *answers):
+        texts, places = zip(*answers, strict=True)
+        record = {'id': 0, 'context': context, 'question': 'q',
+                  'answers': {'text': list(texts), 'answer_start': list(places)}}
+        return finetune.make_span(TASKS['squad2'], record, 0)[0].label
+    assert starts('cat and cat', ('cat', 7)) == (('cat', 8),)
+    assert starts('cat and cat', ('cat', 1)) == (('cat', 0),)
+    assert starts('The Cat', ('cat', 4)) == (('cat', 4),)
+    assert starts('one two', ('no', 2), ('two', 4)) == (('two', 4), ('no', -1))
+    assert starts('one two', ('FAKE', -1), ('FAKE', -1)) is None
+    assert finetune.make_span(TASKS['squad2'], {'context': 'c', 'question': 'q', 'answers': {
+        'text': [], 'answer_start': []}}, 5)[0] == Example(5, ('q', 'c'), ())
+
+
+def test_questions_that_cannot_train_are_left_out(tmp_path):
+    """From a file in SQuAD's format."""
+    questions = [{'id': 'a', 'question': 'q', 'answers': [{'text': 'two', 'answer_start': 4}]},
+                 {'id': 'b', 'question': 'q', 'answers': [{'text': 'no', 'answer_start': 4}]},
+                 {'id': 'c', 'question': 'q', 'answers': []}]
+    path = tmp_path / 'triviaqa.json'
+    path.write_text(json.dumps({'data': [{'paragraphs': [{'context': 'one two', 'qas': questions}]}]}))
+    for name, ids in (('squad1', ['a']), ('squad2', ['a', 'c'])):
+        task = TASKS[name]._replace(files=(('train', str(path)),))
+        assert [one.id for one in finetune.load_examples(task, 'train', knobs())[0]] == ids
+
+
+def test_a_missing_data_set_is_one_line(stage, run, tmp_path):
+    line = refused(stage('finetune', *words(tasks='rte', data_dir=tmp_path, init_from=run)))
+    assert 'nyu-mll/glue:rte train' in line and 'hf download nyu-mll/glue' in line
+    write_copy(tmp_path, 'cola', made('cola'))          # its card has no configuration rte
+    line = refused(stage('finetune', *words(tasks='rte', data_dir=tmp_path, init_from=run)))
+    assert 'nyu-mll/glue:rte train' in line
+
+
+# ---- rows and windows ----
+
+def test_pairs_are_joined_and_cut_as_in_bert():
+    """Token by token from the longer, b at a tie."""
     for n, m, size in itertools.product((1, 2, 7, 12, 30), (None, 1, 5, 11, 30), (8, 9, 16, 25)):
-        a, b = words[:n], None if m is None else words[30:30 + m]
-        ids = [[words.index(word) + 5 for word in text] for text in (a, b or ())]
-        row, first = join_texts(SPECIAL, size, ids[0], ids[1] if b else None)
+        ids = [[*range(5, 5 + n)], [*range(50, 50 + (m or 0))]]
+        row, first = join_texts(SPECIAL, size, ids[0], None if m is None else ids[1])
         while sum(map(len, ids)) > size - 2 - (m is not None):
             ids[len(ids[0]) <= len(ids[1])].pop()
-        assert row.tolist() == [2, *ids[0], 3, *(ids[1] + [3] if b else ())], (n, m, size)
+        assert row.tolist() == [2, *ids[0], 3, *([] if m is None else [*ids[1], 3])], (n, m, size)
         assert first == len(ids[0]) + 2
-        if min(len(ids[0]) - n, len(ids[1]) - (m or 0)) == 0 or size % 2:
-            wanted = theirs(' '.join(a), b and ' '.join(b), truncation='longest_first', max_length=size)
-            assert row.tolist() == wanted['input_ids'], (n, m, size)
-            assert [int(i >= first) for i in range(len(row))] == wanted['token_type_ids']
-            compared += 1
-    assert compared > 60
 
 
-@pytest.mark.parametrize('kind', ['sentencepiece', 'character'])
-def test_windows_hold_every_token_and_the_answer(tokenizers, kind):
-    """Each context token is in a window, and the span that the target names is the answer's text."""
-    tokenizer = load_tokenizer(tokenizers[kind])
-    if kind == 'character':
-        context = ''.join(chr(0x4e00 + (i * i) % 700) for i in range(150)) + '，1998年 ok。'
-        answers = [context[i:i + n] for i, n in ((0, 1), (3, 5), (70, 20), (150, 6), (len(context) - 1, 1))]
-    else:
-        context = 'The  parser reads café messages (RFC 2822) from files. ' * 6 + 'It ends in 1998, at last'
-        answers = ['The', 'café', 'RFC 2822', 'reads café messages', '1998', 'last']
+def test_windows_hold_every_token_and_the_answer(tokenizer):
+    """Each token of the context is in a window, and the span that the target names is the answer's text."""
+    context = 'the house 山水 (1998) walks under a river, ' * 6 + 'it ends at last'
+    answers = ['the', '山水', '1998', 'house 山水 (1998)', 'last']
     examples = [Example(i, ('what ?', context), ((answer, context.index(answer)),))
                 for i, answer in enumerate(answers)]
     features = finetune.span_features(examples, tokenizer, 48, 16)
-    n_tokens = len(tokenizer.encode([context])[0])
     for i, answer in enumerate(answers):
         own = [feature for feature in features if feature.example == i]
-        assert len(own) > 2 and {tuple(pair) for f in own for pair in f.offsets.tolist()} >= {
+        assert {tuple(pair) for one in own for pair in one.offsets.tolist()} == {
             tuple(pair) for pair in tokenizer.encode_offsets([context])[0][1].tolist()}
-        assert sum(len(f.offsets) for f in own) >= n_tokens
-        assert all(len(f.rows[0][0]) <= 48 for f in own)
-        hits = [f for f in own if f.target != (0, 0)]
-        assert hits
-        for f in hits:
-            begin, end = f.offsets[f.target[0] - f.first][0], f.offsets[f.target[1] - f.first][1]
-            assert answer in context[begin:end] and len(context[begin:end].strip()) <= len(answer) + 1
+        assert len(own) > 2 and max(len(one.rows[0][0]) for one in own) == 48
+        hits = [one for one in own if one.target != (0, 0)]
+        assert hits and all(one.offsets[1][0] > 0 for one in own[1:])
+        for one in hits:
+            begin, end = one.offsets[one.target[0] - one.first][0], one.offsets[one.target[1] - one.first][1]
+            assert context[begin:end] == answer
 
 
-def test_an_unanswerable_question_points_at_cls():
+def test_an_answer_outside_the_window_points_at_cls():
     assert finetune.span_target((), np.array([[0, 3]]), 5) == (0, 0)
     assert finetune.span_target((('abc', 0),), np.array([[0, 3]]), 5) == (5, 5)
     assert finetune.span_target((('abcd', 2),), np.array([[0, 3], [3, 5]]), 5) == (0, 0)      # cut off
@@ -189,27 +230,49 @@ def test_an_unanswerable_question_points_at_cls():
 
 def test_choices_are_padded_with_copies_that_count_for_nothing():
     features = [Feature(0, [(np.array([2, 5, 3]), 3)], (0, 1)),
-                Feature(1, [(np.array([2, 6, 3]), 3), (np.array([2, 7, 8, 3]), 4)], (1, 2))]
+                Feature(1, [(np.array([2, 6, 3]), 3), (np.array([2, 7, 3, 8]), 3)], (1, 2))]
     batch = collate(features, SPECIAL, True)
-    assert batch['ids'].shape == (2, 2, 4) and batch['ids'][0, 1].tolist() == [2, 5, 3, 0]
+    assert batch['ids'].tolist() == [[[2, 5, 3, 0], [2, 5, 3, 0]], [[2, 6, 3, 0], [2, 7, 3, 8]]]
+    assert batch['segments'].tolist() == [[[0] * 4] * 2, [[0] * 4, [0, 0, 0, 1]]]
+    assert batch['attention_mask'][0, 0].tolist() == [True, True, True, False]
     logits = torch.tensor([[1.0, 50.0], [1.0, 2.0]])
-    losses = HEADS['choose'].losses(logits, torch.from_numpy(batch['targets']), None)
+    losses = HEADS['choose'].loss(logits, batch['targets'], None)
     assert losses[0] == 0 and losses[1] == F.cross_entropy(logits[1:], torch.tensor([1]))
-    assert [len(row) for row in HEADS['choose'].outputs(logits, features, settings())] == [1, 2]
+    assert HEADS['choose'].outputs(logits, features, knobs()) == [0, 1]
     assert collate(features, SPECIAL, True, 10)['ids'].shape == (2, 2, 10)
 
 
-def test_best_span_is_that_of_all_pairs():
+@pytest.mark.parametrize('n, total, size', [(10, 4, 3), (3, 8, 8), (8, 4, 4)])
+def test_an_epoch_has_every_example_once(n, total, size):
+    features = [Feature(i, [(np.array([2, 5 + i, 3]), 3)], i) for i in range(n)]
+    data, k = Split(TASKS['cola'], [], features), knobs(total_batch=total, batch_size=size)
+    per_epoch, orders = -(-n // total), []
+
+    def make(step, seed=7):
+        parts = finetune.training_batch(step, data, SPECIAL, seed, k, 0)
+        assert max(len(part['weights']) for part in parts) <= size
+        return [i for part in parts
+                for i, weight in zip(part['targets'].tolist(), part['weights'], strict=True) if weight]
+
+    for epoch in range(3):
+        orders.append([i for step in range(per_epoch) for i in make(epoch * per_epoch + step)])
+        assert sorted(orders[-1]) == list(range(n))
+    assert n < 8 or (orders[0] != orders[1] and make(0, 8) != make(0) == make(0))
+
+
+# ---- predictions ----
+
+def test_the_best_span_is_that_of_all_pairs():
     generator = torch.Generator().manual_seed(1)
+    features = [Feature(i, [], (0, 0), 2, np.zeros((7, 2))) for i in range(5)]
     for longest in (1, 3, 30):
         start, end = (torch.randn(5, 12, generator=generator) for _ in range(2))
-        start[:, 9:] = end[:, 9:] = -torch.inf
-        scores, first, last = finetune.best_spans(start, end, longest)
-        for row in range(5):
-            pairs = {(i, j): (start[row, i] + end[row, j]).item()
-                     for i in range(9) for j in range(i, min(9, i + longest))}
+        found = HEADS['span'].outputs((start, end), features, knobs(max_answer=longest))
+        for i, (none, score, *place) in enumerate(found):
+            pairs = {(a, b): (start[i, a] + end[i, b]).item()
+                     for a in range(2, 9) for b in range(a, min(9, a + longest))}
             best = max(pairs, key=pairs.get)
-            assert (first[row].item(), last[row].item()) == best and scores[row].item() == pairs[best]
+            assert tuple(place) == best and score == pairs[best] and none == (start[i, 0] + end[i, 0]).item()
 
 
 def test_windows_are_joined_by_their_scores_and_the_least_score_of_no_answer():
@@ -217,842 +280,667 @@ def test_windows_are_joined_by_their_scores_and_the_least_score_of_no_answer():
     offsets = np.array([[0, 3], [3, 7], [7, 13]])
     features = [Feature(0, [], (0, 0), 2, offsets[:2]), Feature(0, [], (0, 0), 2, offsets[1:]),
                 Feature(1, [], (0, 0), 2, np.array([[0, 1]]))]
-    outputs = [(9.0, 4.0, 2, 3), (3.0, 6.0, 2, 2), (5.0, 1.0, 2, 2)]
-    for knobs, texts in ((settings(), ['two', 'x']), (settings(unanswerable=True), ['two', '']),
-                         (settings(unanswerable=True, null_threshold=3.9), ['two', '']),
-                         (settings(unanswerable=True, null_threshold=4.0), ['two', 'x'])):
-        assert HEADS['span'].predictions(examples, features, outputs, knobs) == texts
+    outputs = [(3.0, 6.0, 3, 3), (9.0, 4.0, 2, 3), (5.0, 1.0, 2, 2)]
+    for name, threshold, texts in (('squad1', 0.0, ['two', 'x']), ('squad2', 0.0, ['two', '']),
+                                   ('squad2', 3.9, ['two', '']), ('squad2', 4.0, ['two', 'x'])):
+        data = Split(TASKS[name], examples, features)
+        assert finetune.best_answers(data, outputs, knobs(null_threshold=threshold)) == texts
 
 
-# ---- batches ----
-
-@pytest.mark.parametrize('n, total', [(10, 4), (3, 8), (8, 4)])
-def test_an_epoch_has_every_example_once(n, total):
-    features = [Feature(i, [(np.array([2, 5 + i, 3]), 3)], i) for i in range(n)]
-    per_epoch, orders = -(-n // total), []
-
-    def make(step, seed=7):
-        return training_batch(step, features, seed, total, (SPECIAL,))
-
-    for epoch in range(3):
-        parts = [make(epoch * per_epoch + i) for i in range(per_epoch)]
-        assert {len(part['targets']) for part in parts} == {total}
-        orders.append([i for part in parts
-                       for i, w in zip(part['targets'], part['weights'], strict=True) if w])
-        assert sorted(orders[-1]) == list(range(n))
-    assert all(np.array_equal(make(1)[key], value) for key, value in make(1).items())
-    other = make(0, 8)['targets'].tolist()
-    assert n < 8 or (other != orders[0][:total] and orders[0] != orders[1])
-
-
-# ---- Hugging Face ----
-
-@pytest.fixture(scope='session')
+@pytest.fixture(scope='module')
 def bert(tmp_path_factory):
-    """A BERT with a vocabulary, saved by transformers with the head of a classifier and of question
-    answering."""
+    """BERTs with a vocabulary, saved by transformers."""
     transformers = pytest.importorskip('transformers')
-    folder, words = tmp_path_factory.mktemp('bert'), [f'w{i}' for i in range(60)]
-    config = transformers.BertConfig(vocab_size=65, hidden_size=16, num_hidden_layers=2,
-                                     num_attention_heads=4, intermediate_size=32, max_position_embeddings=48,
-                                     num_labels=3)
+    folder = tmp_path_factory.mktemp('bert')
+    pieces = ['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]', *(f'w{i}' for i in range(60))]
+    config = transformers.BertConfig(vocab_size=65, hidden_size=16, num_hidden_layers=1,
+                                     num_attention_heads=4, intermediate_size=32, max_position_embeddings=48)
     models = {}
-    for kind in ('BertForSequenceClassification', 'BertForQuestionAnswering', 'BertForMaskedLM'):
+    for kind in ('SequenceClassification', 'QuestionAnswering'):
         torch.manual_seed(3)
-        config.num_labels = 2 if kind == 'BertForQuestionAnswering' else 3
-        models[kind] = getattr(transformers, kind)(config).eval()
-        with torch.no_grad():
-            for parameter in models[kind].parameters():
-                parameter.add_(0.2 * torch.randn_like(parameter))
+        config.num_labels = 2 if kind == 'QuestionAnswering' else 3
+        models[kind] = getattr(transformers, 'BertFor' + kind)(config).eval()
+        for parameter in models[kind].parameters():
+            parameter.data.add_(0.2 * torch.randn_like(parameter))
         models[kind].save_pretrained(folder / kind)
-        (folder / kind / 'vocab.txt').write_text('\n'.join(['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]',
-                                                            *words]))
+        (folder / kind / 'vocab.txt').write_text('\n'.join(pieces))
     return folder, models
 
 
-@pytest.mark.parametrize('kind, name', [('BertForSequenceClassification', 'mnli'),
-                                        ('BertForQuestionAnswering', 'squad1')])
+@pytest.mark.parametrize('kind, name', [('SequenceClassification', 'mnli'), ('QuestionAnswering', 'squad1')])
 def test_a_hugging_face_bert_gives_its_own_logits(bert, kind, name):
-    """Encoder and pooler come from the folder; only the new classifier is copied by hand."""
-    folder, models = bert
-    start = finetune.read_start(str(folder / kind), '', True)
-    head, theirs = HEADS[TASKS[name].head], models[kind]
-    ours = finetune.make_classifier(start, head, settings(), 3).eval()
+    """Encoder, pooler and vocabulary come from the folder; only the classifier is copied by hand."""
+    (folder, models), task = bert, TASKS[name]
+    ours, words = finetune.make_model(str(folder / kind), task, 1, knobs())
+    theirs, head = models[kind], HEADS[task.head]
     last = theirs.classifier if name == 'mnli' else theirs.qa_outputs
     ours.classifier.load_state_dict(last.state_dict())
-    label = 2 if name == 'mnli' else (('w45 w46', 4),)
-    examples = [Example(i, (' '.join(f'w{j}' for j in range(i, 20)),
-                            ' '.join(f'w{j}' for j in range(44, 50 + i))), label) for i in range(5)]
-    features = head.features(examples, start.tokenizer, 48, 16)
-    outputs = finetune.run_head(ours, features, stand_in(head), CPU)
-    encoded = [torch.from_numpy(np.concatenate([f.rows[0][0]]).astype(np.int64))[None] for f in features]
-    types = [(torch.arange(x.size(1)) >= f.rows[0][1]).long()[None]
-             for x, f in zip(encoded, features, strict=True)]
+    texts = [(' '.join(f'W{j}' for j in range(i, 20)), ' '.join(f'w{j}' for j in range(44, 50 + i)))
+             for i in range(5)]
+    examples = [Example(i, pair, 2 if name == 'mnli' else (('w45 w46', 4),)) for i, pair in enumerate(texts)]
+    features = head.features(examples, words, 48, 16)
+    seen = []
+    hook = ours.register_forward_hook(lambda module, inputs, output: seen.append(output))
+    finetune.predict_split(ours, Split(task, examples, features), words.special, knobs(), CPU)
+    hook.remove()
+    batch = collate(sorted(features, key=lambda one: len(one.rows[0][0])), words.special)
     with torch.no_grad():
-        for x, kinds, output, f in zip(encoded, types, outputs, features, strict=True):
-            wanted = theirs(input_ids=x, token_type_ids=kinds)
-            if name == 'mnli':
-                assert np.abs(np.array(output) - wanted.logits[0].numpy()).max() < 1e-5
-            else:
-                none, score, first, last = output
-                start_logits, end_logits = wanted.start_logits[0], wanted.end_logits[0]
-                assert abs(none - (start_logits[0] + end_logits[0]).item()) < 1e-5
-                assert abs(score - (start_logits[first] + end_logits[last]).item()) < 1e-5
-                assert f.first <= first <= last < x.size(1) - 1
-                losses = head.losses(ours.eval()(x, kinds), torch.tensor([f.target]),
-                                     torch.ones_like(x, dtype=torch.bool))
-                loss = theirs(input_ids=x, token_type_ids=kinds, start_positions=torch.tensor([f.target[0]]),
-                              end_positions=torch.tensor([f.target[1]])).loss
-                assert abs(losses.item() - loss.item()) < 1e-5
+        wanted = theirs(batch['ids'], batch['attention_mask'], batch['segments'])
+    wanted = [wanted.logits] if name == 'mnli' else [wanted.start_logits, wanted.end_logits]
+    for mine, other in zip([seen[0]] if name == 'mnli' else seen[0], wanted, strict=True):
+        known = slice(None) if name == 'mnli' else batch['attention_mask']
+        assert (mine - other)[known].abs().max() < 1e-5
 
 
-def test_a_bert_without_a_pooler_gets_a_new_one(bert):
-    folder, models = bert
-    start = finetune.read_start(str(folder / 'BertForMaskedLM'), '', True)
-    assert not any(key.startswith('pooler.') for key in start.weights)
-    assert any(key.startswith('pooler.') for key in
-               finetune.read_start(str(folder / 'BertForSequenceClassification'), '', True).weights)
-    model = finetune.make_classifier(start, HEADS['classify'], settings(), 2)
-    assert isinstance(model, SequenceClassifier)
-    assert torch.equal(model.encoder.token.weight,
-                       models['BertForMaskedLM'].bert.embeddings.word_embeddings.weight)
-
-
-# ---- every system, every head ----
-
-@pytest.mark.parametrize('pooling', POOLING)
 @pytest.mark.parametrize('attention', ATTENTION)
-def test_any_pretrained_encoder_takes_any_head(attention, pooling):
+def test_any_pretrained_encoder_takes_any_head(attention, tmp_path):
     """The encoder's states are those of pretraining, at its length and, on short rows, beyond it."""
     position = ALLOWED_POSITIONS.get(attention, ('absolute',))[0]
-    config = EncoderConfig(40, 16, 2, 4, 16, 32, attention=attention, position=position)
-    torch.manual_seed(1)
-    model = (PermutationLM if attention == 'xlnet' else MaskedLM)(config).eval()
-    start = finetune.Start(config, model.state_dict(), None, {})
-    ids = torch.randint(5, 40, (2, 9))
-    for head, length in itertools.product(HEADS.values(), (16, 32)):
-        knobs = settings(block_size=length, pooling=pooling)
-        ours = finetune.make_classifier(start, head, knobs, 3).eval()
-        assert torch.allclose(ours.encoder(ids), model.encoder(ids), atol=1e-5)
-        rows = ids[:, None].expand(-1, 3, -1) if head is HEADS['choose'] else ids
-        logits = ours(rows)
-        assert torch.isfinite(torch.stack(logits) if head is HEADS['span'] else logits).all()
-        assert ours.config.block_size == length
+    run = pretrained(tmp_path, kind=PermutationLM if attention == 'xlnet' else MaskedLM, attention=attention,
+                     position=position, n_layer=1)
+    content = train.read_checkpoint(f'{run}/ckpt_0000003.pt')
+    state = {key[8:]: x for key, x in content['model'].items() if key.startswith('encoder.')}
+    ids, known = torch.randint(5, 40, (2, 9)), None
+    for name, length in itertools.product(('cola', 'c3', 'squad1'), (48, 64)):
+        k = knobs(block_size=length, pooling='layerwise' if name == 'c3' else 'first')
+        model, _ = finetune.make_model(f'{run}/ckpt_0000003.pt', TASKS[name], 1, k)
+        if length == 48:
+            assert all(torch.equal(x, state[key]) for key, x in model.encoder.state_dict().items())
+        states = model.eval().encoder(ids)
+        known = states if known is None else known
+        assert torch.allclose(states, known, atol=1e-5) and model.config.block_size == length
+        logits = model(ids[:, None].expand(-1, 3, -1) if name == 'c3' else ids)
+        assert torch.isfinite(torch.stack(logits) if name == 'squad1' else logits).all()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize('name', HEADS)
-def test_losses_compile_in_one_graph(name):
-    config = EncoderConfig(40, 16, 2, 4, 16, 32, dropout=0.0, attention_dropout=0.0, n_label=3)
-    model = HEADS[name].model(config)
-    learner = finetune.Learner(model, HEADS[name].losses)
-    row = np.array([2, 7, 8, 3, 9, 3]), 4
-    targets = {'classify': (2, 1), 'regress': (0.5, 1.0), 'span': ((1, 2), (0, 0)),
-               'choose': ((0, 1), (1, 2))}[name]
-    features = [Feature(i, [row] * (targets[i][1] if name == 'choose' else 1), targets[i], 1,
-                        np.zeros((3, 2)) if name == 'span' else None) for i in range(2)]
-    batch = collate(features, SPECIAL, HEADS[name].choices, 8)
-    part = {key: torch.from_numpy(value) for key, value in batch.items()}
-    compiled = torch.compile(learner, backend='eager', fullgraph=True)
-    assert torch.allclose(compiled(**part), learner(**part), atol=1e-6)
-    assert learner(**part).shape == (2,) and learner(**part).dtype == torch.float32
+# ---- metrics ----
+
+numbers = np.random.default_rng(1)
+CLASSES = [numbers.integers(0, 2, (2, n)) for n in (1, 2, 3, 10, 1000)] + [
+    np.array(pair) for pair in ([[0, 0], [0, 0]], [[1, 1], [1, 1]], [[1, 1, 0], [0, 0, 0]], [[0, 0], [1, 0]])]
 
 
-# ---- every row of TASKS ----
-
-LIKE_ANOTHER = {'sst2', 'qqp', 'qnli', 'rte', 'wnli', 'squad1', 'boolq', 'csl', 'iflytek', 'tnews', 'ocnli'}
-
-
-@pytest.mark.parametrize('name', [pytest.param(name, marks=[pytest.mark.slow] * (name in LIKE_ANOTHER))
-                                  for name in TASKS if TASKS[name].hub])
-def test_every_task_from_its_files_to_its_submission(name, run, chinese_run, tmp_path, finetune_here):
-    """Files as they are published -> training, scores, predictions, submission."""
-    files = published(tmp_path, name, n_train=12, n_dev=8)
-    knobs = ['--predict=test'] if any(split.startswith('test') for split in TASKS[name].files) else []
-    trial, = finetune_here(f"--init_from={chinese_run if name in CHINESE else run}", f'--tasks={name}', files,
-                           f'--out_dir={tmp_path}/out', '--epochs=1', *knobs)
-    assert set(trial['scores'][name]) >= set(TASKS[name].metrics)
-    assert trial['metric'] == TASKS[name].metrics[0]
-    assert all(-1 <= value <= 1 for forms in trial['scores'].values() for value in forms.values())
-    assert list(trial['scores']) == list(trial['majority']) == list(trial['n_dev'])
-    assert ('mnli_mm' in trial['scores']) == (name == 'mnli')
-    folder = folder_of(tmp_path / 'out', f'{name}_1')
-    with open(os.path.join(folder, 'predictions.jsonl')) as file:
-        lines = [json.loads(line) for line in file]
-    for column, n in trial['n_dev'].items():
-        ids = [str(line['id']) for line in lines if line['column'] == column]
-        assert len(ids) == n == len(set(ids)) > 1
-    if knobs:
-        for part in TASKS[name].submission.split('|'):
-            assert os.path.getsize(os.path.join(folder, part)) > 20
+@pytest.mark.filterwarnings('ignore')
+def test_classes_are_scored_as_in_scikit_learn():
+    sklearn = pytest.importorskip('sklearn.metrics')
+    for targets, predictions in CLASSES:
+        f1 = sklearn.f1_score(targets, predictions, zero_division=0)
+        accuracy = sklearn.accuracy_score(targets, predictions)
+        expected = {'f1': f1, 'f1a': f1, 'accuracy': accuracy, 'f1_accuracy': (f1 + accuracy) / 2,
+                    'matthews': sklearn.matthews_corrcoef(targets, predictions)}
+        for name, value in expected.items():
+            assert METRICS[name](targets, predictions) == pytest.approx(value, abs=1e-12), name
+    targets, predictions = numbers.integers(0, 4, 50), numbers.integers(1, 5, 50)
+    assert METRICS['macro_f1'](targets, predictions) == pytest.approx(
+        sklearn.f1_score(targets, predictions, average='macro', zero_division=0))
 
 
-SLOWER = [pytest.param(name, marks=pytest.mark.slow) for name in ('mrpc', 'stsb', 'squad1', 'c3', 'cmrc')]
+@pytest.mark.parametrize('targets, predictions', [
+    *(numbers.normal(size=(2, n)) for n in (2, 3, 50)), numbers.integers(0, 6, (2, 200)) / 5,
+    numbers.normal(size=(2, 40)) * 1e-6 + 1e3, np.array([[1., 2, 3, 4], [1, 1, 1, 4]])])
+def test_correlations_are_scipys(targets, predictions):
+    scipy = pytest.importorskip('scipy.stats')
+    expected = {'pearson': scipy.pearsonr(targets, predictions)[0],
+                'spearman': scipy.spearmanr(targets, predictions)[0]}
+    expected['pearson_spearman'] = sum(expected.values()) / 2
+    for name, value in expected.items():
+        assert METRICS[name](targets, predictions) == pytest.approx(value, abs=1e-9), name
 
 
-@pytest.mark.parametrize('name', ['sst2', *SLOWER])
-def test_every_head_learns(name, run, chinese_run, tmp_path, finetune_here):
-    """Trained and evaluated on the same few examples, each head passes its majority baseline by far."""
-    files = published(tmp_path, name, n_train=16, n_dev=16)
-    for path in glob.glob(f'{tmp_path}/labelled/**/*dev*', recursive=True):
-        twin = path.replace('dev', 'train')
-        os.replace(twin, path)
-        os.link(path, twin)
-    trial, = finetune_here(f"--init_from={chinese_run if name in CHINESE else run}", f'--tasks={name}', files,
-                           f'--out_dir={tmp_path}/out', '--epochs=50', '--dropout=0', '--attention_dropout=0')
-    score, majority = (trial[kind][name][trial['metric']] for kind in ('scores', 'majority'))
-    assert score > 0.8 and score > majority + 0.15, (score, majority)
+def test_constants_have_no_correlation():
+    for name, constant in itertools.product(('matthews', 'pearson', 'spearman'), (0.0, 0.1, 1e9 / 3)):
+        assert METRICS[name](np.arange(7.), np.full(7, constant)) == 0
+        assert METRICS[name](np.full(7, constant), np.arange(7.)) == 0
+
+
+def test_multirc_is_scored_by_question():
+    """Questions of different paragraphs share numbers; answers of one need not be neighbours."""
+    ids = [(0, 0, 0), (1, 0, 0), (0, 0, 1), (0, 1, 2)]
+    examples = [Example(item, (), target) for item, target in zip(ids, [1, 1, 0, 1], strict=True)]
+    assert finetune.score(TASKS['multirc'], examples, [1, 1, 0, 0]) == pytest.approx(
+        {'accuracy': 3 / 4, 'f1a': 4 / 5, 'exact_question': 2 / 3})
+
+
+def squad_oracle(answers, prediction):
+    """(EM, F1) of a question by the official definition, as plainly as can be."""
+    def clean(text):
+        text = ''.join(c for c in text.lower() if c not in set(string.punctuation))
+        return [word for word in re.sub(r'\b(a|an|the)\b', ' ', text).split() if word]
+
+    def f1(a, b):
+        shared = sum(min(n, b.count(word)) for word, n in Counter(a).items())
+        if not a or not b:
+            return float(a == b)
+        return 2 * shared / len(b) * shared / len(a) / (shared / len(b) + shared / len(a)) if shared else 0.0
+    golds, guess = [clean(item) for item in answers if clean(item)] or [[]], clean(prediction)
+    return max(float(gold == guess) for gold in golds), max(f1(gold, guess) for gold in golds)
+
+
+def cmrc_oracle(answers, prediction):
+    """(EM, F1) of a question; its words must be between blanks or Chinese characters."""
+    marks = '-:_*^/\\~`+=，。：？！“”；’《》·、「」（）－～『』'
+
+    def clean(text):
+        return ''.join(c for c in text.lower().strip() if c not in marks)
+
+    def f1(a, b):
+        a, b = (re.sub('([\u4e00-\u9fa5])', r' \1 ', clean(text)).split() for text in (a, b))
+        longest = max([j - i for i in range(len(a)) for j in range(i + 1, len(a) + 1)
+                       if any(a[i:j] == b[k:k + j - i] for k in range(len(b)))], default=0)
+        return 2 * longest / (len(a) + len(b)) if longest else 0.0
+    return (max(float(clean(item) == clean(prediction)) for item in answers),
+            max(f1(item, prediction) for item in answers))
+
+
+ENGLISH = ['the', 'The', 'a', 'an', 'cat', 'Cat', 'cats', 'sat', 'U.S.', 'u.s', "john's", 'x-ray', 'Öl']
+MIXED = [*'中国北京大学，《》·-。', ' bert ', ' 2018 ', ' BERT ']
+
+
+@pytest.mark.parametrize('names, oracle, vocabulary, joint, empty', [
+    (('exact', 'f1_words'), squad_oracle, ENGLISH, ' ', 0.4),
+    (('exact_chinese', 'f1_characters'), cmrc_oracle, MIXED, '', 0)])
+def test_answers_are_scored_by_the_official_definition(names, oracle, vocabulary, joint, empty):
+    pick = random.Random(1)
+
+    def text(most):
+        return joint.join(pick.choices(vocabulary, k=pick.randint(1, most)))
+    scores = []
+    for _ in range(400):
+        answers = [] if pick.random() < empty else [text(6) for _ in range(pick.randint(1, 3))]
+        guess = pick.choice([pick.choice(answers or ['']), text(6), text(2), '' if empty else text(1)])
+        if oracle is cmrc_oracle and not all(map(finetune.chinese_tokens, answers)):
+            continue                                    # CMRC has no answers of punctuation alone
+        scores.append(oracle(answers, guess))
+        target = [[(answer, 0) for answer in answers]]
+        for name, score in zip(names, scores[-1], strict=True):
+            assert METRICS[name](target, [guess]) == pytest.approx(score), (answers, guess)
+    assert len(scores) > 250 and 0.1 < np.mean(scores, 0)[0] < np.mean(scores, 0)[1] < 0.9
+
+
+@pytest.mark.parametrize('metric, answers, prediction, exact, f1', [
+    ('words', ('cat', 'black cat'), 'a black cat', 1, 1),               # the best answer counts
+    ('words', ('to be or not to be',), 'to be be be', 0, 2 * 3 / 10),   # as often as they are in both
+    ('words', ('the', 'cat'), '', 0, 0),                                # an answer of articles is none
+    ('words', (), 'The', 1, 1), ('words', (), 'cat', 0, 0),
+    ('chinese', ('北京大学',), '北大学京', 0, 2 * 2 / 8),              # the run 大学; as a bag it would be 1
+    ('chinese', ('《BERT》 2018年',), 'bert 2018年', 1, 1),
+    ('chinese', ('bert模型',), 'BERTs模型', 0, 2 * 2 / 6), ('chinese', ('中 国',), '中国', 0, 1)])
+def test_answers_by_hand(metric, answers, prediction, exact, f1):
+    names = ('exact', 'f1_words') if metric == 'words' else ('exact_chinese', 'f1_characters')
+    target = [[(answer, 0) for answer in answers]]
+    assert [METRICS[name](target, [prediction]) for name in names] == pytest.approx([exact, f1])
+    if metric == 'chinese':
+        assert METRICS['exact_f1_chinese'](target, [prediction]) == pytest.approx((exact + f1) / 2)
+
+
+@pytest.mark.parametrize('text, tokens', [
+    ('于1,000.5米处v1.0。', ['于', '1,000.5', '米', '处', 'v1.0']), ('U.S.人', ['u.s', '.', '人']),
+    ('a,b (20%)', ['a', ',', 'b', '(', '20', '%', ')']), ('0.5-1', ['0.51']), ('ア・イの', ['ア・イの']),
+    ("john's", ['john', "'s"]), ('龙…—龙', ['龙', '…', '—', '龙']), ('  ，', [])])
+def test_words_in_chinese_are_those_of_nltk(text, tokens):
+    """Expected: what NLTKWordTokenizer of nltk 3.9 makes of the parts between Chinese characters."""
+    assert finetune.chinese_tokens(text) == tokens
 
 
 # ---- trials ----
 
-def weights(folder):
-    return train.read_checkpoint(glob.glob(os.path.join(folder, '*', '*', 'model.pt'))[0])['model']
-
-
-@pytest.mark.parametrize('knobs', [[], ['--keep_best=true', '--eval_interval=2', '--pooling=layerwise']])
-def test_a_trial_that_was_cut_off_ends_as_an_undisturbed_one(run, tmp_path, finetune_here, monkeypatch,
-                                                             knobs):
-    files = published(tmp_path, 'mrpc')
-    arguments = [f'--init_from={run}', '--tasks=mrpc', files, *knobs]
-    whole, = finetune_here(*arguments, f'--out_dir={tmp_path}/whole')
-    validate, calls = finetune.validate, []
-
-    def die(*details):
-        calls.append(details)
-        if len(calls) == 2:
-            raise KeyboardInterrupt
-        return validate(*details)
-
-    monkeypatch.setattr(finetune, 'validate', die)
-    with pytest.raises(KeyboardInterrupt):
-        finetune_here(*arguments, f'--out_dir={tmp_path}/cut')
-    assert not glob.glob(f'{tmp_path}/cut/*/*/result.json')
-    again, = finetune_here(*arguments, f'--out_dir={tmp_path}/cut')
-    one, other = weights(tmp_path / 'whole'), weights(tmp_path / 'cut')
-    assert all(torch.equal(one[key], other[key]) for key in one)
-    assert (whole['scores'], whole['best_step']) == (again['scores'], again['best_step'])
-
-
-def test_an_interrupt_keeps_finished_trials(run, tmp_path, finetune_here, monkeypatch, capsys):
-    """The trial under way is lost; the same command trains it and no other."""
-    arguments = [f'--init_from={run}', '--tasks=cola', published(tmp_path, 'cola'),
-                 f'--out_dir={tmp_path}/out', '--trials=2']
-    update, steps = train.update, []
-
-    def interrupted(*details):
-        steps.append(details)
-        if len(steps) == 8:                             # of 12, two trials of 6
-            signal.raise_signal(signal.SIGINT)
-        return update(*details)
-
-    monkeypatch.setattr(train, 'update', interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        finetune_here(*arguments)
-    assert [os.path.basename(os.path.dirname(path))[:6] for path in glob.glob(
-        f'{tmp_path}/out/*/*/result.json')] == ['cola_1']
-    trials = finetune_here(*arguments)
-    assert [trial['seed'] for trial in trials] == [1, 2] and len(steps) == 8 + 6
-    assert '2 trials, 1 of them finished before' in capsys.readouterr().out
-
-
-def test_half_precision(run, tmp_path, finetune_here):
-    files = published(tmp_path, 'rte', 'squad2', n_train=8, n_dev=4)
-    for dtype in ('bfloat16', 'float16'):
-        trials = finetune_here(f'--init_from={run}', '--tasks=rte,squad2', files,
-                               f'--out_dir={tmp_path}/{dtype}', f'--dtype={dtype}')
-        assert [trial['recipe']['dtype'] for trial in trials] == [dtype] * 2
-
-
-def test_a_finished_trial_is_not_repeated(run, tmp_path, finetune_here, capsys):
-    arguments = [f'--init_from={run}', '--tasks=cola,rte', published(tmp_path, 'cola', 'rte'),
-                 f'--out_dir={tmp_path}/out']
-    finetune_here(*arguments)
-    path = os.path.join(folder_of(tmp_path / 'out', 'cola_1'), 'result.json')
-    before = os.stat(path).st_mtime_ns
-    trials = finetune_here(*arguments, '--trials=2')
-    assert os.stat(path).st_mtime_ns == before and len(trials) == 4
-    assert '4 trials, 2 of them finished before' in capsys.readouterr().out
-
-
-def test_trials_of_other_recipes_data_or_weights_are_others(run, tokenizers, tmp_path, finetune_here, capsys):
-    """Each has a folder and a row of its own; the same files in another folder are the same data."""
-    files = published(tmp_path, 'cola')
-    plain = [f'--init_from={run}', '--tasks=cola', f'--out_dir={tmp_path}/out', '--epochs=1']
-    first, = finetune_here(*plain, files)
-    os.rename(tmp_path / 'labelled', tmp_path / 'moved')
-    moved = f'--data_dir={tmp_path}/moved'
-    assert finetune_here(*plain, moved) == [first]
-    capsys.readouterr()
-    assert len(finetune_here(*plain, moved, '--learning_rate=0.01')) == 2
-    out = capsys.readouterr().out
-    assert 'ours: run learning_rate=0.005' in out and 'ours: run learning_rate=0.01' in out
-    publish('cola', tmp_path / 'more', n_train=60)
-    trials = finetune_here(*plain, f'--data_dir={tmp_path}/more')
-    assert len(trials) == 3 and len({trial['data']['train'] for trial in trials}) == 2
-    other = pretrained(tmp_path / 'run', tokenizers['sentencepiece'], seed=5)
-    trials = finetune_here(f'--init_from={other}', *plain[1:], moved)
-    assert len(trials) == 4 and len({trial['weights'] for trial in trials}) == 2
-    assert len(set(map(finetune.row_names(trials).count, finetune.row_names(trials)))) == 1     # all differ
-    assert re.search(r'run learning_rate=0.005 [0-9a-f]{6} [0-9a-f]{6}\b', capsys.readouterr().out)
-
-
-def test_report_alone_shows_every_finished_trial(run, tmp_path, finetune_here, monkeypatch, capsys):
-    files, out = published(tmp_path, 'cola', 'rte'), f'--out_dir={tmp_path}/out'
-    finetune_here(f'--init_from={run}', '--tasks=cola', files, out, '--epochs=1')
-    trials = finetune_here(f'--init_from={run}', '--tasks=rte', files, out, '--epochs=1')
-    assert [trial['task'] for trial in trials] == ['cola', 'rte']
-    page = (tmp_path / 'out' / 'results.md').read_text()
-    os.remove(tmp_path / 'out' / 'results.md')
-    os.remove(tmp_path / 'out' / 'results.json')
-    monkeypatch.setattr(train, 'update', None)
-    capsys.readouterr()
-    assert finetune_here('--report=true', out, '--init_from=gone', '--data_dir=gone') == trials
-    assert (tmp_path / 'out' / 'results.md').read_text().split('\n', 1)[1] == page.split('\n', 1)[1]
-    assert '| ours: run |' in capsys.readouterr().out
-    with pytest.raises(UserError, match='no trial has finished'):
-        finetune_here('--report=true', f'--out_dir={tmp_path}/none')
-
-
-# ---- where weights come from ----
-
-def test_a_glob_of_folders_is_one_system_and_one_of_checkpoints_a_curve(tokenizers, tmp_path, capsys):
-    """Milestones alone, if the run has some: not what train.py keeps for resuming.  Commas join all kinds."""
-    english, chinese = tokenizers['sentencepiece'], tokenizers['character']
-    for seed in (7, 4):
-        for step in (1, 3):
-            pretrained(tmp_path / f'pair-{seed}', english, step, seed, (1,))
-    for step in (2, 4, 5):
-        pretrained(tmp_path / 'plain', chinese, step, 1)
-    (tmp_path / 'pair-7.log').write_text('')
-
-    def told(init_from, compare=''):
-        return [(source.init, source.step, source.run, source.run_seed) for source in finetune.find_sources(
-            init_from, compare)]
-
-    seeds = [('pair', 3, 'pair-4', 4), ('pair', 3, 'pair-7', 7)]
-    assert told(f'{tmp_path}/pair-*') == told(f'{tmp_path}/pair-[4,7]') == seeds
-    curve = [('plain', step, 'plain', None) for step in (2, 4, 5)]
-    assert told(f'{tmp_path}/plain/ckpt_*.pt') == curve
-    assert told(f'{tmp_path}/plain/*.pt,{tmp_path}/pair-?') == curve + seeds
-    assert told(f'{tmp_path}/pair-7,{tmp_path}/plain', f'{tmp_path}/pair-4') == [
-        ('pair-7', 3, 'pair-7', None), curve[-1], ('pair-4', 3, 'pair-4', None)]
-    assert capsys.readouterr().err == ''
-    assert told(f'{tmp_path}/pair-4/ckpt_*.pt') == [('pair-4', 1, 'pair-4', None)]
-    assert f'{tmp_path}/pair-4: the curve leaves out ckpt_0000003.pt' in capsys.readouterr().err
-    assert told(f'{tmp_path}/pair-4/ckpt_*.pt,{tmp_path}/pair-4')[1:] == [('pair-4', 3, 'pair-4', None)]
-
-
-@pytest.mark.parametrize('changes, message', [
-    ({'attention': 'shared'}, "seeds of one system; this run differs: attention is 'shared' there and 'orig"),
-    ({'step': 9}, 'step is 9 there and 3 here'), ({'seed': 1}, 'the same seed=1')])
-def test_runs_that_are_no_seeds_of_one_system_are_refused(tokenizers, tmp_path, changes, message):
-    pretrained(tmp_path / 'run-1', tokenizers['sentencepiece'], seed=1)
-    pretrained(tmp_path / 'run-2', tokenizers['sentencepiece'], **{'seed': 2, **changes})
-    with pytest.raises(UserError, match=message):
-        finetune.find_sources(f'{tmp_path}/run-*', '')
-
-
-@pytest.mark.parametrize('seed', [1, 2])
-def test_pretraining_seeds_from_before_a_field_was_added_and_after(tokenizers, tmp_path, seed):
-    for one in (1, 2):
-        pretrained(tmp_path / f'run-{one}', tokenizers['sentencepiece'], seed=one)
-    path = str(tmp_path / f'run-{seed}' / 'ckpt_0000003.pt')
-    content = train.read_checkpoint(path)
-    del content['model_config']['same_partition']
-    train.write_checkpoint(path, content)
-    assert [source.run_seed for source in finetune.find_sources(f'{tmp_path}/run-*', '')] == [1, 2]
-
-
-def test_the_baseline_is_one_system(run, tokenizers, tmp_path):
-    for name in 'ab':
-        pretrained(tmp_path / name, tokenizers['sentencepiece'])
-    with pytest.raises(UserError, match='several systems; name the baseline alone'):
-        finetune.find_sources(run, f'{tmp_path}/a,{tmp_path}/b')
-
-
-def test_pretraining_seeds_and_several_systems_in_one_command(run, tokenizers, tmp_path, finetune_here,
-                                                              monkeypatch, capsys):
-    """Every system has a row in every table.  The trials of a run are the same ones, whatever names it."""
-    for name in ('pair', 'plain'):
-        for seed in (1, 2):
-            pretrained(tmp_path / f'{name}-{seed}', tokenizers['sentencepiece'], seed=seed)
-    files, out = published(tmp_path, 'cola', n_train=8, n_dev=6), f'--out_dir={tmp_path}/out'
-    common = ['--tasks=cola', files, out, '--epochs=1']
-    trials = finetune_here(f'--init_from={tmp_path}/pair-*,{run}', f'--compare={tmp_path}/plain-*', *common,
-                           '--trials=2', '--noise=0:0.2:0.2')
-    assert [(trial['init'], trial['run_seed'], trial['seed']) for trial in trials] == [
-        *(('pair', *pair) for pair in itertools.product((1, 2), (1, 2))), ('run', None, 1), ('run', None, 2),
-        *(('plain', *pair) for pair in itertools.product((1, 2), (1, 2)))]
-    assert len(glob.glob(f'{tmp_path}/out/pair-1@3/cola_?_*')) == 2
-    page = capsys.readouterr().out
-    assert 'ours: pair, pretraining seed 2 |' in page and '## pair - plain, paired by seed' in page
-    noise = page[page.index('## Noise'):]
-    assert re.findall(r'^\| (.*), cola \| \S+ \(\S+\) \|', noise, re.M) == ['pair', 'plain', 'run']
-    monkeypatch.setattr(train, 'update', None)
-    trials = finetune_here(f'--init_from={tmp_path}/pair-1', *common)
-    assert [trial['run_seed'] for trial in trials if trial['init'] == 'pair-1'] == [None]
-    page = (tmp_path / 'out' / 'results.md').read_text()
-    finetune_here('--report=true', out)
-    assert (tmp_path / 'out' / 'results.md').read_text().split('\n', 1)[1] == page.split('\n', 1)[1]
-
-
-def test_two_starts_of_one_name_are_refused_before_anything_runs(run, tokenizers, tmp_path, finetune_here):
-    other = pretrained(tmp_path / 'run', tokenizers['sentencepiece'], seed=5)
-    later = pretrained(tmp_path / 'run', tokenizers['sentencepiece'], step=9, seed=5)
-    for arguments in ([f'--init_from={run}', f'--compare={other}'],
-                      [f'--init_from={later}', f'--compare={later}/ckpt_0000003.pt'],
-                      [f'--init_from={tmp_path}/*/ckpt_0000003.pt', f'--compare={run}']):
-        with pytest.raises(UserError, match='rename a folder'):
-            finetune_here(*arguments, '--tasks=cola', published(tmp_path, 'cola'),
-                          f'--out_dir={tmp_path}/out')
-    assert not glob.glob(f'{tmp_path}/out/*/*')
-
-
-def test_a_trial_lets_go_of_its_weights(run, tmp_path, finetune_here, monkeypatch):
-    made, build = [], finetune.make_classifier
-    monkeypatch.setattr(finetune, 'make_classifier', lambda *arguments: made.append(
-        weakref.ref(model := build(*arguments))) or model)
-    finetune_here(f'--init_from={run}', '--tasks=cola', published(tmp_path, 'cola', n_train=8),
-                  f'--out_dir={tmp_path}/out', '--trials=2')
-    gc.collect()
-    assert [reference() for reference in made] == [None] * 2
-
-
-def test_what_is_asked_for_later_is_added(run, tmp_path, finetune_here, monkeypatch):
-    """Noise levels add up, and nothing is trained again."""
-    files = published(tmp_path, 'cola')
-    arguments = [f'--init_from={run}', '--tasks=cola', files, f'--out_dir={tmp_path}/out']
-    finetune_here(*arguments, '--noise=0:0.2:0.2')
-    monkeypatch.setattr(train, 'update', None)
-    trial, = finetune_here(*arguments, '--noise=0.1:0.1:0.1', '--predict=test')
-    assert list(trial['noise']['cola']) == ['0', '0.2', '0.1']
-
-
-def test_all_files_are_read_before_the_first_trial(run, tmp_path, finetune_here, monkeypatch, capsys):
-    """Also those of the last task, of the test split, and of --predict=FILE."""
-    files = published(tmp_path, 'cola', 'rte', 'squad1')
-    monkeypatch.setattr(train, 'update', None)
-    arguments = [f'--init_from={run}', files, f'--out_dir={tmp_path}/out']
-    with pytest.raises(UserError, match='squad1: no test file'):
-        finetune_here(*arguments, '--tasks=cola,squad1', '--predict=test')
-    with pytest.raises(FileNotFoundError, match='gone.tsv'):
-        finetune_here(*arguments, '--tasks=cola', '--predict=gone.tsv')
-    path = tmp_path / 'labelled' / 'glue' / 'RTE' / 'test.tsv'
-    lines = path.read_text().splitlines()
-    path.write_text('\n'.join([*lines[:2], lines[2] + '\textra', *lines[3:]]))
-    with pytest.raises(UserError, match=r'test.tsv:3: missing columns: 4 cells, expected 3: index, '):
-        finetune_here(*arguments, '--tasks=cola,rte', '--predict=test')
-    os.remove(path.with_name('dev.tsv'))
-    with pytest.raises(UserError, match=r'RTE: no dev.tsv'):
-        finetune_here(*arguments, '--tasks=cola,rte')
-    assert not glob.glob(f'{tmp_path}/out/*/*')
-    with pytest.raises(TypeError):                      # train.update: now it would begin
-        finetune_here(*arguments, '--tasks=cola')
-    assert 'cola: train 24, dev 12 examples' in capsys.readouterr().out
-
-
-def test_a_named_file_is_predicted_beside_the_submission_and_scored(run, tmp_path, finetune_here, capsys):
-    arguments = [f'--init_from={run}', '--tasks=cola', published(tmp_path, 'cola'),
-                 f'--out_dir={tmp_path}/out']
-    trial, = finetune_here(*arguments, '--predict=test')
-    folder = folder_of(tmp_path / 'out', 'cola_1')
-    with open(os.path.join(folder, 'CoLA.tsv')) as file:
-        submission = file.read()
-    assert 'labelled examples' not in capsys.readouterr().out
-    finetune_here(*arguments, f'--predict={tmp_path}/labelled/glue/CoLA/dev.tsv')
-    out, points = capsys.readouterr().out, 100 * trial['scores']['cola']['matthews']
-    assert f'cola seed 1, 12 labelled examples: matthews {points:.2f}, accuracy' in out
-    with open(os.path.join(folder, 'CoLA.tsv')) as file:
-        assert file.read() == submission
-    with open(os.path.join(folder, 'dev.CoLA.tsv')) as file:
-        assert len(file.read().splitlines()) == 13
-
-
-def test_own_files_are_a_task_like_any_other(run, tmp_path, finetune_here, monkeypatch, capsys):
-    """Trials, differences, noise, a score and predictions of the test file; --report alone knows it too."""
-    monkeypatch.setitem(TASKS, 'custom', TASKS['custom'])
-    for split, n in (('train', 16), ('dev', 8), ('test', 3)):
-        rows = [f'"{("the parser", "a file")[i % 2]}, {i}",{("parser", "file")[i % 2]}\n' for i in range(n)]
-        (tmp_path / f'{split}.csv').write_text('text,class\n' + ''.join(rows))
-    files = [f'--{split}_file={tmp_path}/{split}.csv' for split in ('train', 'dev', 'test')]
-    arguments = ['--tasks=custom', *files, '--texts=text', '--label=class', f'--out_dir={tmp_path}/out',
-                 f'--init_from={run}', '--trials=2', '--noise=0.1:0.1:0.1', '--keep_best=true']
-    trial, other = finetune_here(*arguments)
-    assert set(trial['scores']['custom']) == {'accuracy', 'f1', 'matthews'} and trial['n_train'] == 16
-    assert trial['majority']['custom']['accuracy'] == 0.5 and trial['noise']['custom'] and other['seed'] == 2
-    out = capsys.readouterr().out
-    assert 'custom: train 16, dev 8, test 3 examples; classify: file, parser\n' in out
-    assert re.search(r'custom seed 2, 3 labelled examples: accuracy', out) and '| ours: run |' in out
-    with open(os.path.join(folder_of(tmp_path / 'out', 'custom_1'), 'predicted.csv')) as file:
-        lines = file.read().splitlines()
-    assert lines[0] == 'text,class,prediction' and lines[1].startswith('"the parser, 0",parser,')
-    assert len(lines) == 4 and {line.split(',')[-1] for line in lines[1:]} <= {'parser', 'file'}
-    finetune_here(*arguments, '--trials=1', '--cross=true', f'--predict={tmp_path}/dev.csv')
-    os.remove(os.path.join(folder_of(tmp_path / 'out', 'custom_1'), 'model.pt'))
-    finetune_here(*arguments)                           # as with keep_models=False: nothing is left to do
-    assert os.path.exists(os.path.join(folder_of(tmp_path / 'out', 'custom_1'), 'dev.predicted.csv'))
-    assert 'cross=True leaves out custom: no positive label is defined' in capsys.readouterr().err
-    assert finetune_here('--report', f'--out_dir={tmp_path}/out') == [trial, other]
-
-
-@pytest.mark.parametrize('label, columns, values', [
-    ('answer,start', ('q', 'text', 'answer', 'start'), ['who', 'the parser reads', 'parser', 4]),
-    ('score', ('q', 'text', 'score'), ['who', 'the parser reads', 2.5])])
-def test_own_spans_and_numbers(label, columns, values, run, tmp_path, finetune_here, monkeypatch):
-    monkeypatch.setitem(TASKS, 'custom', TASKS['custom'])
-    for split in ('train', 'dev', 'test'):
-        row = dict(zip(columns, values, strict=True))
-        rows = [{**row, 'score': i + 0.5} if label == 'score' else row for i in range(8)]
-        (tmp_path / f'{split}.jsonl').write_text(''.join(json.dumps(row) + '\n' for row in rows))
-    files = [f'--{split}_file={tmp_path}/{split}.jsonl' for split in ('train', 'dev', 'test')]
-    finetune.load_split.cache_clear()                   # by name of the task
-    trial, = finetune_here('--tasks=custom', *files, '--texts=q,text', f'--label={label}',
-                           f'--out_dir={tmp_path}/out', f'--init_from={run}')
-    assert trial['metric'] == {'score': 'pearson_spearman'}.get(label, 'f1_words')
-    folder = folder_of(tmp_path / 'out', 'custom_1')
-    rows = [json.loads(line) for line in Path(folder, 'predicted.jsonl').read_text().splitlines()]
-    assert len(rows) == 8 and all(list(row) == [*columns, 'prediction'] for row in rows)
-    kind = float if label == 'score' else str
-    assert all(type(row['prediction']) is kind for row in rows)
-
-
-def test_a_missing_checkpoint_is_not_looked_for_on_the_hub(tmp_path, finetune_here, monkeypatch):
-    monkeypatch.setattr(finetune, 'pretrained_encoder', None)
-    for name, command in (('out/quickstart', 'config/quickstart.py'), ('out/mine', '--out_dir=out/mine'),
-                          (str(tmp_path), f'--out_dir={tmp_path}')):
-        monkeypatch.chdir(tmp_path)
-        with pytest.raises(UserError, match=f'no checkpoint there; python train.py {command} makes it'):
-            finetune_here(f'--init_from={name}', '--tasks=cola', f'--out_dir={tmp_path}/out')
-
-
-def test_help_ends_with_the_tasks(monkeypatch, capsys):
-    monkeypatch.setattr(sys, 'argv', ['finetune.py', '--help'])
-    with pytest.raises(SystemExit):
-        finetune.main()
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith('usage') and sum(line.startswith('  --') for line in lines) > 40
-    assert {'pretraining', 'milestones', 'commas'} <= set(' '.join(lines[-len(TASKS) - 9:]).split())
-    rows = [line.split() for line in lines[-len(TASKS):]]
-    assert [row[0] for row in rows] == list(TASKS)
-    assert ' '.join(rows[0]) == 'cola glue glue/CoLA/ train.tsv dev.tsv test.tsv: matthews, accuracy'
-
-
-def test_extra_questions_come_first_and_in_a_trial_of_their_own(run, tmp_path, finetune_here):
-    """Each part with its own schedule, as in two commands; the plain trial shares neither folder nor row."""
-    files = published(tmp_path, 'squad1', n_train=12)
-    with open(tmp_path / 'labelled' / 'squad' / 'train-v1.1.json') as file:
-        extra = json.load(file)
-    question = extra['data'][0]['paragraphs'][0]['qas'][0]
-    question['answers'] = [{'text': 'nowhere to be found', 'answer_start': 0}]
-    (tmp_path / 'extra.json').write_text(json.dumps(extra))
-    arguments = [f'--init_from={run}', '--tasks=squad1', files, f'--out_dir={tmp_path}/out',
-                 '--log_interval=1', *PLAIN]
-    plain, = finetune_here(*arguments)
-    more, = (trial for trial in finetune_here(*arguments, f'--extra_train={tmp_path}/extra.json')
-             if 'n_extra_train' in trial)
-    assert more['n_train'] == plain['n_train'] == 12 and more['n_extra_train'] == 11
-    assert more['skipped']['extra_train'] == {finetune.NO_ANSWER: 1, finetune.ABSENT: 1}
-    assert more['data'].keys() - plain['data'].keys() == {'extra_train'}
-    page = (tmp_path / 'out' / 'results.md').read_text()
-    assert 'ours: run extra_train= |' in page and f'ours: run extra_train={tmp_path}/extra.json |' in page
-
-    def lines(folder):
-        with open(os.path.join(folder, 'metrics.jsonl')) as file:
-            return [line for line in map(json.loads, file) if line['kind'] != 'val']
-
-    alone, both = sorted(map(lines, glob.glob(f'{tmp_path}/out/*/squad1_1_*')), key=len)        # two folders
-    first = [line for line in both if line['kind'] == 'extra_train']
-    assert both[:len(first)] == first and [line['step'] for line in both] == [*range(1, len(both) + 1)]
-    assert [line['lr'] for line in both[len(first):]] == [line['lr'] for line in alone]
-    assert first[-1]['lr'] < first[0]['lr'] and both[len(first)]['loss'] != alone[0]['loss']
-    (tmp_path / 'extra.json').write_text(json.dumps({'data': extra['data'][1:]}))       # of the same name
-    assert len(finetune_here(*arguments, f'--extra_train={tmp_path}/extra.json')) == 3
-
-
-def test_seeds_change_the_head_and_the_order(run, tmp_path, finetune_here):
-    finetune_here(f'--init_from={run}', '--tasks=cola', published(tmp_path, 'cola'),
-                  f'--out_dir={tmp_path}/out', '--trials=2')
-    one, other = (train.read_checkpoint(os.path.join(folder_of(tmp_path / 'out', f'cola_{seed}'), 'model.pt'))
-                  for seed in (1, 2))
-    assert not torch.equal(one['model']['classifier.weight'], other['model']['classifier.weight'])
-    assert not torch.equal(one['model']['pooler.dense.weight'], other['model']['pooler.dense.weight'])
-
-
-@pytest.mark.parametrize('name', ['stsb', 'squad2', pytest.param('c3', marks=pytest.mark.slow)])
-def test_padding_to_the_block_changes_nothing(name, run, tmp_path, finetune_here):
-    arguments = [f'--init_from={run}', f'--tasks={name}', published(tmp_path, name), *PLAIN]
-    finetune_here(*arguments, f'--out_dir={tmp_path}/a')
-    finetune_here(*arguments, f'--out_dir={tmp_path}/b', '--pad_to_block=true')
-    start = train.read_checkpoint(train.newest_checkpoint(run))['model']
-    one, other = weights(tmp_path / 'a'), weights(tmp_path / 'b')
-    moved = {key: (one[key] - start[key]).abs().max() for key in one if key in start}
-    assert max(moved.values()) > 1e-4
-    assert all((one[key] - other[key]).abs().max() < 1e-6 for key in one)
-
-
-def test_longer_rows_than_pretrained(run, tokenizers, tmp_path, finetune_here):
-    longer = pretrained(tmp_path / 'rope', tokenizers['sentencepiece'], position='rope')
-    for source in (run, longer):
-        trial, = finetune_here(f'--init_from={source}', '--tasks=squad1', published(tmp_path, 'squad1'),
-                               '--block_size=96', f'--out_dir={tmp_path}/{os.path.basename(source)}')
-        assert trial['model']['block_size'] == 96
-
-
-def test_a_fine_tuned_model_is_a_start_too(run, tmp_path, finetune_here):
-    """As for RTE from MNLI: the encoder and the pooler go on, the classifier is new."""
-    files = published(tmp_path, 'mnli', 'rte')
-    finetune_here(f'--init_from={run}', '--tasks=mnli', files, f'--out_dir={tmp_path}/mnli')
-    source = glob.glob(f'{tmp_path}/mnli/*/*/model.pt')[0]
-    trial, = finetune_here(f'--init_from={source}', '--tasks=rte', files, f'--out_dir={tmp_path}/rte')
-    assert trial['init'] == f"{os.path.basename(os.path.dirname(source))}_model" and trial['step'] is None
-
-
-def test_a_bar_for_each_trial_on_a_terminal(run, tmp_path, finetune_here, capsys, monkeypatch):
-    """Of the first process of each machine; what stays are the lines of a file."""
-    arguments = [f'--init_from={run}', '--tasks=rte', published(tmp_path, 'rte', n_train=8, n_dev=6),
-                 '--log_interval=1']
-    finetune_here(*arguments, f'--out_dir={tmp_path}/file')
-    plain = capsys.readouterr()
-    with terminal() as texts:
-        finetune_here(*arguments, f'--out_dir={tmp_path}/terminal')
-    assert re.search(r'rte seed 1: .*\d/\d+ \[.*<.*step/s, loss=\d.*, accuracy=0', ''.join(texts))
-    shown, filed = ([line for line in lines if 'accuracy of' in line]
-                    for lines in (seen(texts), plain.out.splitlines()))
-    assert shown == filed and len(filed) == 2 and not plain.err
-    monkeypatch.setenv('LOCAL_RANK', '1')
-    with terminal() as texts:
-        assert list(train.progress([5], 1, 'step')) == [5]
-    assert texts == []
-
-
-def test_overrides_are_of_their_task_alone(run, tmp_path, finetune_here):
-    trials = finetune_here(f'--init_from={run}', '--tasks=cola,mrpc', published(tmp_path, 'cola', 'mrpc'),
-                           f'--out_dir={tmp_path}/out', '--overrides=cola.epochs=1 mrpc.metric=f1')
-    assert [(t['task'], t['epochs'], t['metric']) for t in trials] == [('cola', 1, 'matthews'),
-                                                                       ('mrpc', 2, 'f1')]
-
-
-def test_comparison_curve_noise_cross_and_time(run, tokenizers, tmp_path, finetune_here, capsys):
-    for step in (1, 5):
-        pretrained(tmp_path / 'many', tokenizers['sentencepiece'], step, seed=step)
-    trials = finetune_here(f'--init_from={tmp_path}/many/ckpt_*.pt', f'--compare={run}', '--tasks=mrpc,mnli',
-                           '--trials=2', published(tmp_path, 'mrpc', 'mnli', n_train=8, n_dev=6),
-                           '--epochs=1', f'--out_dir={tmp_path}/out',
-                           '--noise=0:0.4:0.2', '--cross=true')
-    assert [t['step'] for t in trials] == [1] * 4 + [5] * 4 + [3] * 4 and len(trials) == 12
-    for trial in trials:
-        noise = trial['noise'][trial['task']]
-        assert list(noise) == ['0', '0.2', '0.4']
-        assert noise['0'] == trial['scores'][trial['task']][trial['metric']]
-        assert set(trial['cross']) == {'mrpc', 'mnli'}
-        assert trial['cross'][trial['task']] == trial['scores'][trial['task']]['accuracy']
-        assert trial['seconds_per_epoch'] > 0
-    out = capsys.readouterr().out
-    page = (tmp_path / 'out' / 'results.md').read_text()
-    assert page.split('\n', 2)[2].strip() in out
-    assert out.count(' of 12: ') == 12
-    assert (tmp_path / 'out' / 'curve.png').stat().st_size > 1000
-    assert 'many - run, paired by seed' in page and 'reached at' in page and 'Trained on' in page
-
-
-def test_cross_task_labels_mean_yes_or_no(monkeypatch):
-    """A three-way model on two-way labels and the other way round: entailment is yes, all else is no."""
-    examples = [Example(i, ('a', 'b'), label) for i, label in enumerate([0, 0, 1, 1])]
-
-    def scores(name, predictions, others):
-        monkeypatch.setattr(finetune, 'predict_split', lambda *details: (np.array(predictions), []))
-        trial = SimpleNamespace(name=name, task=TASKS[name],
-                                split=lambda split, name: finetune.Split(examples, [], {}))
-        return finetune.cross_scores(trial, None, CPU, others)
-
-    assert scores('mnli', [0, 2, 1, 0], ['mnli', 'qnli', 'qqp']) == {       # qnli: yes is 0; qqp: yes is 1
-        'mnli': 0.5, 'qnli': 0.5, 'qqp': 0.5}
-    assert scores('mnli', [0, 0, 1, 2], ['mnli', 'qnli', 'qqp']) == {'mnli': 0.75, 'qnli': 1.0, 'qqp': 0.0}
-    assert scores('mrpc', [1, 1, 0, 0], ['mnli', 'mrpc']) == {'mnli': 1.0, 'mrpc': 0.0}
-
-
-def test_noise_has_its_share_of_the_mean_norm(run):
-    start = finetune.read_start(train.newest_checkpoint(run), '', True)
-    model = finetune.make_classifier(start, HEADS['classify'], settings(), 2).eval()
-    examples = [Example(i, ('some words ' * (i + 1),), 0) for i in range(7)]
-    features = HEADS['classify'].features(examples, start.tokenizer, 48, 16)
+LIKE_ANOTHER = {'mrpc', 'qqp', 'qnli', 'rte', 'sst2', 'boolq', 'squad1', 'cmnli', 'csl', 'iflytek', 'tnews',
+                'wsc', 'cmrc', 'afqmc'}
+
+
+@pytest.mark.parametrize('name', [pytest.param(name, marks=[pytest.mark.slow] * (name in LIKE_ANOTHER))
+                                  for name in PUBLISHED])
+def test_every_task_from_its_records_to_its_predictions(name, trial):
+    result = trial(name, predict='test' if 'test' in ' '.join(TASKS[name].splits) else '')
+    columns = [name, 'mnli_mm'] if name == 'mnli' else [name]
+    for kind in ('scores', 'majority'):
+        assert {column: tuple(found) for column, found in result[kind].items()} == dict.fromkeys(
+            columns, TASKS[name].metrics)
+    assert result['n'][name] == [24, 12] if name == 'chid' else [12, 6]
+    for column in columns:
+        text, = [path.read_text() for path in result['folder'].glob(f'{column}.*')]
+        if TASKS[name].hub.startswith('nyu-mll'):
+            lines = [line.split('\t') for line in text.splitlines()]
+            assert lines[0] == ['index', 'prediction'] and [line[0] for line in lines[1:]] == list('012345')
+            assert {line[1] for line in lines[1:]} <= {*TASKS[name].labels} or name == 'stsb'
+        elif name in ('squad1', 'squad2', 'cmrc', 'chid'):
+            assert [*json.loads(text)][0] == ('#idiom000000#' if name == 'chid' else 'Q0')
+        else:
+            rows = [json.loads(line) for line in text.splitlines()]
+            assert [*rows[1]] == ['idx' if name in ('boolq', 'multirc') else 'id', 'label'] and len(rows) == 6
+    tested = sorted(path.name.split('.')[0] for path in result['folder'].glob('test_*'))
+    assert tested == ([] if name.startswith('squad') else [*map('test_{}'.format, columns)])
+
+
+@pytest.mark.parametrize('name, rate, epochs, least', [
+    ('cola', 2e-2, 8, 0.9), ('stsb', 1e-2, 15, 0.8), ('c3', 5e-3, 25, 0.8),
+    pytest.param('squad1', 5e-3, 20, 0.5, marks=pytest.mark.slow)])
+def test_a_head_learns(name, rate, epochs, least, trial, tmp_path):
+    """Trained and evaluated on the same examples, it passes the majority by far."""
+    write_copy(tmp_path, name, made(name, 24, shared=True))
+    result = trial(name, data_dir=tmp_path, learning_rate=rate, epochs=epochs)
+    assert result['scores'][name][result['metric']] > max(least, result['majority'][name][result['metric']])
+
+
+def test_the_same_command_gives_the_same_weights(trial, stage):
+    """Another seed, dropout, number of examples or pooling others; batch_size and what is free the same."""
+    plain = {'dropout': 0, 'attention_dropout': 0, 'adam_eps': 1, 'learning_rate': 0.1}     # as plain descent
+    first = trial('rte', **plain)
+    assert same(weights(first), weights(trial('rte', 'again', log_interval=1, **plain)))
+    halves = weights(trial('rte', 'halves', batch_size=4, **plain))
+    assert all(torch.allclose(x, halves[key], atol=1e-6) for key, x in weights(first).items())
+    for out, changes in (('a', {'seed': 2}), ('b', {'dropout': 0.5}), ('c', {'train_samples': 9}),
+                         ('d', {'pooling': 'first'}), ('e', {'overrides': 'rte.learning_rate=1e-3'}),
+                         ('f', {'attention_dropout': 0.5})):
+        result = trial('rte', out, **{**plain, **changes})
+        assert not same(weights(first), weights(result)), changes
+    assert trial('rte', 'g', train_samples=9, eval_samples=4)['n'] == {'rte': [9, 4]}
+
+
+def test_a_finished_trial_is_kept_and_another_recipe_refused(trial, stage, run, copies, tmp_path):
+    command = {'init_from': run, 'data_dir': copies, 'tasks': 'rte', 'out_dir': tmp_path / 'out', **QUICK}
+    first = trial('rte')
+    before = (first['folder'] / 'result.json').stat().st_mtime_ns
+    again = trial('rte')
+    assert (again['folder'] / 'result.json').stat().st_mtime_ns == before and again['date'] == first['date']
+    line = refused(stage('finetune', *words(**{**command, 'epochs': 2, 'seed': 7})))
+    assert 'epochs=1, this' in line and 'out_dir' in line
+    other = Path(pretrained(tmp_path / 'base', seed=1))         # of the same name and step
+    line = refused(stage('finetune', *words(**{**command, 'init_from': other})))
+    assert 'other weights' in line
+
+
+def test_noise_and_predictions_of_a_finished_trial(trial, run, tmp_path):
+    """With epochs=0 its weights, scores and names stay; noise has the stated norm."""
+    first = trial('sst2', init_from=f'{run}/ckpt_0000003.pt')
+    (tmp_path / 'new.csv').write_text('sentence,note\nthe river good,1\n"a ""house"" bad",2\n')
+    result = trial('sst2', 'noise', init_from=first['folder'], trials=4, epochs=0, noise='0,0.5,20',
+                   predict=tmp_path / 'new.csv')
+    assert same(weights(first), weights(result)) and result['scores'] == first['scores']
+    assert [result[key] for key in ('run', 'step', 'seed')] == ['base', 3, 1]
+    assert result['folder'] == tmp_path / 'noise' / 'base@3' / 'sst2_1'
+    assert [*result['noise']] == ['0', '0.5', '20']
+    assert result['noise']['0'] == first['scores']['sst2']['accuracy']
+    lines = (result['folder'] / 'predicted_new.csv').read_text().splitlines()
+    assert lines[0] == 'sentence,note,prediction' and lines[2].startswith('"a ""house"" bad",2,')
+    assert lines[1].split(',')[2] in '01'
+
+
+def test_the_norm_of_the_noise(run, tokenizer):
+    model, _ = finetune.make_model(f'{run}/ckpt_0000003.pt', TASKS['cola'], 1, knobs())
+    examples = [Example(i, ('the river ' * i,), 0) for i in range(1, 6)]
+    data = Split(TASKS['cola'], examples, finetune.text_features(examples, tokenizer, 48, 16))
+    batch, seen = collate(data.features, SPECIAL), []
     with torch.no_grad():
-        embedded = [model.encoder.embed(torch.from_numpy(f.rows[0][0].astype(np.int64))[None])[0]
-                    for f in features]
-        mean = torch.cat(embedded).norm(dim=-1).mean()
-        hook = finetune.add_noise(model, features, (start.tokenizer.special,), CPU, 0.25)
-        for f, plain in zip(features, embedded, strict=True):
-            noise = model.encoder.embed(torch.from_numpy(f.rows[0][0].astype(np.int64))[None])[0] - plain
-            assert (noise.norm(dim=-1) - 0.25 * mean).abs().max() < 1e-4
-        hook.remove()
+        plain = model.encoder.embed(batch['ids'], batch['segments'])
+        hook = finetune.add_noise(model.eval(), data, tokenizer.special, CPU, 0.3)
+        model.encoder.dropout.register_forward_hook(lambda module, inputs, x: seen.append(x))
+        model(batch['ids'], batch['segments'], batch['attention_mask'])
+    hook.remove()
+    norms = (seen[0] - plain).norm(dim=-1)
+    wanted = 0.3 * plain.norm(dim=-1)[batch['attention_mask']].mean()
+    assert torch.allclose(norms, wanted.expand_as(norms), rtol=1e-4)
 
 
-def test_evaluation_is_that_of_single_rows(run):
-    start = finetune.read_start(train.newest_checkpoint(run), '', True)
-    model = finetune.make_classifier(start, HEADS['classify'], settings(), 3)
-    examples = [Example(i, ('to be ' * (1 + 7 * i % 11), 'or not'), 0) for i in range(150)]
-    features = HEADS['classify'].features(examples, start.tokenizer, 48, 16)
-    outputs = finetune.run_head(model, features, stand_in(HEADS['classify']), CPU)
-    assert model.training and len(outputs) == 150
-    with torch.no_grad():
-        for feature, output in list(zip(features, outputs, strict=True))[::17]:
-            ids = torch.from_numpy(feature.rows[0][0].astype(np.int64))[None]
-            wanted = model.eval()(ids, (torch.arange(ids.size(1)) >= feature.rows[0][1]).long()[None])[0]
-            assert np.abs(np.array(output) - wanted.numpy()).max() < 1e-5
+def test_cross_tasks_are_reduced_to_yes_and_no(stage, run, copies, tmp_path):
+    """MNLI's positive class is 0, QQP's 1."""
+    done = stage('finetune', *words(init_from=run, data_dir=copies, tasks='mnli,qqp', cross=True,
+                                    out_dir=tmp_path, **QUICK))
+    assert done.code == 0, done
+    result = json.loads((tmp_path / 'base' / 'mnli_1' / 'result.json').read_text())
+    model = train.read_checkpoint(tmp_path / 'base' / 'mnli_1' / 'model.pt')
+    twin = HEADS['classify'].model(EncoderConfig(**model['model_config']))
+    twin.load_state_dict(model['model'])
+    k, words_ = knobs(data_dir=copies), load_tokenizer(run)
+    data = finetune.load_split(TASKS['qqp'], 'dev', words_, 48, k)
+    says = finetune.predict_split(twin, data, words_.special, k, CPU)
+    hits = [(guess == 0) == (example.label == 1) for guess, example in zip(says, data.examples, strict=True)]
+    assert result['cross']['qqp'] == pytest.approx(np.mean(hits))
+    assert result['cross']['mnli'] == result['scores']['mnli']['accuracy']
 
 
-def test_majority_is_the_most_frequent_training_label():
-    examples = [Example(i, ('a',), label) for i, label in enumerate([1, 1, 0])]
-    assert finetune.majority_of('cola', examples, 4) == [1] * 4
-    assert finetune.majority_of('stsb', examples, 2) == [2 / 3] * 2
-    spans = [Example(i, ('q', 'c'), label) for i, label in enumerate([(), (('x', 0),), ()])]
-    assert finetune.majority_of('squad2', spans, 2) == ['', '']
+def test_keep_best_keeps_the_best_weights(trial, tmp_path):
+    """With a rate that spoils them in the end the reported score is the best that was logged."""
+    write_copy(tmp_path, 'stsb', made('stsb', 24, shared=True))
+    result = trial('stsb', data_dir=tmp_path, keep_best=True, epochs=20, learning_rate=2e-2)
+    lines = [json.loads(line) for line in (result['folder'] / 'metrics.jsonl').read_text().splitlines()]
+    logged = [line['pearson_spearman'] for line in lines if line['kind'] == 'val']
+    assert len(logged) == 20
+    assert result['scores']['stsb']['pearson_spearman'] == pytest.approx(max(logged))
+    assert max(logged) > logged[-1]
 
 
-# ---- processes ----
+def test_the_pooler_of_a_trial_goes_on(trial, tmp_path):
+    """So does the classifier, where it has as many classes; a trial keeps its seed."""
+    first = trial('rte', seed=3)
+    k, start = knobs(), weights(first)
+    model, _ = finetune.make_model(str(first['folder'] / 'model.pt'), TASKS['mnli'], 1, k)
+    model = model.state_dict()
+    assert torch.equal(model['pooler.dense.weight'], start['pooler.dense.weight'])
+    assert model['classifier.weight'].shape[0] == 3
+    model, _ = finetune.make_model(str(first['folder'] / 'model.pt'), TASKS['qqp'], 1, k)
+    assert torch.equal(model.state_dict()['classifier.weight'], start['classifier.weight'])
+    result = trial('qqp', 'next', init_from=first['folder'], trials=2)
+    assert (result['run'], result['seed'], result['folder'].name) == ('base', 3, 'qqp_3')
 
-def test_two_processes_give_the_trials_of_one(run, tmp_path, finetune_here, monkeypatch, capsys):
-    """To the bit; each takes every second trial, and the one that finds all finished reports."""
-    files = published(tmp_path, 'cola', 'squad2', n_train=12)
-    arguments = [f'--init_from={run}', '--tasks=cola,squad2', files]
-    one = finetune_here(*arguments, f'--out_dir={tmp_path}/one')
-    capsys.readouterr()
-    for rank in (0, 1):
-        for key, value in (('RANK', rank), ('LOCAL_RANK', rank), ('WORLD_SIZE', 2)):
-            monkeypatch.setenv(key, str(value))
-        two = finetune_here(*arguments, f'--out_dir={tmp_path}/two')
-        assert len(two) == 1 + rank and ('## Every metric' in capsys.readouterr().out) == bool(rank)
-    assert [trial['scores'] for trial in one] == [trial['scores'] for trial in two]
-    for name in ('cola_1', 'squad2_1'):
-        folders = [folder_of(tmp_path / part, name) for part in ('one', 'two')]
-        texts = [Path(folder, 'predictions.jsonl').read_text() for folder in folders]
-        assert texts[0] == texts[1] and os.path.basename(folders[0]) == os.path.basename(folders[1])
+
+def test_a_loss_that_is_not_finite_is_said(stage, run, copies, tmp_path):
+    line = refused(stage('finetune', *words(**{**QUICK, 'tasks': 'cola', 'init_from': run, 'data_dir': copies,
+                                               'out_dir': tmp_path, 'learning_rate': 1e38, 'epochs': 4})))
+    assert 'cola_1' in line and 'not finite' in line and not [*tmp_path.glob('*/*/result.json')]
 
 
 @pytest.mark.slow
-def test_torchrun_shares_the_trials(run, tmp_path):
-    arguments = ['finetune.py', *QUICK, f'--init_from={run}', '--tasks=cola', published(tmp_path, 'cola')]
-    done = torchrun(*arguments, '--trials=3', f'--out_dir={tmp_path}/out')
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count('of 2: ') == 2 and done.stdout.count('of 1: ') == 1
-    assert done.stdout.count('## Every metric') >= 1
+def test_processes_share_the_trials(run, copies, tmp_path):
+    """Two processes of torchrun write what one writes."""
+    given = {**QUICK, 'init_from': run, 'data_dir': copies, 'tasks': 'cola,rte', 'trials': 2}
+    done = torchrun('finetune.py', *words(**given, out_dir=tmp_path / 'two'))
+    assert done.code == 0 and '## Scores' in (tmp_path / 'two' / 'results.md').read_text(), done
+    assert torchrun('finetune.py', *words(**given, out_dir=tmp_path / 'one'), n=1).code == 0
+    for name in ('cola_1', 'cola_2', 'rte_1', 'rte_2'):
+        one, two = (train.read_checkpoint(tmp_path / out / 'base' / name / 'model.pt')
+                    for out in ('one', 'two'))
+        assert same(one['model'], two['model'])
 
 
-@pytest.mark.slow
-def test_a_signal_ends_a_real_process_with_its_status(run, tmp_path):
-    arguments = ['finetune.py', *QUICK, f'--init_from={run}', '--tasks=cola', published(tmp_path, 'cola'),
-                 f'--out_dir={tmp_path}/out', '--epochs=4000', '--log_interval=5']
-    process = subprocess.Popen([sys.executable, *arguments], cwd=ROOT, text=True, stdout=subprocess.PIPE,
-                               stderr=subprocess.PIPE)
-    while ' step 5/' not in process.stdout.readline():
-        assert process.poll() is None
-    process.send_signal(signal.SIGTERM)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == -signal.SIGTERM and 'Traceback' not in err
+# ---- files of your own ----
+
+COLOURS = {'red': ['stone', 'good'], 'green': ['garden', 'river'], 'blue': ['teacher', 'quick']}
 
 
-# ---- what a user can get wrong ----
+def rows_of(n, seed=1):
+    """Easy rows of three classes, named by one of their words."""
+    pick, rows = random.Random(seed), []
+    for i in range(n):
+        label = sorted(COLOURS)[i % 3]
+        rows.append({'title': ' '.join([*pick.choices(['the', 'a', 'house', 'walks', 'reads'], k=5),
+                                        pick.choice(COLOURS[label])]), 'class': label})
+    return rows
 
-@pytest.mark.parametrize('arguments, message', [
-    (['--tasks=colla'], "tasks='colla': choose one of"),
-    (['--tasks='], 'tasks='), (['--paper=smith'], "paper='smith': choose one of"),
-    (['--init_from=nowhere'], 'nowhere: neither a checkpoint nor a BERT'),
-    (['--init_from=out/nowhere'], 'no checkpoint there'),
-    (['--init_from=nowhere/*.pt'], 'no such file'),
-    (['--noise=0.4'], "noise='0.4': write first:last:step"), (['--noise=0:1:0'], 'noise'),
-    (['--overrides=cola.epoch=1'], 'overrides'), (['--overrides=epochs=1'], 'overrides'),
-    (['--overrides=cola.epochs=x'], 'epochs'),
-    (['--overrides=cola.epochs=0'], 'epochs=0: must be at least 1'),
-    (['--schedule=up'], 'schedule'), (['--keep_best=2'], 'keep_best'), (['--compare=gone'], 'neither'),
-    (['--pooling=mean'], 'pooling'), (['--out_dir='], 'out_dir'), (['--min_lr=1'], 'min_lr'),
-    (['--metric=f9'], 'metric'),
-    (['--block_size=7'], 'block_size'), (['--data_dir=nowhere'], 'nowhere'),
-    (['--tokenizer=nowhere'], 'nowhere'), (['--predict=gone.tsv'], 'gone.tsv'),
-    (['--learning_rate=0'], 'learning_rate'), (['--dropout=1'], 'dropout'), (['--trials=0'], 'trials'),
-    (['--beta1=1'], 'beta1'), (['--predict=x.tsv', '--tasks=cola,rte'], 'a file is of one task'),
+
+def write(path, rows):
+    lines = [','.join(rows[0]), *(','.join(map(str, row.values())) for row in rows)]
+    path.write_text('\n'.join(lines) + '\n')
+    return path
+
+
+@pytest.fixture
+def own(tmp_path):
+    """own(train text, suffix='.csv', **knobs) -> the row `custom` of TASKS and its knobs."""
+    def make(text, dev='', suffix='.csv', **changes):
+        folder = tmp_path / str(len([*tmp_path.iterdir()]))
+        folder.mkdir()
+        (folder / f'train{suffix}').write_text(text)
+        (folder / f'dev{suffix}').write_text(dev)
+        k = knobs(**{'train_file': str(folder / f'train{suffix}'), 'data_dir': '',
+                     'dev_file': str(folder / f'dev{suffix}') if dev else '',
+                     'texts': 'text', 'label': 'class', **changes})
+        return finetune.custom_task(k), k
+    return make
+
+
+def test_the_example_of_the_readme_learns(trial, tmp_path):
+    """200 easy rows of three classes, with the knobs of README's command."""
+    a, b = write(tmp_path / 'a.csv', rows_of(200)), write(tmp_path / 'b.csv', rows_of(60, 2))
+    result = trial('custom', train_file=a, dev_file=b, texts='title', label='class', learning_rate=1e-3,
+                   epochs=10, total_batch=16, batch_size=16,
+                   init_from=pretrained(tmp_path / 'wide', n_embd=128, n_inner=256))
+    assert result['majority']['custom']['accuracy'] < 0.4 and result['scores']['custom']['accuracy'] > 0.9
+
+
+def test_classes_and_numbers_of_your_own(own):
+    task, k = own('text,class\na,not red\nb,green\nc,Green\n')
+    assert (task.head, task.labels) == ('classify', ('Green', 'green', 'not red'))
+    alone = task._replace(files=(('train', k.train_file),))
+    assert finetune.load_examples(alone, 'train', k)[0] == [
+        Example(0, ('a',), 2), Example(1, ('b',), 1), Example(2, ('c',), 0)]
+    assert own('text,class\na,1\nb,2\nc,10\n')[0].labels == ('1', '10', '2')
+    lines = '{"text": "a", "class": 0}\n{"text": "b", "class": 1}\n'
+    assert own(lines, suffix='.jsonl')[0].labels == ('0', '1')
+    task, k = own('text\tclass\n"a\t100\nb"\t300.0\nc\t500\n', 'text\tclass\nd\t350\n', '.tsv')
+    assert task.head == 'regress' and task.scale == (300, 200)
+    assert finetune.load_examples(task, 'train', k)[0][0] == Example(0, ('"a',), -1)
+    assert finetune.load_examples(task, 'dev', k)[0] == [Example(0, ('d',), 0.25)]
+
+
+def test_numbers_are_predicted_in_their_own_scale(tmp_path):
+    task = TASKS['stsb']._replace(hub='', scale=(300.0, 200.0), texts=('text',))
+    (tmp_path / 'new.tsv').write_text('text\tnote\na "b\t1\n')
+    finetune.write_predictions(str(tmp_path / 'out'), Split(task, [Example(0, ('a "b',))], []), [0.5],
+                               str(tmp_path / 'new.tsv'))
+    assert (tmp_path / 'out.tsv').read_text() == 'text\tnote\tprediction\na "b\t1\t400.0\n'
+
+
+def test_a_seventh_is_held_out_by_its_text(own):
+    rows = ''.join(f'text {i % 300},{i % 2}\n' for i in range(600))
+    task, k = own('text,class\n' + rows)
+    train_set, dev = ({one.texts for one in finetune.load_examples(task, split, k)[0]}
+                      for split in task.splits)
+    assert not train_set & dev and len(train_set | dev) == 300 and 25 < len(dev) < 65
+
+
+GOOD = ''.join(f'a {i},{("red", "green")[i % 2]}\n' for i in range(200))
+HEAD = 'text,class\n'
+
+
+@pytest.mark.parametrize('train_text, dev, changes, message', [
+    (HEAD + GOOD, '', {'label': 'clas'}, r"train.csv: no column 'clas', it has \['text', 'class'\]"),
+    ('text, class\na,b\n', '', {}, r"no column 'class', it has \['text', ' class'\]"),
+    (HEAD + GOOD, 'text,label\na,red\n', {}, "dev.csv: no column 'class'"),
+    ('text,text,class\na,b,c\n', '', {}, r"two columns have the same name: \['text', 'text', 'class'\]"),
+    (HEAD + 'a,1.5\nb,2.5\nc,n/a\nd,3\n', '', {}, "csv, line 4: 'class' is 'n/a', a number in most rows"),
+    (HEAD + 'a,0\nb,1\nc,n/a\n', '', {}, "line 4: 'class' is 'n/a'"),
+    (HEAD + 'a,red\n' * 5, '', {}, 'has 1 class, two are needed'),
+    (HEAD, '', {}, 'has 0 class'), ('', '', {}, 'has 0 class'), (HEAD + GOOD, HEAD, {}, 'no rows for dev'),
+    (HEAD + '"a,red\nb,green\n', '', {}, "train.csv: cannot be read: Error\\('unexpected end"),
+    (HEAD + GOOD, HEAD + 'a,pink\n', {}, r"dev.csv, line 2: label 'pink' is not in .* \(1 of 1 rows are bad"),
+    (HEAD + GOOD + 'b\nb\nb\n', HEAD + 'a,red\n', {}, r'train.csv, line 202: 1 cells, not 2 \(3 of 203'),
+    (HEAD + GOOD, HEAD + 'a,red,x\n', {}, 'dev.csv, line 2: 3 cells, not 2'),
+    ('\x1b[31mtext,class\na,b\n', '', {}, r"it has \['\\x1b\[31mtext', 'class'\]"),
+    ('{"text": 5, "class": "a"}\n{"text": "b", "class": "b"}\n', '', {'suffix': '.jsonl'},
+     "train.jsonl, line 1: 'text' is 5, not a text"),
+    ('{"text": "b", "class": "b"}\n{"text": "b", "class": "a"}\n{"text"\n', '', {'suffix': '.jsonl'},
+     'train.jsonl, line 3: broken JSON'),
+    (HEAD + GOOD, '', {'texts': ''}, 'tasks=custom needs --train_file=FILE'),
+    (HEAD + GOOD, '', {'texts': 'a,b,c'}, 'tasks=custom needs'),
+    (HEAD + 'a,0.5\nb,1.5\n', HEAD + 'a,high\n', {}, 'dev.csv, line 2: could not convert'),
+    (HEAD + 'a,0.5\nb,1.5\n', HEAD + 'a,nan\n', {}, "dev.csv, line 2: label 'nan' is not finite"),
+    (HEAD + GOOD, HEAD + 'a,\n', {}, 'dev.csv, line 2: no label'),
 ])
-def test_bad_input_gets_one_line(run, tmp_path, finetune_here, arguments, message):
-    files = published(tmp_path, 'cola', n_train=4, n_dev=4)
-    with pytest.raises((UserError, OSError), match=message) as caught:
-        finetune_here(f'--init_from={run}', '--tasks=cola', files, f'--out_dir={tmp_path}/out', *arguments)
-    assert '\n' not in str(caught.value)
+def test_mistakes_in_a_file_are_one_line(train_text, dev, changes, message, own):
+    with pytest.raises(UserError, match=message) as error:
+        task, k = own(train_text, dev, **changes)
+        for split in task.splits:
+            finetune.load_examples(task, split, k)
+    assert '\n' not in str(error.value) and '\x1b' not in str(error.value) and len(str(error.value)) < 400
 
 
-def test_exit_status_of_a_mistake(run, tmp_path):
-    line = refused(stage('finetune.py', f'--init_from={run}', '--tasks=cola', f'--data_dir={tmp_path}',
-                         f'--out_dir={tmp_path}/o'))
-    assert 'CoLA' in line and '--data_dir' in line
+def test_up_to_one_percent_of_bad_rows_is_left_out_and_said(trial, tmp_path):
+    """Also in results.md."""
+    path, bad = tmp_path / 'a.csv', 'a short row\n'
+    path.write_text(HEAD + GOOD + bad + bad)
+    dev = tmp_path / 'b.csv'
+    dev.write_text(HEAD + GOOD.replace('red', 'pink', 1))
+    result = trial('custom', train_file=path, dev_file=dev, texts='text', label='class', train_samples=16)
+    assert result['n'] == {'custom': [16, 199]}
+    notes = [f'custom train: 2 of 202 rows are bad and left out; the first: {path}, line 202: 1 cells, not 2',
+             f"custom dev: 1 of 200 rows are bad and left out; the first: {dev}, line 2: label 'pink' is not"]
+    report = (tmp_path / 'out' / 'results.md').read_text()
+    assert all(note in report and note in result['printed'].err for note in notes)
 
 
-def test_a_diverging_trial_is_named(run, tmp_path, finetune_here):
-    with pytest.raises(UserError, match=r'cola seed 1: loss or gradient norm of step \d+ is not finite'):
-        finetune_here(f'--init_from={run}', '--tasks=cola', published(tmp_path, 'cola'),
-                      f'--out_dir={tmp_path}/out', '--learning_rate=1e30', '--warmup_fraction=0',
-                      '--epochs=20')
+@pytest.mark.parametrize('given, message', [
+    ({'tasks': 'rte,cola', 'predict': 'FILE'}, 'a file is of one task'),
+    ({'tasks': 'sst2', 'predict': 'FILE'}, "has a column 'prediction' already"),
+    ({'tasks': 'sst2', 'predict': 'a.txt'}, 'choose one of .csv, .tsv, .jsonl, .json'),
+    ({'tasks': 'colla'}, 'choose one of cola, sst2'), ({'paper': 'devlin'}, 'choose one of '),
+    ({'noise': '0:1'}, 'write fractions'), ({'overrides': 'rte.trials=3'}, 'that knob is one for all tasks'),
+    ({'overrides': 'rta.epochs=3'}, "TASK='rta': choose"), ({'metric': 'f1'}, 'choose one of , accuracy'),
+    ({'schedule': 'steps'}, 'choose one of linear'), ({'pooling': 'mean'}, 'choose one of cls'),
+    ({'epochs': 0}, 'epochs=0 evaluates finished trials'),
+    ({'init_from': 'out/nothing'}, 'no checkpoint there'),
+])
+def test_a_mistake_on_the_command_line_is_one_line(given, message, stage, run, copies, tmp_path):
+    file = write(tmp_path / 'p.csv', [{'sentence': 'a', 'prediction': 'b'}])
+    given = {key: file if value == 'FILE' else value for key, value in given.items()}
+    line = refused(stage('finetune', *words(**{'tasks': 'rte', 'init_from': run, 'data_dir': copies,
+                                               'out_dir': tmp_path / 'out', **QUICK, **given})))
+    assert message in line
 
 
-def test_a_damaged_result_is_named(run, tmp_path, finetune_here):
-    arguments = [f'--init_from={run}', '--tasks=cola', published(tmp_path, 'cola'),
-                 f'--out_dir={tmp_path}/out']
-    finetune_here(*arguments)
-    path = os.path.join(folder_of(tmp_path / 'out', 'cola_1'), 'result.json')
-    for text in ('{', '[]', '{"scores": {}}'):
-        with open(path, 'w') as file:
-            file.write(text)
-        with pytest.raises(UserError, match='result.json: damaged, or of an earlier version'):
-            finetune_here(*arguments)
+# ---- the report ----
+
+GLUE = {'mrpc': 'f1_accuracy', 'cola': 'matthews', 'mnli': 'accuracy', 'qqp': 'accuracy', 'rte': 'accuracy',
+        'stsb': 'pearson_spearman', 'qnli': 'accuracy', 'sst2': 'accuracy'}
 
 
-def test_a_model_that_was_not_kept_is_asked_for(run, tmp_path, finetune_here):
-    arguments = [f'--init_from={run}', '--tasks=cola', published(tmp_path, 'cola'),
-                 f'--out_dir={tmp_path}/out']
-    finetune_here(*arguments, '--keep_models=false')
-    with pytest.raises(UserError, match='model.pt: cannot be read'):
-        finetune_here(*arguments, '--noise=0:0.1:0.1')
+def result(score, task='rte', seed=1, run='ours', step=100, **more):
+    """result.json of a trial; MNLI's mm scores a point more.  `score` in points."""
+    columns = {task: score / 100, **({'mnli_mm': score / 100 + 0.01} if task == 'mnli' else {})}
+    metric = GLUE.get(task, 'accuracy')
+    return {'run': run, 'step': step, 'task': task, 'seed': seed, 'metric': metric, 'seconds': 12.5,
+            'notes': [], 'noise': {}, 'cross': {},
+            'scores': {column: {metric: value, 'other': 0.25} for column, value in columns.items()},
+            'majority': {column: {metric: 0.5, 'other': 0.125} for column in columns}, **more}
 
 
-# ---- recipes ----
-
-RECIPES = {     # SPEC's table: epochs, batch, rate, warmup, schedule, decay, dropout, attention dropout
-    'glue_courtois': (5, 16, 1e-5, 0.0, 'linear', 0.01, 0.1, 0.1),
-    'glue_kowsher': (10, 16, 1e-4, 0.0, 'thirds', 0.1, 0.1, 0.1),
-    'squad_kowsher': (5, 16, 1e-4, 0.0, 'thirds', 0.1, 0.2, 0.05),
-    'glue_tian': (10, 16, 1e-5, 0.1, 'linear', 0.01, 0.1, 0.1),
-    'squad_tian': (10, 16, 1e-5, 0.1, 'linear', 0.01, 0.1, 0.1),
-}
+def glue(*scores, **more):
+    """All tasks of GLUE; seed i scores scores[i - 1] everywhere."""
+    return [result(score, task, seed, **more) for seed, score in enumerate(scores, 1) for task in GLUE]
 
 
-def knobs_of(name):
-    return configure(dict(vars(finetune)), [os.path.join(ROOT, 'config', f'{name}.py')])[0]
+def cells(text, start):
+    """Cells of the table rows whose first cell starts with `start`."""
+    rows = [[cell.strip() for cell in line.strip('|').split('|')] for line in text.splitlines()]
+    return [row[1:] for row in rows if row[0].startswith(start)]
 
 
-@pytest.mark.parametrize('name', RECIPES)
-def test_recipes_of_the_papers(name):
-    config = knobs_of(name)
-    for task in finetune.find_tasks(config['tasks']):
-        r = finetune.recipe(config, task)
-        epochs, batch, rate, *others = RECIPES[name]
-        rate = 5e-6 if name == 'glue_tian' and task in ('cola', 'sst2') else rate
-        assert (r['epochs'], r['total_batch'], r['learning_rate']) == (epochs, batch, rate)
-        assert [r[k] for k in ('warmup_fraction', 'schedule', 'weight_decay', 'dropout',
-                               'attention_dropout')] == others
-        assert ('tian' in name) == (r['keep_best'] and r['eval_interval'] == 1000)
-    if name == 'glue_courtois':
-        assert config['trials'] == 5 and finetune.recipe(config, 'mrpc')['metric'] == 'f1_accuracy'
-    rates = [train.get_lr(step, 1e-4, 0.0, 0, 9, 'thirds') for step in range(9)]
-    assert rates == pytest.approx([1e-4] * 3 + [2e-5] * 3 + [2e-6] * 3)
+def test_mean_deviation_and_interval():
+    """t of 1, 4 and, for ten and more seeds, 9 degrees of freedom."""
+    import pandas as pd
+    stats = pytest.importorskip('scipy.stats')
+    for n in (2, 3, 5, 10):
+        deviation = np.std(range(n), ddof=1)
+        half = stats.t.ppf(0.975, n - 1) * deviation / n ** 0.5
+        assert finetune.spread(pd.Series(range(n))) == f'{(n - 1) / 2:.2f} ({deviation:.2f}) ± {half:.2f}'
+    assert finetune.spread(pd.Series([4.0, np.nan])) == '4.00' and finetune.spread(pd.Series([np.nan])) == '-'
 
 
-def test_recipe_of_liu():
-    config = knobs_of('clue_liu')
-    rows = {'afqmc': (3, 16, 3e-5), 'csl': (4, 16, 2e-5), 'iflytek': (5, 32, 3e-5), 'tnews': (3, 16, 2e-5),
-            'wsc': (40, 16, 1e-5), 'cmnli': (3, 32, 3e-5), 'cmrc': (3, 32, 3e-5), 'chid': (3, 32, 3e-5),
-            'c3': (8, 24, 2e-5)}
-    assert finetune.find_tasks(config['tasks']) == list(rows) == finetune.find_tasks('clue')
-    for task, row in rows.items():
-        r = finetune.recipe(config, task)
-        assert (r['epochs'], r['total_batch'], r['learning_rate']) == row
-        assert (r['warmup_fraction'], r['adam_eps'],
-                r['weight_decay'], r['block_size']) == (0.1, 1e-8, 0.01, 512)
-        assert r['dropout'] == r['attention_dropout'] == 0.1
+def test_a_papers_table_has_its_columns_rows_and_averages():
+    text = finetune.make_report(glue(70, 74), 'courtois')
+    assert '|  | mrpc.f1_accuracy | cola.matthews | mnli.accuracy | mnli_mm.accuracy | qqp.accuracy' in text
+    assert cells(text, 'ours')[0] == [*['72.00 (2.83) ± 25.41'] * 3, '73.00 (2.83) ± 25.41',
+                                      *['72.00 (2.83) ± 25.41'] * 5, '72.11 (2.83) ± 25.41', '2']
+    assert cells(text, 'majority')[0][:2] == ['50.00'] * 2
+    assert cells(text, 'paper: pairwise base')[0][9] == '79.36 (0.37)' and len(cells(text, 'paper:')) == 6
+    assert cells(text, 'rte.other') == [['25.00 (0.00) ± 0.00', '12.50']]
+    some = finetune.make_report([one for one in glue(70, 74) if one['task'] != 'rte'], 'courtois')
+    assert cells(some, 'ours')[0][9] == '-'             # no average without all of its tasks
+    assert cells(finetune.make_report(glue(70, 74)), 'ours')[0][-2] == '72.11 (2.83) ± 25.41'
+    titles = re.findall('^## (.*)', finetune.make_report([result(60), result(70, 'c3')], 'tian'), re.M)
+    assert titles[2] == 'Other tasks'
+
+
+def test_printed_averages_follow_from_the_columns_but_for_the_errata():
+    wrong = {}
+    for book in finetune.read_json(finetune.ROOT, 'results/papers.json').values():
+        for table in book['tables']:
+            _, averages, rows = finetune.paper_table(table)
+            for name, row in rows.iterrows():
+                for average, keys in averages.items():
+                    told, mean = float(row[average].split()[0]), np.mean([float(row[key]) for key in keys])
+                    if abs(mean - told) > 0.0101:                       # rounded or cut
+                        wrong[table['title'], name] = told, round(mean, 2)
+    assert wrong == {('Kowsher et al. 2024, table 1', 'paper: symmetric base'): (74.28, 76.04),
+                     ('Kowsher et al. 2024, table 1', 'paper: pairwise base'): (79.03, 79.66),
+                     ('Kowsher et al. 2024, table 2', 'paper: shared base, TriviaQA too'): (83.05, 82.55)}
+
+
+def test_every_column_of_the_papers_is_a_score_of_ours():
+    for book in finetune.read_json(finetune.ROOT, 'results/papers.json').values():
+        for table in book['tables']:
+            for column in table['columns'].split():
+                task, metric = column.split('.')
+                assert metric in TASKS[task.removesuffix('_mm')].metrics, column
+
+
+def test_differences_are_paired_by_seed():
+    base = glue(60, 69, run='base')
+    text = finetune.make_report(glue(70, 74, 90) + base, 'courtois', 'base')
+    paired = text[text.index('## ours - base, paired by seed'):]
+    assert cells(paired, 'difference')[0][5] == '7.50 (3.54) ± 31.77'   # of 10 and 5
+    assert 'paired' not in finetune.make_report(glue(70), 'courtois', 'base')
+
+
+def test_runs_with_a_number_are_pretraining_seeds():
+    """Their means over the trials' seeds, and differences paired by pretraining seed."""
+    ours = [result(score, seed=seed, run=f'ours-{n}')
+            for n, scores in ((1, (70, 74)), (2, (80, 86)), (5, (61,)))
+            for seed, score in enumerate(scores, 1)]
+    means = [72, 83, 61]
+    half = 4.303 * np.std(means, ddof=1) / 3 ** 0.5
+    text = finetune.make_report(ours)
+    assert cells(text, 'ours') == [[f'72.00 ({np.std(means, ddof=1):.2f}) ± {half:.2f}', '3']]
+    base = [result(score, run=f'base-{n}') for n, score in ((1, 70), (2, 82))]
+    text = finetune.make_report(ours + base, '', 'base-*')
+    assert cells(text, 'difference') == [['1.50 (0.71) ± 6.35']]
+    assert cells(finetune.make_report([result(70, run='ours-1')]), 'ours-1') == [['70.00', '1']]
+
+
+def test_a_curve_over_pretraining_steps(tmp_path, monkeypatch):
+    trials = [result(score, step=step, seed=seed)
+              for step, scores in ((10, (40, 50)), (20, (76, 77)), (30, (80, 80)))
+              for seed, score in enumerate(scores, 1)]
+    text = finetune.make_report(trials)
+    curve = text[text.index('## ours by pretraining step'):]
+    assert [cells(curve, start)[0] for start in ('10', '20', '30', '95', 'reached')] == [
+        ['45.00'], ['76.50'], ['80.00'], ['76.00'], ['20']]
+    assert cells(text, 'ours')[0] == ['80.00 (0.00) ± 0.00', '2']       # the last step alone
+    seen = []
+    monkeypatch.setattr(train, 'plot', lambda path, lines, labels: seen.append((path, lines)))
+    for i, one in enumerate(trials):
+        (tmp_path / 'ours' / f'rte_{i}').mkdir(parents=True)
+        (tmp_path / 'ours' / f'rte_{i}' / 'result.json').write_text(json.dumps(one))
+    finetune.write_report(str(tmp_path), '', '')
+    (path, lines), = seen
+    assert path == f'{tmp_path}/curve.png' and [*lines] == ['ours rte.accuracy']
+    assert lines['ours rte.accuracy'][2] == (20, pytest.approx(76))
+    assert '76.50' in (tmp_path / 'results.md').read_text()
+
+
+def test_noise_cross_and_seconds_have_their_tables():
+    trials = [result(70, 'mnli', seed, noise={'0': 0.7, '0.05': 0.6}, cross={'mnli': 0.7, 'qqp': 0.5})
+              for seed in (1, 2)]
+    text = finetune.make_report(trials, 'kowsher')
+    noise, across = text[text.index('## Noise'):], text[text.index('## Trained on'):]
+    assert cells(noise, 'ours, mnli')[0][:2] == ['70.00 (0.00) ± 0.00', '60.00 (0.00) ± 0.00']
+    assert cells(noise, 'paper: shared base, mnli')[0][:3] == ['80.94', '80.85', '80.02']
+    assert cells(across, 'ours, mnli')[0][:3] == ['70.00 (0.00) ± 0.00', '-', '50.00 (0.00) ± 0.00']
+    assert cells(text, 'mnli')[-1] == ['12.50']
+
+
+# ---- real files: LABELLED_DATA is the folder that ../shared/data/labelled.tar.xz was unpacked in ----
+
+REAL = [('cola', 'train', 8551), ('cola', 'dev', 1043), ('cola', 'test', 1063), ('sst2', 'train', 67349),
+        ('sst2', 'dev', 872), ('sst2', 'test', 1821), ('mrpc', 'train', 3668), ('mrpc', 'dev', 408),
+        ('mrpc', 'test', 1725), ('qnli', 'dev', 5463), ('boolq', 'dev', 3270), ('boolq', 'test', 3245),
+        ('afqmc', 'train', 34334), ('afqmc', 'dev', 4316), ('afqmc', 'test', 3861), ('cmrc', 'train', 10142),
+        ('cmrc', 'dev', 3219), ('cmrc', 'test', 2000), ('c3', 'train', 11869), ('c3', 'dev', 3816)]
+
+
+@pytest.mark.slow
+def test_real_data_sets_are_read_whole(tmp_path):
+    """Sizes as published, through parquet and load_dataset."""
+    folder = os.environ.get('LABELLED_DATA', '')
+    if not os.path.isdir(folder):
+        pytest.skip('LABELLED_DATA does not name the folder of the real labelled files')
+    for name, parts in itertools.groupby(REAL, key=lambda one: one[0]):
+        sizes = {split: count for _, split, count in parts}
+        write_copy(tmp_path, name, {split: published(name, folder, split) for split in sizes})
+        for split, count in sizes.items():
+            examples, note = finetune.load_examples(TASKS[name], split, knobs(data_dir=str(tmp_path)))
+            assert (len(examples), note) == (count, ''), (name, split)
+    half = published_squad('squad2', Path(folder, 'squad/half-dev-v2.0.json'), 'dev')
+    write_copy(tmp_path, 'squad2', {'dev': half})
+    examples, _ = finetune.load_examples(TASKS['squad2'], 'dev', knobs(data_dir=str(tmp_path)))
+    assert len(examples) == 6078 and sum(example.label == () for example in examples) == 3168
