@@ -2,7 +2,7 @@
 
     $ python train.py config/base_pairwise.py --batch_size=16 --attention=shared
 
-A config file is Python that assigns knobs.  --help prints every knob with its default and its comment.
+A config file is Python that assigns knobs. --help prints every knob with its default and its comment.
 """
 import ast
 import contextlib
@@ -14,15 +14,20 @@ import re
 import runpy
 import signal
 import sys
+import textwrap
 import time
 
 ROOT = os.path.dirname(os.path.abspath(__file__))
-SIZES = ('batch_size', 'block_size', 'clip_distance', 'key_size', 'log_interval', 'max_answer', 'max_iters',
-         'n_embd',
-         'n_head', 'n_inner', 'n_layer', 'rounds', 'stride', 'total_batch', 'trials', 'unit_bytes',
+KINDS = {bool: 'true or false', int: 'a whole number', float: 'a number', str: 'a text',
+         tuple: 'whole numbers with commas between them'}       # types of knobs
+SIZES = ('batch_size', 'batches', 'block_size', 'clip_distance', 'eval_samples', 'key_size', 'lengths',
+         'log_interval', 'max_answer', 'max_iters', 'n_embd', 'n_head', 'n_inner', 'n_layer', 'rank_rows',
+         'rounds', 'stride', 'timeout', 'tokenizer_sample', 'total_batch', 'trials', 'unit_bytes',
          'vocab_size')
+SIGNED = ('null_threshold',)
+# Ctrl-C while a stage imports PyTorch, which takes seconds, prints no traceback; run() undoes this.
 if os.path.dirname(os.path.abspath(sys.argv[0])) == ROOT:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)        # no traceback on Ctrl-C while PyTorch is imported
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 class UserError(ValueError):
@@ -41,13 +46,14 @@ def run(main):
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         main()
+        sys.stdout.flush()
     except BrokenPipeError:                     # the reader has closed the pipe, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(128 + signal.SIGPIPE)
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
     except (UserError, OSError, ImportError) as error:
-        tell_torchrun(f'error: {error}')
+        tell_torchrun('error: ' + ' '.join(str(error).split()))
         sys.exit(2)
 
 
@@ -62,58 +68,80 @@ def tell_torchrun(line):
 def say(message):
     """Print a notice on stderr, once on each machine."""
     if os.environ.get('LOCAL_RANK', '0') == '0':
-        print(message, file=sys.stderr, flush=True)
+        over_bar = '\r\033[K' * sys.stderr.isatty()         # clears the line of a progress bar
+        print(over_bar + message, file=sys.stderr, flush=True)
 
 
 def configure(scope, arguments=None):
     """Override the knobs in `scope`, the globals() of a stage; returns {name: value} of all of them."""
     config = {name: value for name, value in scope.items()
-              if name.islower() and name[0] != '_' and isinstance(value, (bool, int, float, str, tuple))}
-    for argument in sys.argv[1:] if arguments is None else arguments:
-        name, equals, text = argument.removeprefix('--').partition('=')
-        if argument in ('--help', '-h'):
-            print(help_text(scope))
-            sys.exit()
-        elif argument.startswith('--') and equals:
-            settings = {name: text if isinstance(config.get(name), str) else literal(text)}
-        else:
-            path = argument if os.path.isfile(argument) else os.path.join(ROOT, argument)
-            if not os.path.isfile(path):
-                raise UserError(f'{argument}: neither a config file nor --key=value')
-            settings = {name: value for name, value in runpy.run_path(path).items() if name[0] != '_'}
-        for name, value in settings.items():
+              if name.islower() and name[0] != '_' and type(value) in KINDS}
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if '--help' in arguments or '-h' in arguments:
+        print(help_text(scope, config))
+        sys.exit()
+    for argument in arguments:
+        for name, value in settings(argument, config).items():
             if name not in config:
-                near = ' or '.join(difflib.get_close_matches(name, config))
-                raise UserError(f'{argument}: no knob {name}' + (f'; {near}?' if near else '; see --help'))
+                near = difflib.get_close_matches(name, config, n=1)
+                hint = f'did you mean {near[0]}?' if near else 'see --help'
+                raise UserError(f'{shown(argument)}: no knob {shown(name)}, {hint}')
             config[name] = checked(argument, name, value, scope[name])
     scope.update(config)
     return config
 
 
-def checked(argument, name, value, default):
-    """The value in the type of the default; numbers are finite and not negative, sizes at least 1."""
-    kind = type(default)
-    if kind is float and type(value) is int:
-        value = float(value)
-    if kind is tuple and type(value) is int:
-        value = value,
-    if type(value) is not kind:
-        raise UserError(f'{argument}: {name} must be a {kind.__name__}')
-    low = 1 if name in SIZES and default else 0
-    if kind in (int, float) and not low <= value < math.inf:
-        raise UserError(f'{argument}: {name}={value} must be finite and at least {low}')
-    return value
+def settings(argument, config):
+    """{name: value} that one argument sets: --key=value, or a config file, also looked for in ROOT."""
+    name, equals, text = argument.removeprefix('--').partition('=')
+    if argument.startswith('--') and equals:
+        return {name: text if isinstance(config.get(name), str) else literal(text)}
+    path = argument if os.path.isfile(argument) else os.path.join(ROOT, argument)
+    if not (os.path.isfile(path) and path.endswith('.py')):
+        raise UserError(f'{shown(argument)}: neither a config file nor --key=value')
+    try:
+        found = runpy.run_path(path)
+    except Exception as error:                  # a config file may raise any
+        raise UserError(shown(f'{argument}: {type(error).__name__}: {error}')) from None
+    return {name: value for name, value in found.items()
+            if name[0] != '_' and not hasattr(value, '__name__')}       # modules and functions have one
 
 
 def literal(text):
     """'3e-4' -> 0.0003, '1,2' -> (1, 2), 'true' -> True; other text as it is."""
     try:
-        return ast.literal_eval(text.capitalize() if text in ('true', 'false') else text)
+        return ast.literal_eval(text.capitalize() if text.lower() in ('true', 'false') else text)
     except (ValueError, SyntaxError):
         return text
 
 
-def help_text(scope):
-    """The knobs of a stage file: its lines `name = value   # comment`."""
+def checked(argument, name, value, default):
+    """The value in the type of the default.
+
+    Numbers are finite and, unless SIGNED, not negative; SIZES at least 1 unless their default is 0.
+    """
+    given, kind = shown(f'{argument}: {name}={value!r}'), type(default)
+    if kind is float and type(value) is int:
+        value = float(value)
+    if kind is tuple and type(value) is int:
+        value = (value,)
+    items = value if type(value) is tuple else ()
+    if type(value) is not kind or any(type(item) is not int for item in items):
+        raise UserError(f'{given} must be {KINDS[kind]}')
+    low = 1 if name in SIZES and default else 0
+    for number in items or [value] * (kind in (int, float)):
+        if not math.isfinite(number) or (number < low and name not in SIGNED):
+            raise UserError(f'{given} must be finite and at least {low}')
+    return value
+
+
+def help_text(scope, config):
+    """How to call a stage, then its knobs, each with its default and the comment on its line."""
     with open(scope['__file__'], encoding='utf-8') as file:
-        return scope['__doc__'] + '\n' + '\n'.join(re.findall(r'^[a-z]\w* = .*', file.read(), re.M))
+        comments = dict(re.findall(r'^(\w+) = .*?  # (.*)', file.read(), re.M))
+    lines = [f"python {os.path.basename(scope['__file__'])} [config/FILE.py ...] [--key=value ...]", '',
+             *textwrap.wrap(scope['__doc__'].partition('\n')[0], 100), '']
+    for name, value in config.items():
+        line = f'--{name}={value} '.ljust(28) + comments.get(name, '')
+        lines += textwrap.wrap(line, 98, initial_indent='  ', subsequent_indent=' ' * 30)
+    return '\n'.join(lines)

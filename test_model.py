@@ -3,13 +3,14 @@
     $ python -m pytest test_model.py            # CPU, offline
 
 The tests range over the tables of model.py: a new row is tested at once, and fails until it has an entry
-in ORACLE, QKV and SEES (attention), SCHEME, POSITION_COUNT and SEES (position), STARTS (pair_init), KNOBS (a
-knob that one row reads), or in the table of its oracles: NORMALISERS, SCALES, NORMS, HEADS, POOLINGS.
+in ORACLE and QKV (attention), SCHEME and POSITION_COUNT (position), STARTS (pair_init), KNOBS (an option that
+one row uses), or in the table of its oracles: NORMALISERS, SCALES, NORMS, HEADS, POOLINGS.
 """
-import itertools
 import math
+import runpy
 from collections.abc import Callable
 from functools import cache, partial
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import numpy as np
@@ -17,32 +18,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch._dynamo.utils import counters
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
 
 import model as source
 from configurator import UserError
-from model import (
-    ALLOWED_POSITIONS,
-    APPLIES_TO,
-    ATTENTION,
-    LM_HEAD,
-    NORM,
-    NORMALISER,
-    PAIR_INIT,
-    POOLING,
-    POSITION,
-    RELU_SCALE,
-    SHATTER,
-    Block,
-    Encoder,
-    EncoderConfig,
-    MaskedLM,
-    MultipleChoice,
-    PermutationLM,
-    SequenceClassifier,
-    SpanClassifier,
-)
+from model import (ALLOWED_POSITIONS, ATTENTION, LM_HEAD, NORM, NORMALISER, PAIR_INIT, POOLING, POSITION,
+                   RELU_SCALE, SHATTER, USERS, Encoder, EncoderConfig, MaskedLM, MultipleChoice,
+                   PermutationLM, SequenceClassifier, SpanClassifier, extended)
 
 SMALL = {'vocab_size': 23, 'block_size': 12, 'n_layer': 2, 'n_head': 3, 'n_embd': 12, 'n_inner': 20}
 NEEDS = {**dict.fromkeys(SHATTER, {'n_head': 6}), 'gau': {'key_size': 6},       # what a row needs
@@ -55,10 +36,6 @@ def system(attention, position, **settings):
             **NEEDS.get(attention, {}), **NEEDS.get(position, {}), **settings}
 
 
-def allowed(attention):
-    return ALLOWED_POSITIONS.get(attention, tuple(POSITION))
-
-
 def rows_of(table):
     return [pytest.param(settings, id='-'.join(map(str, settings.values()))) for settings in table]
 
@@ -69,19 +46,20 @@ SYSTEMS = [system(**variant, position=position) for variant in FREE for position
 SYSTEMS += [system(name, position) for name in ALLOWED_POSITIONS for position in ALLOWED_POSITIONS[name]]
 SYSTEMS += [system('part_mask', 'none', same_partition=True)]
 SYSTEMS += [system('shatter', 'none', one_value_matrix=True)]
-GATED = [system('gau', 'rope', normaliser=name, **scale, bias=bias) for bias in (True, False)
-         for name in NORMALISER for scale in ([{'relu_scale': x} for x in RELU_SCALE]
-                                              if name in APPLIES_TO['relu_scale'][1] else [{}])]
-ONE_EACH = [system(**variant, position='rope') for variant in FREE]             # every attention once
-ONE_EACH += [system(name, ALLOWED_POSITIONS[name][0]) for name in ALLOWED_POSITIONS]
+GATED = [system('gau', 'rope', normaliser=name) for name in NORMALISER]
+GATED += [system('gau', 'rope', normaliser=name, relu_scale=scale)
+          for name in USERS['relu_scale'][1] for scale in RELU_SCALE if scale != EncoderConfig.relu_scale]
+CORE = [system(**variant, position='rope') for variant in FREE]         # every attention and position once
+CORE += [system(name, ALLOWED_POSITIONS[name][0]) for name in ALLOWED_POSITIONS]
+CORE += [system('original', name) for name in POSITION if name != 'rope']
 
 KEEP = torch.arange(6) < torch.tensor([[6], [4], [5]])         # (B, T) of batch(), padded on the right
 HOLES = torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0], [0, 1, 0, 1, 1, 1], [0, 0, 0, 0, 0, 0]]).bool()
 
 each_variant = pytest.mark.parametrize('variant', rows_of(FREE))
 each_system = pytest.mark.parametrize('settings', rows_of(SYSTEMS))
-each_attention = pytest.mark.parametrize('settings', rows_of(ONE_EACH))
-each_position = pytest.mark.parametrize('position', POSITION)
+each_core = pytest.mark.parametrize('settings', rows_of(CORE))
+each_core_or_gated = pytest.mark.parametrize('settings', rows_of([*CORE, *GATED]))
 
 
 def build(kind=MaskedLM, **settings):
@@ -357,8 +335,9 @@ def squared_relu(products, sees, s, scale):
 
 
 def scaled_squared_relu(products, sees, s, scale):
-    weights = squares(products, sees)
-    return [weight / sum(weights) if sum(weights) else 0.0 for weight in weights]
+    """Section 3.3: relu^2(q k / sqrt(s)) / (c n s), c their sum."""
+    weights, n = squares([product / math.sqrt(s) for product in products], sees), sum(map(bool, sees))
+    return [weight / (sum(weights) * n * s) if sum(weights) else 0.0 for weight in weights]
 
 
 def sinusoid(d, size):
@@ -399,7 +378,8 @@ ORACLE = {
 }
 NORMALISERS = {'softmax': softmax, 'softmax_plus': softmax_plus, 'squared_relu': squared_relu,
                'scaled_squared_relu': scaled_squared_relu}
-SCALES = {'n2': lambda n, s: n ** 2, 'n': lambda n, s: n, 'ns': lambda n, s: n * s, 's2': lambda n, s: s ** 2}
+SCALES = {'n2': lambda n, s: n ** 2, 'n': lambda n, s: n, 'ns': lambda n, s: n * s, 's2': lambda n, s: s ** 2,
+          'ns2': lambda n, s: n * s * s}
 NORMS = {'layer': layer_norm, 'rms': rms_norm}
 
 
@@ -503,29 +483,25 @@ def agrees(model, oracle):
         assert np.abs(given[b] - np.array(wanted)).max() < 1e-10, f'row {b}'
 
 
-@each_system
+@pytest.mark.parametrize('settings', rows_of([*SYSTEMS, *GATED]))
 def test_equals_the_loops_of_the_paper(settings):
     agrees(build(**settings), masked_lm_oracle)
+    agrees(build(SequenceClassifier, **settings, pooling='layerwise'), classifier_oracle)
 
 
 @pytest.mark.parametrize('pooling', POOLING)
-@each_system
-def test_classifier_equals_the_loops_of_the_paper(settings, pooling):
-    agrees(build(SequenceClassifier, **settings, pooling=pooling), classifier_oracle)
+def test_pooling_equals_the_loops(pooling):
+    agrees(build(SequenceClassifier, pooling=pooling), classifier_oracle)
 
 
-@pytest.mark.parametrize('norm, lm_head, bias', [*itertools.product(NORM, LM_HEAD, (True, False))][1:])
-@each_attention
-def test_other_axes_equal_the_loops(settings, norm, lm_head, bias):
-    agrees(build(**settings, norm=norm, lm_head=lm_head, bias=bias), masked_lm_oracle)
-
-
-@pytest.mark.parametrize('settings', rows_of(GATED))
-def test_normalisers_equal_the_loops(settings):
-    model = build(**settings, norm='rms', lm_head='decoder')
-    assert any(name.endswith('key_bias') for name in model.state_dict()) == settings['bias']
-    agrees(model, masked_lm_oracle)
-    agrees(build(SequenceClassifier, **settings, pooling='layerwise'), classifier_oracle)
+@each_core
+def test_other_norms_and_heads_equal_the_loops(settings):
+    """Without biases; the only ones left are those of XLNet and T5."""
+    for norm, lm_head in [(norm, 'bert') for norm in NORM] + [('rms', lm_head) for lm_head in LM_HEAD]:
+        model = build(**settings, norm=norm, lm_head=lm_head, bias=False, n_layer=1)
+        biases = [name for name, _ in model.named_parameters() if 'bias' in name]
+        assert all(name.endswith(('content_bias', 'distance_bias', 'bucket_bias.weight')) for name in biases)
+        agrees(model, masked_lm_oracle)
 
 
 @pytest.mark.parametrize('drawn', [True, False])
@@ -543,76 +519,24 @@ def test_two_streams_equal_the_loops(drawn):
         assert np.abs(given[b].detach().numpy() - np.array(wanted)).max() < 1e-10, f'row {b}'
 
 
-# ---- the partition of unity ----
-
-PARTS = {       # (H, L, k, x): f_0(x) to f_(H/2-1)(x), by hand from Tian, A.1.  (4, 12, 11, 12) in full:
-    # D' = 1, alpha = -1, beta = -1/12, u = -ln(e^-1 (1 - e^-1) + e^-1) = -ln 0.600424 = 0.510120; 1 - u, u
-    (4, 12, 0, 1): (0.4538572561, 0.5461427439),        # alpha = -1/12, beta = -(1/12)^(1/12) = -0.812966
-    (4, 12, 0, 3): (0.0906546245, 0.9093453755),
-    (4, 12, 11, 1): (0.9481364701, 0.0518635299),
-    (4, 12, 11, 12): (0.4898801256, 0.5101198744),
-    # D' = 5, alpha = -5/12, beta = -(5/12)^(1/12) / 5 = -0.185931; for k = 11 alpha = -5, beta = -1/12
-    (12, 12, 0, 1): (0.4624670717, 0.3856193639, 0.1286165463, 0.0214488917, 0.0017884750, 0.0000596510),
-    (12, 12, 0, 5): (0.0175664647, 0.1092816890, 0.2719383261, 0.3383478691, 0.2104875804, 0.0523780707),
-    (12, 12, 11, 1): (0.9199459858, 0.0774046597, 0.0026051448, 0.0000438396, 0.0000003689, 0.0000000012),
-    (12, 12, 11, 12): (0.3324221964, 0.4095658825, 0.2018447792, 0.0497371933, 0.0061279474, 0.0003020013),
-    (12, 12, 11, 60): (0.0000499666, 0.0015611467, 0.0195104832, 0.1219164558, 0.3809137384, 0.4760482093),
-}
+def test_partition_is_one_of_unity():
+    for n_head, n_layer, length in [(4, 1, 1), (6, 3, 2), (12, 12, 50), (16, 24, 3000), (32, 2, 3000)]:
+        config = EncoderConfig(9, length, n_layer, n_head, n_head, 4, attention='shatter', position='none')
+        for layer in range(n_layer):
+            table = ATTENTION['shatter'](config, layer).partition.table
+            assert table.shape == (n_head, 2 * length - 1) and table.dtype == torch.float32
+            assert (table >= 0).all() and difference(table.double().sum(0), 1) < 1e-6
 
 
-def partition_table(attention, n_head, n_layer, layer, block_size):
-    """N (H, 2 T - 1) of a layer, column j - i + T - 1."""
-    settings = {'attention': attention, 'position': 'none'}
-    config = EncoderConfig(9, block_size, n_layer, n_head, n_head, 4, **settings)
-    return Block(config, layer).attention.partition.table
+# ---- parameter counts ----
 
-
-@pytest.mark.parametrize('attention', SHATTER)
-def test_partition_has_the_values_of_the_paper(attention):
-    for (n_head, n_layer, layer, x), values in PARTS.items():
-        for block_size in (x + 1, 70):                                      # at any length of the row
-            table = partition_table(attention, n_head, n_layer, layer, block_size)
-            wanted, half = torch.tensor(values), n_head // 2
-            right, left = table[:, block_size - 1 + x], table[:, block_size - 1 - x]
-            assert difference(right[:half], wanted) < 1e-7 and difference(left[half:], wanted) < 1e-7
-            assert (right[half:] == 0).all() and (left[:half] == 0).all()
-            here = table[:, block_size - 1].tolist()
-            assert here == [0.5, *[0.0] * (half - 1), 0.5, *[0.0] * (half - 1)]
-
-
-@pytest.mark.parametrize('block_size', [1, 2, 50, 3000])
-@pytest.mark.parametrize('n_head, n_layer', [(4, 1), (6, 3), (12, 12), (16, 24), (32, 2)])
-def test_partition_is_one_of_unity(n_head, n_layer, block_size):
-    for layer in range(n_layer):
-        table = partition_table('shatter', n_head, n_layer, layer, block_size)
-        assert table.shape == (n_head, 2 * block_size - 1) and table.dtype == torch.float32
-        assert (table >= 0).all()
-        assert difference(table.double().sum(0), torch.ones(2 * block_size - 1)) < 1e-6
-        assert torch.equal(table[:n_head // 2], table[n_head // 2:].flip(1))
-
-
-@pytest.mark.parametrize('unfold', [source.unfold, source.unfold_copy])
-@pytest.mark.parametrize('rows, length, size', [(1, 1, 1), (2, 5, 1), (2, 5, 5), (3, 11, 6), (4, 9, 3)])
-def test_unfold_is_that_of_pytorch(unfold, rows, length, size):
-    """Values and gradients; the copy is what torch_xla and torch.compile get."""
-    x = torch.randn(rows, length, dtype=torch.float64, requires_grad=True)
-    wanted = x.unfold(1, size, 1)
-    onto = torch.randn(wanted.shape, dtype=torch.float64)
-    given = unfold(x, size)
-    assert torch.equal(given, wanted) and (given.data_ptr() == x.data_ptr()) == (unfold is source.unfold)
-    gradients = [torch.autograd.grad((y * onto).sum(), x)[0] for y in (given, wanted)]
-    assert difference(*gradients) < 1e-14
-    assert unfold(x.detach().to('meta'), size).shape == wanted.shape
-
-
-# ---- counts ----
-
-SHAPES = {'small': (4, 8, 512, 2048), 'base': (12, 12, 768, 3072), 'large': (24, 16, 1024, 4096)}
+SHAPES = {'small': (4, 8, 512, 2048), 'base': (12, 12, 768, 3072), 'large': (24, 16, 1024, 4096),
+          'gau': (24, 12, 768, 3072)}   # base with two GAU layers for each block
 COUNTS = {                              # masked LM of the three shapes: Courtois, 2; Kowsher, 4
-    'original': (28795194, 109514298, 335174458),
-    'symmetric': (27744570, 102427194, 309984058),
-    'pairwise': (27875642, 103017018, 311556922),
-    'shared': (26700090, 95367738, 284867386),
+    'original': [28795194, 109514298, 335174458],
+    'symmetric': [27744570, 102427194, 309984058],
+    'pairwise': [27875642, 103017018, 311556922],
+    'shared': [26700090, 95367738, 284867386],
 }
 CLASSIFIERS = {'original': 109483778, 'shared': 95337218}       # base, 2 labels
 QKV = {                                 # parameters of attention without its output projection
@@ -637,34 +561,17 @@ POSITION_COUNT = {
 }
 
 
-def on_paper(kind, shape, vocab_size=30522, **settings):
+def count_of(kind, shape, vocab_size=30522, **settings):
     with torch.device('meta'):
-        return kind(EncoderConfig(vocab_size, 512, *SHAPES[shape], **settings))
+        return source.count_parameters(kind(EncoderConfig(vocab_size, 512, *SHAPES[shape], **settings)))
 
 
-@cache
-def count_of(kind, shape, attention='original'):
-    return source.count_parameters(on_paper(kind, shape, attention=attention))
-
-
-@pytest.mark.parametrize('shape', SHAPES)
 @pytest.mark.parametrize('attention', COUNTS)
-def test_parameter_counts_of_the_papers(attention, shape):
-    assert count_of(MaskedLM, shape, attention) == dict(zip(SHAPES, COUNTS[attention], strict=True))[shape]
-
-
-@pytest.mark.parametrize('attention', CLASSIFIERS)
-def test_parameter_counts_of_classifiers(attention):
-    assert count_of(SequenceClassifier, 'base', attention) == CLASSIFIERS[attention]
-
-
-@pytest.mark.parametrize('kind, shape, attention, percent', [
-    (MaskedLM, 'small', 'symmetric', 3.65), (MaskedLM, 'small', 'pairwise', 3.19),      # Courtois, table 2
-    (MaskedLM, 'base', 'symmetric', 6.47), (MaskedLM, 'base', 'pairwise', 5.93),
-    (MaskedLM, 'base', 'shared', 12.92), (SequenceClassifier, 'base', 'shared', 12.92)])    # see the errata
-def test_saved_parameters_in_percent(kind, shape, attention, percent):
-    saved = 1 - count_of(kind, shape, attention) / count_of(kind, shape)
-    assert round(100 * saved, 2) == percent
+def test_parameter_counts_of_the_papers(attention):
+    counts = [count_of(MaskedLM, shape, attention=attention) for shape in ('small', 'base', 'large')]
+    assert counts == COUNTS[attention]
+    if attention in CLASSIFIERS:
+        assert count_of(SequenceClassifier, 'base', attention=attention) == CLASSIFIERS[attention]
 
 
 @pytest.mark.parametrize('shape, attention, position, count', [
@@ -673,7 +580,8 @@ def test_saved_parameters_in_percent(kind, shape, attention, percent):
     ('base', 'original', 'rpe', 87284736), ('base', 'xlnet', 'none', 92012544)])
 def test_matrices_of_tian_table_1(shape, attention, position, count):
     """Without embeddings, biases and norms; the large rows with all of their 24 layers (see the errata)."""
-    encoder = on_paper(Encoder, shape, 32000, attention=attention, position=position)
+    with torch.device('meta'):
+        encoder = Encoder(EncoderConfig(32000, 512, *SHAPES[shape], attention=attention, position=position))
     left_out = ('token.', 'segment.', 'position.table.weight', 'norm', 'bias')
     assert count == sum(parameter.numel() for name, parameter in encoder.named_parameters()
                         if not any(word in name for word in left_out))
@@ -681,21 +589,16 @@ def test_matrices_of_tian_table_1(shape, attention, position, count):
 
 def test_classifiers_of_liu_table_4():
     """It counts the RoFormers' rotary tables, and GAU without b_q and b_k of section 4.1 (see the errata)."""
-    rms = {'position': 'rope', 'norm': 'rms', 'lm_head': 'decoder', 'bias': False}
-    version_1 = on_paper(SequenceClassifier, 'base', 50000, position='rope')
-    version_2 = on_paper(SequenceClassifier, 'base', 12000, **rms)
-    assert source.count_parameters(version_1) + 1536 * 64 == 124147970
-    assert source.count_parameters(version_2) + 512 * 64 == 94777090
+    rms = {'position': 'rope', 'norm': 'rms', 'bias': False}
+    assert count_of(SequenceClassifier, 'base', 50000, position='rope') + 1536 * 64 == 124147970
+    assert count_of(SequenceClassifier, 'base', 12000, **rms) + 512 * 64 == 94777090
     gau = {**rms, 'attention': 'gau', 'pooling': 'first'}
-    with torch.device('meta'):
-        for bias, count in [(False, 96519170), (True, 96525314)]:
-            config = EncoderConfig(12000, 512, 24, 12, 768, 3072, **{**gau, 'bias': bias})
-            assert source.count_parameters(SequenceClassifier(config)) == count
+    assert count_of(SequenceClassifier, 'gau', 12000, **gau) == 96519170
+    assert count_of(SequenceClassifier, 'gau', 12000, **{**gau, 'bias': True}) == 96525314
 
 
 @pytest.mark.parametrize('variant', rows_of([
-    *[{'attention': name} for name in ATTENTION],
-    *[{'attention': 'pairwise', 'pair_rank': rank} for rank in (1, 2, 16)]]))
+    *[{'attention': name} for name in ATTENTION], {'attention': 'pairwise', 'pair_rank': 16}]))
 def test_parameter_formula_of_attention(variant):
     sizes = {**SMALL, 'n_embd': 96, 'n_head': 6}
     attention = Encoder(EncoderConfig(**{**sizes, **system(**variant, position='none')})).blocks[0].attention
@@ -704,237 +607,84 @@ def test_parameter_formula_of_attention(variant):
     assert without_out == formula(96, 6, 16, variant.get('pair_rank', 0), NEEDS['gau']['key_size'])
 
 
-@each_position
+@pytest.mark.parametrize('position', POSITION)
 def test_parameter_formula_of_position(position):
     formula = entry(POSITION_COUNT, position, 'parameter formula')
     encoder = build(Encoder, **system('original', position))
     assert source.count_parameters(encoder.position) == formula(12, 2, 12, 3, 3)
 
 
-@each_attention
-def test_without_biases_and_norms(settings):
-    """The only parameters named bias are then those of XLNet and T5, and none is named norm."""
-    names = [name for name, _ in build(**settings, bias=False, norm='rms').named_parameters()]
-    left = [name for name in names if 'norm' in name or 'bias' in name]
-    assert all(name.endswith(('content_bias', 'distance_bias', 'bucket_bias.weight')) for name in left), left
-    assert 'head.transform.weight' in names
-
-
-@each_system
-def test_training_flops_are_those_of_pytorch(settings):
-    """Exactly. Under the plain kernel, for the counter has no formula for the CPU's fused one."""
-    model = build(**settings)
-    (ids, segments), positions = batch(rows=1, length=10), torch.tensor([[1, 4, 7]])
-    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
-        model(ids, positions, ids.gather(1, positions), segments).sum().backward()
-    assert counter.get_total_flops() == source.training_flops(model.config, length=10, n_predicted=3)
-    matrices = sum(weight.numel() for name, weight in model.encoder.blocks.named_parameters()
-                   if name.endswith('weight') and weight.dim() == 2)
-    assert counter.get_total_flops() > 6 * 10 * matrices
-
-
-@pytest.mark.parametrize('attention', SHATTER)
-def test_recomputation_is_no_training_flop(attention):
-    one, other = (EncoderConfig(**{**SMALL, **system(attention, 'none'), 'recompute': recompute})
-                  for recompute in (False, True))
-    assert source.training_flops(one, 10, 3) == source.training_flops(other, 10, 3)
-
-
-def test_two_streams_cost_more_flops_than_one():
-    config = EncoderConfig(**{**SMALL, **XLNET})
-    assert source.training_flops(config, 10, 3) < source.training_flops(config, 10, 3, PermutationLM)
-
-
-MATRICES = {            # entries of the matrices by which attention multiplies each token, the output's too
-    'original': lambda D, K, r: 4 * D * D,
-    'symmetric': lambda D, K, r: 3 * D * D,
-    'pairwise': lambda D, K, r: 3 * D * D + D * (2 * r or K),
-    'shared': lambda D, K, r: 2 * D * D,
-}
-
-
-@pytest.mark.parametrize('lm_head', LM_HEAD)
-@each_variant
-def test_training_flops_by_hand(variant, lm_head):
-    """A step has three products, of 2 operations each: 6 a matrix entry and token, 12 D a pair and layer."""
-    config, D, T, k = EncoderConfig(**{**SMALL, **variant, 'lm_head': lm_head}), 12, 10, 3
-    entries = MATRICES[variant['attention']](D, 4, config.pair_rank) + 2 * D * config.n_inner
-    head = D * config.vocab_size + (D * D if lm_head == 'bert' else 0)
-    wanted = config.n_layer * (6 * entries * T + 12 * T * T * D) + 6 * head * k
-    assert source.training_flops(config, T, k) == wanted
-
-
-# ---- padding, gradients, positions ----
+# ---- padding and gradients ----
 
 @each_system
 def test_padding_changes_nothing(settings):
     encoder = build(Encoder, **settings)
     classifier = build(SequenceClassifier, **settings, pooling='layerwise')
     ids, segments = batch()
-    keep = (torch.arange(10) < 6).expand(3, -1)
-    states, logits = [], []
-    for seed in (3, 4):                                 # padding of other tokens and segments
+    keep, states, logits = (torch.arange(10) < 6).expand(3, -1), [], []
+    for seed, mask in ((3, keep), (4, keep.long())):    # padding of other tokens and segments
         padding, kinds = batch(length=4, seed=seed)
         padded = torch.cat((ids, padding), 1), torch.cat((segments, (kinds + seed) % 2), 1)
-        states.append(encoder(*padded, keep)[:, :6])
-        logits.append(classifier(*padded, keep))
+        states.append(encoder(*padded, mask)[:, :6])
+        logits.append(classifier(*padded, mask))
     assert torch.equal(*states) and torch.equal(*logits)                # weight exactly 0, not merely small
     assert difference(states[0], encoder(ids, segments)) < 1e-12
     assert difference(logits[0], classifier(ids, segments)) < 1e-12
-    assert difference(encoder(*padded)[:, :6], states[0]) > 1e-3        # without the mask it matters
-    assert difference(classifier(*padded), logits[0]) > 1e-3
 
 
-def is_a_shift(name, settings, ordered):
+def outputs(model, ids, segments, keep):
+    """Logits of a model of any kind, as one tensor."""
+    if isinstance(model, PermutationLM):
+        return model(ids, torch.tensor([[0, 2]] * len(ids)), segments=segments, attention_mask=keep)
+    if isinstance(model, MultipleChoice):
+        return model(*(x[:, None] for x in (ids, segments, keep)))
+    given = model(ids, segments=segments, attention_mask=keep)
+    return torch.stack(given) if isinstance(model, SpanClassifier) else given
+
+
+def is_a_shift(name, settings, layerwise):
     """Is it a bias of keys?  It adds the same q_i b to all scores of a softmax, unless rope rotates it."""
-    felt = settings['position'] == 'rope' and ordered or settings.get('normaliser', '').endswith('relu')
+    rotated = settings.get('position') == 'rope' and not layerwise
+    felt = rotated or settings.get('normaliser', '').endswith('relu')
     return name.endswith(('attention.key.bias', 'attention.key_bias')) and not felt
 
 
-@pytest.mark.parametrize('settings', rows_of([*SYSTEMS, *GATED]))
-def test_every_parameter_gets_a_gradient(settings):
-    ids, segments = batch()
-    kinds = [(MaskedLM, 'cls'), *[(SequenceClassifier, name) for name in POOLING]]
-    one_query_may_be_dead = settings.get('normaliser', '').endswith('relu')
-    for kind, pooling in kinds[:1] if one_query_may_be_dead else kinds:
-        model = build(kind, **settings, pooling=pooling)
-        if kind is MaskedLM:
-            model(ids, targets=ids, segments=segments, attention_mask=KEEP).sum().backward()
-        else:
-            F.cross_entropy(model(ids, segments, KEEP), torch.tensor([0, 1, 1])).backward()
-        for name, parameter in model.named_parameters():
-            ordered = pooling != 'layerwise' or not name.startswith('encoder.blocks.1')
-            if not ordered and name.endswith(('part_embedding', 'distance.weight', 'distance_bias')):
-                continue                                # the last block has one query, without a position
-            assert parameter.grad is not None and parameter.grad.isfinite().all(), name
-            if is_a_shift(name, settings, ordered):
-                assert difference(parameter.grad, 0) < 1e-9, name
-            else:
-                assert difference(parameter.grad, 0) > 1e-6, name
-
-
-def test_every_distance_gets_a_gradient():
-    model = build(**system('original', 'rpe'))
-    ids, segments = batch()
-    model(ids, targets=ids, segments=segments, attention_mask=KEEP).sum().backward()
-    assert (model.encoder.position.table.grad.abs().amax(-1) > 1e-6).all()
-
-
-@pytest.mark.parametrize('settings', rows_of([*SYSTEMS, *GATED]))
-def test_gradients_are_slopes(settings):
-    """Of the states along one random direction of all parameters, against the central difference."""
-    encoder, (ids, segments) = build(Encoder, **settings), batch(rows=4)
-    parameters, generator = list(encoder.parameters()), torch.Generator().manual_seed(11)
-    onto = torch.randn(4, 6, 12, generator=generator, dtype=torch.float64)
-    directions = [torch.randn(p.shape, generator=generator, dtype=torch.float64) for p in parameters]
-    gradients = torch.autograd.grad((encoder(ids, segments, HOLES) * onto).sum(), parameters)
-    slope = sum((g * d).sum() for g, d in zip(gradients, directions, strict=True))
-    values, step = [], 1e-6
-    with torch.no_grad():
-        for move in (step, -2 * step):
-            for parameter, direction in zip(parameters, directions, strict=True):
+@pytest.mark.parametrize('kind, settings', [
+    *[(MaskedLM, settings) for settings in [*SYSTEMS, *GATED]], (PermutationLM, XLNET),
+    *[(SequenceClassifier, {**settings, 'pooling': 'layerwise'}) for settings in CORE],
+    *[(kind, {}) for kind in (SequenceClassifier, SpanClassifier, MultipleChoice)]], ids=str)
+def test_every_parameter_gets_its_gradient(kind, settings):
+    """The slope along a random direction, by the central difference; not 0, but where scores only shift."""
+    model, given = build(kind, **settings), (*batch(), KEEP)
+    generator, step, layerwise = torch.Generator().manual_seed(11), 1e-6, 'pooling' in settings
+    onto = torch.randn(outputs(model, *given).shape, generator=generator, dtype=torch.float64)
+    (outputs(model, *given) * onto).sum().backward()
+    for name, parameter in model.named_parameters():
+        direction, values = torch.randn(parameter.shape, generator=generator, dtype=torch.float64), []
+        with torch.no_grad():
+            for move in (step, -2 * step, step):
                 parameter.add_(direction, alpha=move)
-            values.append((encoder(ids, segments, HOLES) * onto).sum())
-    assert difference(slope, (values[0] - values[1]) / (2 * step)) < 1e-5 * max(1, slope.abs().item())
-
-
-@pytest.fixture
-def kernel_calls(monkeypatch):
-    """Arguments of each call of scaled_dot_product_attention: q, k, v, the mask or bias, ..."""
-    calls, plain = [], F.scaled_dot_product_attention
-
-    def spy(*arguments):
-        calls.append(arguments)
-        return plain(*arguments)
-
-    monkeypatch.setattr(F, 'scaled_dot_product_attention', spy)
-    return calls
+                values.append((outputs(model, *given) * onto).sum())
+        last = layerwise and name.startswith('encoder.blocks.1')        # one query, without a position
+        if last and name.endswith(('part_embedding', 'distance.weight', 'distance_bias')):
+            continue
+        assert (difference(parameter.grad, 0) < 1e-9) == is_a_shift(name, settings, last), name
+        slope = (parameter.grad * direction).sum()
+        assert abs(slope - (values[0] - values[1]) / (2 * step)) < 1e-5 * max(1, abs(slope)), name
 
 
 @pytest.mark.parametrize('settings', rows_of([system('original', position='rab'), XLNET]))
-@pytest.mark.parametrize('keep', [None, KEEP], ids=['whole', 'padded'])
-def test_learned_biases_are_laid_out_for_the_fused_kernel(settings, keep, kernel_calls):
+def test_learned_biases_are_laid_out_for_the_fused_kernel(settings, monkeypatch):
     """CUDA's memory-efficient kernel needs a last stride of 1; else a slower one is taken silently."""
-    build(Encoder, **settings)(*batch(), keep)
-    assert [bias.stride(-1) for q, k, v, bias, *_ in kernel_calls] == [1, 1]
+    strides, plain = [], F.scaled_dot_product_attention
+    monkeypatch.setattr(F, 'scaled_dot_product_attention', lambda q, k, v, bias, dropout: (
+        strides.append(bias.stride(-1)), plain(q, k, v, bias, dropout))[1])
+    for keep in (None, KEEP):
+        build(Encoder, **settings)(*batch(), keep)
+    assert strides == [1, 1, 1, 1]
 
 
-@pytest.mark.parametrize('settings', rows_of([
-    *[system(**variant, position='rab') for variant in FREE], XLNET]))
-def test_learned_biases_get_the_gradient_of_a_plain_softmax(settings, monkeypatch):
-    """In float32, for which PyTorch also has kernels that give no gradient of the bias."""
-    def plain(q, k, v, mask=None, dropout=0.0):
-        scores = q @ k.mT / math.sqrt(q.size(-1))
-        mask = torch.zeros(()) if mask is None else mask
-        if mask.dtype == torch.bool:
-            mask = torch.zeros(mask.shape).masked_fill(~mask, -math.inf)
-        return (scores + mask).softmax(-1) @ v
-
-    model, (ids, segments), gradients = build(**settings).float(), batch(), []
-    for function in (F.scaled_dot_product_attention, plain):
-        monkeypatch.setattr(F, 'scaled_dot_product_attention', function)
-        losses = model(ids, targets=ids, segments=segments, attention_mask=KEEP)
-        gradients.append(torch.autograd.grad(losses.sum(), list(model.parameters())))
-    for (name, _), one, other in zip(model.named_parameters(), *gradients, strict=True):
-        assert difference(one, other) < 1e-4 * max(1, other.abs().max().item()), name
-        if name.endswith(('bucket_bias.weight', 'content_bias', 'distance_bias')):
-            assert difference(one, other) < 1e-4 * other.abs().max(), name
-
-
-SEES = {'absolute': 'places', 'none': 'a set', 'rope': 'distances', 'rpe': 'distances', 'rab': 'places',
-        **dict.fromkeys(SHATTER, 'distances'), 'xlnet': 'distances', 'gau': 'as its position'}
-
-
-@each_system
-def test_what_a_system_sees(settings):
-    """A set: permuted tokens give permuted states.  Distances: a row moved right gives the same states."""
-    encoder = build(Encoder, **settings)
-    ids, segments = batch()
-    states, order = encoder(ids, segments), torch.tensor([3, 0, 5, 1, 4, 2])
-    permuted = encoder(ids[:, order], segments[:, order])
-    moved = encoder(F.pad(ids, (3, 0)), F.pad(segments, (3, 0)), (torch.arange(9) >= 3).expand(3, -1))[:, 3:]
-    own = entry(SEES, settings['attention'], 'property') if settings['attention'] in ALLOWED_POSITIONS else ''
-    seen = own if own in ('a set', 'distances', 'places') else entry(SEES, settings['position'], 'property')
-    bound = 1e-6 if settings['position'] == 'rope' else 1e-12           # rope's table is float32
-    for changed, same in [(difference(permuted, states[:, order]), seen == 'a set'),
-                          (difference(moved, states), seen != 'places')]:
-        assert changed < bound if same else changed > 1e-3
-
-
-@pytest.mark.parametrize('position', [name for name in POSITION if name != 'rpe'])      # no fused kernel
-@each_variant
-def test_which_scores_are_symmetric(variant, position, kernel_calls):
-    """Those of shared too: s D_q D_k s^T is symmetric, unless rope comes between D_q and D_k."""
-    encoder = build(Encoder, position=position, **variant)
-    encoder(*batch())
-    assert len(kernel_calls) == encoder.config.n_layer
-    name, still = variant['attention'], position != 'rope'
-    for q, k, *_ in kernel_calls:
-        skew = difference(q @ k.mT, k @ q.mT)
-        assert skew < 1e-12 if name == 'symmetric' or name == 'shared' and still else skew > 1e-3
-
-
-@pytest.mark.parametrize('equal', [True, False])
-@pytest.mark.parametrize('position', ALLOWED_POSITIONS['gau'])
-def test_gated_scores_are_symmetric_with_equal_diagonals(position, equal, monkeypatch):
-    calls, plain = [], NORMALISER['softmax_plus']
-
-    def spy(scores, *others):
-        calls.append(scores)
-        return plain(scores, *others)
-
-    monkeypatch.setitem(NORMALISER, 'softmax_plus', spy)
-    encoder = build(Encoder, **system('gau', position))
-    if equal:
-        for block in encoder.blocks:
-            block.attention.key_diag.data = block.attention.query_diag.data
-            block.attention.key_bias.data = block.attention.query_bias.data
-    encoder(*batch())
-    assert len(calls) == encoder.config.n_layer
-    assert all((difference(scores, scores.mT) < 1e-6) == equal for scores in calls)     # 1e-6: rope's table
-
-
-# ---- reductions: claim -> (settings of one, settings of other, its attention's weights -> the other's) ----
+# ---- reductions: claim -> (attention of one, of the other, weights of one -> weights of the other) ----
 
 def tied_query_and_key(w):
     return {**w, 'key.weight': w['query.weight'], 'key.bias': w['query.bias']}
@@ -950,15 +700,6 @@ def multiplied_factors(w):
     return {**w, 'pair': w['pair'] @ right.mT}
 
 
-def pair_in_query(w):
-    """x Wq S per head: in the layout of nn.Linear, rows of a head are S^T Wq^T."""
-    w = tied_query_and_key(w)
-    pair = w.pop('pair').mT
-    w['query.weight'] = (pair @ w['query.weight'].view(3, 4, 12)).view(12, 12)
-    w['query.bias'] = (pair @ w['query.bias'].view(3, 4, 1)).view(12)
-    return w
-
-
 def scaled_matrices(w):
     """Kowsher et al. 2024, section 2.3: Wq = Ws D_q and so on."""
     matrices = {'out.weight': w['out.weight'], 'out.bias': w['out.bias']}
@@ -966,12 +707,6 @@ def scaled_matrices(w):
         matrices[f'{name}.weight'] = w[f'{name}_diag'][:, None] * w['shared.weight']
         matrices[f'{name}.bias'] = w[f'{name}_diag'] * w['shared.bias']
     return matrices
-
-
-def without_terms(w):
-    """XLNet with u = v = 0 and W_r = 0, from the weights of `original` without biases."""
-    terms = {name: torch.zeros(12) for name in ('content_bias', 'distance_bias')}
-    return {**w, **terms, 'distance.weight': torch.zeros(12, 12)}
 
 
 REDUCTIONS = {
@@ -984,154 +719,39 @@ REDUCTIONS = {
     'shared is original with Ws D for each W, so with D = 1 original with tied matrices': (
         {'attention': 'shared'}, {'attention': 'original'}, scaled_matrices),
 }
-TIED = {        # S multiplies queries alone, so Wq S cannot stand for it where keys of distances pass Wq
-    'pairwise is original with Wk = Wq and Wq S for Wq': (
-        {'attention': 'pairwise'}, {'attention': 'original'}, pair_in_query),
-}
-OWN_REDUCTIONS = {
-    'xlnet without its terms is original without positions and biases': (
-        {'attention': 'original', 'position': 'none', 'bias': False}, {**XLNET, 'bias': False},
-        without_terms),
-}
 
 
-def same_rest(one, other, translate=dict):
-    """`other` with all weights of `one`, those of attention translated."""
-    rest = {name: value for name, value in one.state_dict().items() if '.attention.' not in name}
-    other.load_state_dict(rest, strict=False)
-    for a, b in zip(one.blocks, other.blocks, strict=True):
-        b.attention.load_state_dict(translate(a.attention.state_dict()))
-
-
-@pytest.mark.parametrize('one, other, translate', [
-    *[pytest.param({**one, 'position': position}, {**other, 'position': position}, translate,
-                   id=f'{claim}-{position}')
-      for claim, (one, other, translate) in (REDUCTIONS | TIED).items() for position in POSITION],
-    *[pytest.param(*reduction, id=claim) for claim, reduction in OWN_REDUCTIONS.items()]])
-def test_reduction(one, other, translate):
-    first, second = build(Encoder, **one), build(Encoder, **other)
-    same_rest(first, second, translate)
+@pytest.mark.parametrize('claim', REDUCTIONS)
+def test_reduction(claim):
+    one, other, translate = REDUCTIONS[claim]
     ids, segments = batch()
-    assert difference(first(ids, segments, KEEP), second(ids, segments, KEEP)) < 1e-10
+    for position in POSITION:
+        first, second = (build(Encoder, **{**variant, 'position': position}) for variant in (one, other))
+        rest = {name: x for name, x in first.state_dict().items() if '.attention.' not in name}
+        second.load_state_dict(rest, strict=False)
+        for a, b in zip(first.blocks, second.blocks, strict=True):
+            b.attention.load_state_dict(translate(a.attention.state_dict()))
+        assert difference(first(ids, segments, KEEP), second(ids, segments, KEEP)) < 1e-10, position
 
 
-def same_states(one, other):
-    ids, segments = batch()
-    return difference(one(ids, segments, KEEP), other(ids, segments, KEEP)) < 1e-12
+# ---- losses and initial values ----
 
-
-def test_part_mask_without_parts_is_original():
-    one = build(Encoder, n_head=6, attention='original', position='none')
-    other = build(Encoder, **system('part_mask', 'none'))
-    same_rest(one, other)
-    assert not same_states(one, other)
-    for block in other.blocks:
-        block.attention.partition.table.fill_(1.0)
-    assert same_states(one, other)
-
-
-def test_part_bias_without_embeddings_is_one_head_sigmoid():
-    one, other = (build(Encoder, **system(name, 'none')) for name in ('one_head_sigmoid', 'part_bias'))
-    same_rest(one, other, lambda w: {**w, 'part_embedding': torch.zeros(6, 12)})
-    assert same_states(one, other)
-
-
-def values_without_parts(w):
-    """Wv that maps all rows of R to 0."""
-    onto = torch.linalg.pinv(w['part_embedding']) @ w['part_embedding']
-    return {**w, 'value.weight': w['value.weight'] @ (torch.eye(12, dtype=torch.float64) - onto)}
-
-
-@pytest.mark.parametrize('translate, same', [(dict, False), (values_without_parts, True)])
-def test_shatter_without_values_of_parts_is_part_bias(translate, same):
-    one, other = (build(Encoder, **system(name, 'none')) for name in ('part_bias', 'shatter'))
-    same_rest(one, other, translate)
-    same_rest(other, one)
-    assert same_states(one, other) == same
-
-
-@pytest.mark.parametrize('position, plain', [('rpe', 'none'), ('rab', 'absolute')])
-@each_variant
-def test_zero_tables_add_nothing(variant, position, plain):
-    one = build(Encoder, **system(**variant, position=plain))
-    other = build(Encoder, **system(**variant, position=position))
-    with torch.no_grad():
-        (other.position.table if position == 'rpe' else other.position.bucket_bias.weight).zero_()
-    same_rest(one, other)
-    assert same_states(one, other)
-
-
-@pytest.mark.parametrize('real', [100, 512])
-def test_softmax_plus_is_softmax_at_512_tokens(real):
-    sizes = {**system('gau', 'rope'), 'block_size': 520, 'n_layer': 1}
-    one, other = build(Encoder, **sizes), build(Encoder, **sizes, normaliser='softmax')
-    ids, segments = batch(rows=1, length=520)
-    keep = (torch.arange(520) < real)[None]
-    assert (difference(one(ids, segments, keep), other(ids, segments, keep)) < 1e-12) == (real == 512)
-
-
-@pytest.mark.parametrize('pooling', POOLING)
-@pytest.mark.parametrize('attention', SHATTER)
-def test_recomputation_changes_nothing(attention, pooling):
-    """Also in training: the same weights are dropped again."""
-    (ids, segments), results = batch(), []
-    for recompute in (False, True):
-        model = build(SequenceClassifier, **system(attention, 'none'), recompute=recompute, pooling=pooling)
-        torch.manual_seed(12)
-        logits = model.train()(ids, segments, KEEP)
-        gradients = torch.autograd.grad(logits.sum(), list(model.parameters()), materialize_grads=True)
-        results.append((logits, *gradients))
-    for one, other in zip(*results, strict=True):
-        assert difference(one, other) < 1e-12
-
-
-@pytest.mark.parametrize('settings', rows_of([*[
-    system(**variant, position=position) for variant in FREE for position in ('absolute', 'none')],
-    system('gau', 'none'), system('gau', 'absolute')]))
-def test_layerwise_pooling_from_a_token_follows_it(settings):
-    """Where attention does not depend on positions, y_0 = X^0[i] gives y_L = X^L[i]."""
-    model = build(SequenceClassifier, **settings, pooling='layerwise')
-    ids, segments = batch(rows=1)
-    states = model.encoder.states(ids, segments)
-    assert len(states) == 3 and torch.equal(states[-1], model.encoder(ids, segments))
-    assert torch.equal(states[0], model.encoder.embed(ids, segments))
-    with torch.no_grad():
-        model.pooler.query_embedding.copy_(states[0][0, 2])
-    assert difference(model(ids, segments), model.classifier(states[-1][:, 2])) < 1e-12
-
-
-# ---- the permutation objective ----
-
-def test_predictions_see_what_comes_before_them_alone():
-    """Shown by the gradients of the logits at position p with respect to each token's embedding."""
-    model, (ids, segments) = build(PermutationLM, **XLNET), batch()
-    positions, order = torch.tensor([[4], [1], [3]]), torch.tensor([[3, 0, 5, 1, 4, 2]]).expand(3, -1)
-    keep, embedded = HOLES[:3] | torch.tensor([[0] * 6, [0] * 6, [1] + [0] * 5]).bool(), []
-    model.encoder.norm.register_forward_hook(lambda module, given, x: embedded.append(x.requires_grad_()))
-    logits = model(ids, positions, segments=segments, attention_mask=keep, order=order)
-    gradient, = torch.autograd.grad((logits * torch.randn(logits.shape)).sum(), embedded)
-    seen = keep & (order < order.gather(1, positions))
-    assert torch.equal(gradient.abs().amax(-1) > 1e-9, seen)
-    assert (gradient[~seen] == 0).all()
-
-
-def test_permutation_loss_and_padding():
-    model, (ids, segments) = build(PermutationLM, **XLNET), batch()
-    positions = torch.tensor([[1, 4], [3, 0], [4, 3]])
-    targets = ids.gather(1, positions)
+@pytest.mark.parametrize('kind', [MaskedLM, PermutationLM])
+def test_losses_are_cross_entropies_in_float32(kind):
+    model, (ids, segments) = build(kind, **XLNET), batch()
+    positions, targets = torch.tensor([[1, 4], [5, 0], [3, 2]]), torch.tensor([[7, 8], [9, 1], [2, 22]])
     logits = model(ids, positions, segments=segments, attention_mask=KEEP)
     losses = model(ids, positions, targets, segments, KEEP)
-    assert losses.dtype == torch.float32 and losses.shape == targets.shape
-    assert difference(losses, F.cross_entropy(logits.mT, targets, reduction='none')) < 1e-5
-    ids, segments, keep = F.pad(ids, (0, 3), value=7), F.pad(segments, (0, 3)), F.pad(KEEP, (0, 3))
-    longer = model(ids, positions, segments=segments, attention_mask=keep)
-    assert difference(longer, logits) < 1e-12
-    losses.sum().backward()
-    assert all(difference(parameter.grad, 0) > 1e-6 for parameter in model.parameters())
-    assert source.count_parameters(model) == source.count_parameters(build(**XLNET)) + 12
+    assert losses.dtype == torch.float32
+    for b in range(3):
+        if kind is MaskedLM:                                        # the head runs at the positions alone
+            full = model(ids, segments=segments, attention_mask=KEEP)
+            assert difference(logits[b], full[b, positions[b]]) < 1e-12
+        for i in range(2):
+            chances = logits[b, i].exp() / logits[b, i].exp().sum()
+            assert abs(losses[b, i] + chances[targets[b, i]].log()) < 1e-5
+    assert source.count_parameters(model) == source.count_parameters(build(**XLNET)) + 12 * (kind != MaskedLM)
 
-
-# ---- arguments of forward ----
 
 def test_segments_are_0_and_all_tokens_real_when_not_given():
     encoder = build(Encoder)
@@ -1140,31 +760,10 @@ def test_segments_are_0_and_all_tokens_real_when_not_given():
     assert difference(encoder(ids), encoder(ids, segments)) > 1e-3
 
 
-def test_head_on_gathered_positions_is_the_full_head():
-    model = build()
-    ids, segments = batch()
-    positions, targets = torch.tensor([[1, 4], [5, 0], [3, 2]]), torch.tensor([[7, 8], [9, 1], [2, 22]])
-    full = model(ids, segments=segments, attention_mask=KEEP)
-    wanted = torch.stack([full[b, positions[b]] for b in range(3)])
-    assert difference(model(ids, positions, segments=segments, attention_mask=KEEP), wanted) < 1e-12
-    losses = model(ids, positions, targets, segments, KEEP)
-    assert losses.dtype == torch.float32 and losses.shape == targets.shape
-    each = [[F.cross_entropy(wanted[b, i], targets[b, i]).item() for i in range(2)] for b in range(3)]
-    assert difference(losses, torch.tensor(each)) < 1e-5
-    gathered = torch.autograd.grad(losses.sum(), list(model.parameters()))
-    labels = torch.full_like(ids, -100).scatter(1, positions, targets)
-    total = F.cross_entropy(full.flatten(0, 1), labels.flatten(), reduction='sum')
-    assert abs(total.item() - losses.sum().item()) < 1e-4
-    for one, other in zip(gathered, torch.autograd.grad(total, list(model.parameters())), strict=True):
-        assert difference(one, other) < 1e-5 * max(1, other.abs().max().item())
-
-
-# ---- initial values ----
-
-@pytest.mark.parametrize('kind', [SequenceClassifier, SpanClassifier, MultipleChoice, None])
-@each_system
+@pytest.mark.parametrize('kind', [MaskedLM, SequenceClassifier, SpanClassifier])
+@each_core
 def test_initial_values(settings, kind):
-    kind = kind or (PermutationLM if settings == XLNET else MaskedLM)
+    kind = PermutationLM if settings == XLNET and kind is MaskedLM else kind
     torch.manual_seed(5)
     sizes = {'vocab_size': 500, 'block_size': 40, 'n_layer': 1, 'n_embd': 96, 'n_inner': 96, 'n_label': 50}
     pooling = 'layerwise' if settings['position'] == 'none' else 'cls'
@@ -1183,13 +782,13 @@ STARTS = {      # mean of S of rank r; deviation of S's entries; of those of A B
     'identity': (lambda K, r: torch.eye(K, r) @ torch.eye(r, K), lambda K: 0.02, None),
     'fan_in': (lambda K, r: torch.zeros(K, K), lambda K: K ** -0.5, lambda K: K ** -0.5),
     'normal': (lambda K, r: torch.zeros(K, K), lambda K: 0.02, lambda K: 0.02),
+    'unit': (lambda K, r: torch.zeros(K, K), lambda K: 1.0, lambda K: 1.0),
 }
 
 
-@pytest.mark.parametrize('size', [8, 32])
-@pytest.mark.parametrize('rank', [0, 1, 5])
+@pytest.mark.parametrize('rank', [0, 5])
 @pytest.mark.parametrize('pair_init', PAIR_INIT)
-def test_initial_pairwise_factors(pair_init, rank, size):
+def test_initial_pairwise_factors(pair_init, rank, size=32):
     torch.manual_seed(6)
     mean, full, factored = entry(STARTS, pair_init, 'statistics')
     settings = {'attention': 'pairwise', 'pair_init': pair_init, 'pair_rank': rank}
@@ -1202,43 +801,53 @@ def test_initial_pairwise_factors(pair_init, rank, size):
         assert abs(noise.std().item() / deviation(size) - 1) < (0.25 if rank else 0.06)
 
 
-# ---- dropout, precision, compilation ----
+# ---- dropout: where it falls is seen at rate 1 ----
 
 @pytest.mark.parametrize('knob', ['dropout', 'attention_dropout'])
-@each_system
+@each_core
 def test_dropout_is_applied_in_training_alone(settings, knob):
     rates = {'dropout': 0.0, 'attention_dropout': 0.0}
-    model = build(**{**settings, **rates, knob: 0.5})
-    ids, segments = batch()
+    model, (ids, segments) = build(**{**settings, **rates, knob: 0.5}), batch()
     states = model(ids, segments=segments)
     assert torch.equal(states, model(ids, segments=segments))
     model.train()
     first, second = model(ids, segments=segments), model(ids, segments=segments)
     assert difference(first, second) > 1e-3 and difference(first, states) > 1e-3
-    plain = build(**{**settings, **rates}).train()
-    assert difference(plain(ids, segments=segments), states) < 1e-12
+    assert difference(build(**{**settings, **rates}).train()(ids, segments=segments), states) < 1e-12
 
 
-@pytest.mark.parametrize('knob', ['dropout', 'attention_dropout'])
-def test_dropout_of_two_streams(knob):
-    rates = {'dropout': 0.0, 'attention_dropout': 0.0, knob: 0.5}
-    model, (ids, segments) = build(PermutationLM, **XLNET, **rates), batch()
-    positions = torch.tensor([[1, 4], [3, 0], [4, 3]])
-    logits = [model.train(train)(ids, positions, segments=segments) for train in (False, False, True, True)]
-    assert torch.equal(*logits[:2]) and difference(*logits[1:3]) > 1e-3 and difference(*logits[2:]) > 1e-3
+@each_system
+def test_attention_without_weights_gives_the_bias_of_its_output(settings):
+    """So every term, those of distances and parts too, has the dropped weights."""
+    encoder = build(Encoder, **settings, attention_dropout=1.0)
+    x, context = encoder.embed(*batch()), source.Context(encoder.position, KEEP[:, None, None])
+    for block in encoder.train().blocks:
+        bias = block.attention.out.bias
+        y = block.attention(x, x, context)
+        assert difference(y, torch.zeros(()) if bias is None else bias) < 1e-12
 
 
-def trained(model, ids, segments, keep):
-    """Losses (B, k) of a model of any kind."""
-    if isinstance(model, PermutationLM):
-        positions = torch.zeros(len(ids), 1, dtype=torch.long)
-        return model(ids, positions, ids[:, :1], segments, keep)
-    if isinstance(model, SequenceClassifier):
-        return F.cross_entropy(model(ids, segments, keep).float(), ids[:, 0] % 2, reduction='none')
-    return model(ids, targets=ids, segments=segments, attention_mask=keep)
+def test_dropout_takes_what_blocks_add_embeddings_query_stream_and_pooled_state():
+    (ids, segments), positions = batch(), torch.zeros(3, 1, dtype=torch.long)
+    x = torch.randn(3, 6, 12, dtype=torch.float64)
+    plain, gated = (build(Encoder, **system(*names), dropout=1.0).train()
+                    for names in (('original', 'none'), ('gau', 'rope')))
+    for block in plain.blocks:                          # the input of a block stays
+        wanted = block.mlp_norm(block.attention_norm(x))
+        assert torch.equal(block(x, x, source.Context(plain.position)), wanted)
+    for block in gated.blocks:
+        assert torch.equal(block(x, x, source.Context(gated.position)), block.norm(x))
+    model = build(PermutationLM, **XLNET, dropout=1.0).train()
+    assert (model.encoder.embed(ids, segments) == 0).all()
+    model(ids, positions).sum().backward()
+    assert (model.query_embedding.grad == 0).all()
+    classifier = build(SequenceClassifier, dropout=1.0).train()
+    assert torch.equal(classifier(ids, segments), classifier.classifier.bias.expand(3, -1))
 
 
-@pytest.mark.parametrize('settings', rows_of([*SYSTEMS, *GATED]))
+# ---- precision ----
+
+@each_core_or_gated
 def test_bfloat16_autocast(settings):
     """Within 3 % of float32 in norm: bfloat16 keeps 8 bits, so each rounding changes up to 0.4 %."""
     torch.manual_seed(7)
@@ -1253,200 +862,155 @@ def test_bfloat16_autocast(settings):
         losses = model(ids, targets=ids, segments=segments, attention_mask=KEEP)
     assert logits.dtype == torch.bfloat16 and losses.dtype == torch.float32
     assert (logits.float() - wanted).norm() < 0.03 * wanted.norm()
-    losses.sum().backward()
-    assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
+    assert difference(losses, F.cross_entropy(logits.float().mT, ids, reduction='none')) < 1e-6
 
 
-EDGES = {           # keep (B, T): T = 1, T beyond clip_distance; no real token, one, the last alone, all
-    'one token': torch.tensor([[1], [0]]).bool(),
-    'long': torch.tensor([[0] * 12, [1] + [0] * 11, [0] * 11 + [1], [1] * 12]).bool(),
-    'all real': torch.ones(2, 12).bool(),               # given as None
-}
+@pytest.mark.parametrize('autocast', [False, True])
+@each_core_or_gated
+def test_edges_are_finite(settings, autocast):
+    """One token, none, the last alone, all, beyond clip_distance; with scores far into saturation."""
+    model = build(SequenceClassifier, **settings, pooling='layerwise', n_layer=1).float()
+    parameters = list(model.parameters())
+    with torch.no_grad():
+        torch._foreach_mul_(parameters, 5)
+    for keep in ([[1], [0]], [[0] * 12, [1] + [0] * 11, [0] * 11 + [1], [1] * 12], [[1] * 12] * 2):
+        keep = torch.tensor(keep).bool()
+        given = *batch(*keep.shape), None if keep.all() else keep
+        with torch.autocast('cpu', torch.bfloat16, enabled=autocast):
+            results = [model.encoder(*given), model(*given)]
+        total = sum(x.float().square().sum() for x in results)
+        gradients = torch.autograd.grad(total, parameters, materialize_grads=True)
+        assert all(x.isfinite().all() for x in (*results, *gradients)), keep
 
 
-@pytest.mark.parametrize('settings', rows_of([*SYSTEMS, *GATED]))
-def test_edges_are_finite(settings):
-    for kind in [MaskedLM, SequenceClassifier, *[PermutationLM] * (settings == XLNET)]:
-        model = build(kind, **settings, pooling='layerwise').float()
-        parameters = list(model.parameters())
-        for growth in (1, 5):                           # 5: scores grow 25 times, far into saturation
-            with torch.no_grad():
-                torch._foreach_mul_(parameters, growth)
-            for autocast, (name, keep) in itertools.product((False, True), EDGES.items()):
-                ids, segments = batch(*keep.shape)
-                with torch.autocast('cpu', torch.bfloat16, enabled=autocast):
-                    losses = trained(model, ids, segments, None if keep.all() else keep)
-                gradients = torch.autograd.grad(losses.sum(), parameters, materialize_grads=True)
-                finite = [x.isfinite().all() for x in (losses, *gradients)]
-                assert all(finite), (growth, autocast, name)
-
-
-QUICK = [                   # in every run; the others, made of much the same operations, are slow tests
-    system('original', 'rope'), system('pairwise', 'rab'), system('shatter', 'none', recompute=True),
-    system('gau', 'rope')]
-SLOW = [system('pairwise', 'rpe'), *[x for x in ONE_EACH if 'pair_rank' not in x and x not in QUICK]]
-COMPILED = rows_of(QUICK) + [pytest.param(*row.values, id=row.id, marks=pytest.mark.slow)
-                             for row in rows_of(SLOW)]
-
-
-@pytest.mark.parametrize('settings', COMPILED)
-def test_texts_of_any_length_compile_twice(settings):
-    """With the first length, then with any; else fine-tuning would compile for each length of a batch."""
-    torch.compiler.reset()
-    counters.clear()
-    compiled = torch.compile(build(SequenceClassifier, n_layer=1, **settings), backend='eager')
-    for length in (9, 7, 10, 8, 12):
-        compiled(torch.ones(3, length, dtype=torch.long), attention_mask=torch.ones(3, length).bool())
-    assert counters['stats']['unique_graphs'] == 2
-
-
-@pytest.mark.parametrize('settings', [*COMPILED, pytest.param(XLNET, id='plm')])
-def test_compiles_to_one_graph(settings):
-    """Forward and backward, as torch.compile captures them; aot_eager needs no C++ compiler."""
-    torch.compiler.reset()
-    kind = PermutationLM if settings is XLNET else MaskedLM
-    model, gradients = build(kind, n_layer=1, **settings), []
-    ids, segments = batch()
-    compiled = torch.compile(partial(trained, model), fullgraph=True, backend='aot_eager')
-    for function in (partial(trained, model), compiled):
-        losses = function(ids, segments, KEEP)
-        gradients.append(torch.autograd.grad(losses.sum(), list(model.parameters()), materialize_grads=True))
-    for one, other in zip(*gradients, strict=True):
-        assert difference(one, other) <= 1e-5 * other.abs().max()           # the losses are float32
+def test_distances_are_added_in_float32():
+    """To q k = 256 in bfloat16, where 257 would be 256 again: softmax(256, 257, 256)."""
+    position = POSITION['rpe'](EncoderConfig(9, 3, 1, 1, 1, 4, position='rpe', clip_distance=2)).bfloat16()
+    position.table.data = torch.tensor([[[0.0], [1 / 16], [0.0]]]).bfloat16()
+    attention = SimpleNamespace(layer=0, n_head=1, relative=lambda table: (table, table))
+    q = torch.full((1, 1, 3, 1), 16.0).bfloat16()
+    y = position.attend(attention, q, q, torch.zeros_like(q), None, 0.0)
+    assert abs(y[0, 0, 1, 0] * 16 - math.e / (math.e + 2)) < 0.01
 
 
 @pytest.mark.parametrize('dtype, error', [
     (torch.float32, 1e-5), (torch.bfloat16, 0.02), (torch.float16, 2e-3)], ids=str)
-@pytest.mark.parametrize('shift', [0, -10, -16, -40, -60, -100])
-def test_sigmoid_weights_of_rows_far_below_zero(shift, dtype, error):
+def test_sigmoid_weights_of_rows_far_below_zero(dtype, error):
     """The norm of a row brings its weights back to order 1, however small the sigmoids are."""
-    scores = (torch.tensor([[[0.5, -1.0, 0.0, 2.0]]]) + shift).to(dtype).requires_grad_()
-    mask = torch.tensor([1, 1, 0, 1]).bool().view(1, 1, 4)
-    weights = source.masked_sigmoid(scores, mask)
-    wanted = sigmoid_l2(scores[0, 0].tolist(), mask.flatten().tolist())
-    assert difference(weights[0, 0].double(), torch.tensor(wanted)) < error
-    gradient, = torch.autograd.grad(weights[0, 0, 0], scores)
-    assert gradient.isfinite().all() and gradient[0, 0, 0] > 0.1
+    for shift in (0, -16, -40, -100):
+        scores = (torch.tensor([[[0.5, -1.0, 0.0, 2.0]]]) + shift).to(dtype).requires_grad_()
+        mask = torch.tensor([1, 1, 0, 1]).bool().view(1, 1, 4)
+        weights = source.masked_sigmoid(scores, mask)
+        wanted = sigmoid_l2(scores[0, 0].tolist(), mask.flatten().tolist())
+        assert difference(weights[0, 0].double(), torch.tensor(wanted)) < error
+        gradient, = torch.autograd.grad(weights[0, 0, 0], scores)
+        assert gradient.isfinite().all() and gradient[0, 0, 0] > 0.1
 
 
-@pytest.mark.parametrize('size', [1.0, 1e-3, 1e-5, 1e-7])
-def test_rows_of_scaled_squared_relu_sum_to_one_in_float16(size):
-    """Scores of 1e-5 and 1e-7 are subnormal numbers there."""
+@pytest.mark.parametrize('size', [1.0, 1e-5, 1e-7])
+def test_rows_of_scaled_squared_relu_in_float16(size):
+    """Scores of 1e-5 and 1e-7 are subnormal numbers there; rows sum to 1 / (n s)."""
     scores = (size * torch.randn(2, 6, 100, generator=torch.Generator().manual_seed(13))).half()
     mask = (torch.arange(100) < 70).expand(2, 1, 100)
-    weights = NORMALISER['scaled_squared_relu'](scores, mask, torch.tensor(70.0), 128, None)
+    weights = 70 * 128 * NORMALISER['scaled_squared_relu'](scores, mask, torch.tensor(70.0), 128, None)
     assert difference(weights.sum(-1), 1) < 1e-6 and (weights[..., 70:] == 0).all()
     wanted = scaled_squared_relu(scores[1, 2].tolist(), mask[1, 0].tolist(), 128, 'ns')
-    assert difference(weights[1, 2], torch.tensor(wanted)) < 1e-6
+    assert difference(weights[1, 2], 70 * 128 * torch.tensor(wanted)) < 1e-6
 
 
-# ---- longer and shorter rows ----
+@pytest.mark.parametrize('name, relu_scale, theirs', [
+    ('squared_relu', 'ns2', lambda a, n, s: a.relu() ** 2 / (s * n)),
+    ('scaled_squared_relu', 'ns', lambda a, n, s: a.relu() ** 2 / (s * n * (a.relu() ** 2).sum(-1, True))),
+    ('softmax', 'ns', lambda a, n, s: a.softmax(-1)),
+    ('softmax_plus', 'ns', lambda a, n, s: (a * n.log() / math.log(512)).softmax(-1)),
+])
+def test_normalisers_of_table_2_are_those_of_lius_code(name, relu_scale, theirs):
+    """github.com/HJHGJGHHG/GAU-PyTorch, utils/layers.py: a = q k^T / sqrt(s), padding -inf, n real tokens."""
+    scores = 20 * torch.randn(3, 5, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
+    n = torch.tensor([7.0, 4.0, 2.0], dtype=torch.float64)[:, None, None]
+    mask, s = torch.arange(7) < n, 16
+    wanted = theirs((scores / s ** 0.5).masked_fill(~mask, -math.inf), n, s).nan_to_num(0)     # 0 / 0 there
+    assert difference(NORMALISER[name](scores, mask, n, s, RELU_SCALE[relu_scale]), wanted) < 1e-12
 
-@pytest.mark.parametrize('block_size', [40, 8])
-@each_system
-def test_extend(settings, block_size):
+
+def test_squared_relu_of_large_scores_in_float16():
+    """Their squares are beyond float16 before they are divided."""
+    scores = torch.tensor([[[300.0, -1.0, 400.0]]]).half()
+    weights = NORMALISER['squared_relu'](scores, None, torch.tensor(70.0), 128, RELU_SCALE['ns'])
+    assert difference(weights.float(), torch.tensor([300 ** 2, 0, 400 ** 2]) / (70 * 128)) < 0.05
+
+
+# ---- compilation, longer and shorter rows ----
+
+QUICK = [system('pairwise', 'rab'), system('original', 'rpe'), system('shatter', 'none'),
+         system('gau', 'rope')]
+SLOW = [settings for settings in CORE if settings not in QUICK]         # made of much the same operations
+
+
+@pytest.mark.parametrize('settings', rows_of(QUICK) + [
+    pytest.param(*row.values, id=row.id, marks=pytest.mark.slow) for row in rows_of(SLOW)])
+def test_texts_of_any_length_compile_twice(settings):
+    """With the first length, then with any, block_size too; no graph breaks, and eager mode's gradients."""
+    torch.compiler.reset()
+    counters.clear()
+    model = build(PermutationLM if settings == XLNET else MaskedLM, **{**settings, 'n_layer': 1})
+    compiled = torch.compile(outputs, fullgraph=True, backend='aot_eager')
+    parameters = list(model.parameters())
+    for length in (9, 7, 10, 12, 3):
+        keep = torch.arange(length) < torch.tensor([[length], [3], [1]])
+        one, other = (torch.autograd.grad(function(model, *batch(length=length), keep).sum(), parameters)
+                      for function in (compiled, outputs))
+        assert all(difference(a, b) <= 1e-9 * max(1, b.abs().max()) for a, b in zip(one, other, strict=True))
+    assert counters['stats']['unique_graphs'] <= 2
+
+
+@each_core
+def test_extended(settings):
     """Short rows give the same states; long ones those of one built at that length, with its weights."""
-    config = EncoderConfig(**{**SMALL, **settings})
-    encoder = build(Encoder, **settings)
-    given, weights = encoder.config, {name: value.clone() for name, value in encoder.state_dict().items()}
-    (ids, segments), keep = batch(rows=4), HOLES
-    before = encoder(ids, segments, keep)
-    encoder.extend(block_size)
-    assert given is encoder.config and encoder.config.block_size == block_size
-    assert difference(encoder(ids, segments, keep), before) < 1e-12
-    fresh = build(Encoder, **{**settings, 'block_size': block_size})
-    fresh.load_state_dict(encoder.state_dict())
-    assert fresh.config == encoder.config and config.block_size == 12
-    ids, segments = batch(length=block_size)
-    assert difference(encoder(ids, segments), fresh(ids, segments)) < 1e-12
-    with pytest.raises(ValueError, match=f'block_size={block_size}'):
-        encoder(torch.ones(1, block_size + 1, dtype=torch.long))
-    for name, value in encoder.state_dict().items():
-        rows = min(len(value), len(weights[name]))
-        assert torch.equal(value[:rows], weights[name][:rows]) and value.dtype == torch.float64
-        assert value.shape == weights[name].shape or name == 'position.table.weight'
-    assert all(parameter.requires_grad for parameter in encoder.parameters())
+    model, (ids, segments) = build(**settings), batch(rows=4)
+    for block_size in (40, 8):
+        other, fresh = extended(model, block_size), build(**{**settings, 'block_size': block_size})
+        assert (model.config.block_size, other.config.block_size) == (12, block_size) and not other.training
+        states = (x(ids, segments=segments, attention_mask=HOLES) for x in (model, other))
+        assert difference(*states) < 1e-12
+        fresh.load_state_dict(other.state_dict())
+        rows = batch(length=block_size)[0]
+        assert difference(other(rows), fresh(rows)) < 1e-12
+        with pytest.raises(ValueError, match=f'{block_size + 1} .*block_size={block_size}'):
+            other(torch.ones(1, block_size + 1, dtype=torch.long))
 
 
-@pytest.mark.parametrize('position', [name for name in POSITION if SCHEME[name].embedded])
-def test_extension_draws_new_rows(position):
-    encoder = build(Encoder, position=position)
-    encoder.extend(1012)
-    rows = encoder.position.table.weight[12:]
-    assert rows.shape == (1000, 12) and abs(rows.std().item() / 0.02 - 1) < 5 / (2 * rows.numel()) ** 0.5
-
-
-def test_extension_of_rpe_repeats_the_rows_of_the_longest_distances():
+def test_extension_draws_new_positions_and_repeats_the_longest_distances():
     """Tian et al. 2021, section 2: "copying the learnt embeddings" of the longest distances in training."""
-    encoder = build(Encoder, position='rpe', clip_distance=20)      # rows of 12 tokens: distances -11 to 11
-    table = encoder.position.table.detach().clone()
-    encoder.extend(40)
+    rows = extended(build(), 1012).encoder.position.table.weight[12:]
+    assert rows.shape == (1000, 12) and abs(rows.std().item() / 0.02 - 1) < 5 / (2 * rows.numel()) ** 0.5
+    model = build(position='rpe', clip_distance=20)                 # rows of 12 tokens: distances -11 to 11
+    old, new = (x.encoder.position.table for x in (model, extended(model, 40)))
     for row in range(39):
-        assert torch.equal(encoder.position.table[:, row], table[:, min(max(row, 19 - 11), 19 + 11)])
-    longer = encoder.position.table.detach().normal_().clone()      # trained at that length
-    for block_size in (12, 40):
-        encoder.extend(block_size)
-        assert torch.equal(encoder.position.table, longer)          # shorter rows forget nothing
-
-
-def test_models_leave_the_config_they_are_given():
-    config = EncoderConfig(**SMALL)
-    model, other = MaskedLM(config), MaskedLM(config)
-    model.encoder.extend(40)
-    assert (model.config.block_size, other.config.block_size, config.block_size) == (40, 12, 12)
-    assert model(torch.ones(1, 40, dtype=torch.long)).shape == (1, 40, 23)
+        assert torch.equal(new[:, row], old[:, min(max(row, 19 - 11), 19 + 11)])
+    assert torch.equal(extended(model, 8).encoder.position.table, old)
 
 
 # ---- what a user can get wrong ----
 
+TABLES = {'attention': ATTENTION, 'position': POSITION, 'pair_init': PAIR_INIT, 'norm': NORM,
+          'lm_head': LM_HEAD, 'normaliser': NORMALISER, 'relu_scale': RELU_SCALE, 'pooling': POOLING}
 KNOBS = {'pair_rank': 2, 'pair_init': 'normal', 'normaliser': 'softmax', 'key_size': 64,    # not defaults
-         'recompute': True, 'relu_scale': 'n', 'clip_distance': 5, 'same_partition': True,
-         'one_value_matrix': True}
-
-
-def test_every_knob_of_one_row_is_tried():
-    assert KNOBS.keys() == APPLIES_TO.keys()
+         'relu_scale': 'n', 'clip_distance': 5, 'same_partition': True, 'one_value_matrix': True}
 
 
 @pytest.mark.parametrize('settings, words', [
-    ({'attention': 'pairwize'}, ["attention='pairwize'", *ATTENTION]),
-    ({'position': 'rpe2'}, ["position='rpe2'", *POSITION]),
-    ({'pair_init': 'zeros'}, ["pair_init='zeros'", *PAIR_INIT]),
-    ({'norm': 'batch'}, ["norm='batch'", *NORM]),
-    ({'lm_head': 'gpt'}, ["lm_head='gpt'", *LM_HEAD]),
-    ({'normaliser': 'relu'}, ["normaliser='relu'", *NORMALISER]),
-    ({'relu_scale': 'n3'}, ["relu_scale='n3'", *RELU_SCALE]),
-    ({'pooling': 'mean'}, ["pooling='mean'", *POOLING]),
-    *[({**system(name, 'none'), 'n_head': n_head}, [f'n_head={n_head}', f"attention='{name}'", 'even', '4'])
-      for name in SHATTER for n_head in (2, 3)],
-    *[(system(name, position), [f"position='{position}'", f"attention='{name}'",
-                               f"choose {' or '.join(ALLOWED_POSITIONS[name])}"])
+    *[({name: 'pairwize'}, [f"{name}='pairwize'", *table]) for name, table in TABLES.items()],
+    *[({option: entry(KNOBS, option, 'value')}, [f'{option}={KNOBS[option]!r}', *USERS[option][1]])
+      for option in USERS],
+    *[(system(name, position), [f"position='{position}'", f"attention='{name}'", *ALLOWED_POSITIONS[name]])
       for name in ALLOWED_POSITIONS for position in POSITION if position not in ALLOWED_POSITIONS[name]],
-    ({**system('gau', 'rope'), 'key_size': 5}, ["position='rope'", '5', 'even', 'key_size']),
-    *[({'attention': name, knob: value}, [f'{knob}={value!r}', 'attention', *map(repr, APPLIES_TO[knob][1])])
-      for knob, value in KNOBS.items() if APPLIES_TO[knob][0] == 'attention'
-      for name in ATTENTION if name not in ALLOWED_POSITIONS and name not in APPLIES_TO[knob][1]],
-    *[({**system(name, ALLOWED_POSITIONS[name][0]), knob: value},
-       [f'{knob}={value!r}', *map(repr, APPLIES_TO[knob][1])])
-      for knob, value in KNOBS.items() if APPLIES_TO[knob][0] == 'attention'
-      for name in ALLOWED_POSITIONS if name not in APPLIES_TO[knob][1]],
-    *[({'position': name, 'clip_distance': 5}, ['clip_distance=5', "position='rpe'"])
-      for name in POSITION if name != 'rpe'],
-    *[(system('gau', 'rope', normaliser=name, relu_scale='n'), ["relu_scale='n'", "'squared_relu'"])
-      for name in NORMALISER if name != 'squared_relu'],
+    *[(system('shatter', 'none', n_head=n_head), [f'n_head={n_head}', "attention='shatter'", 'even'])
+      for n_head in (2, 3)],
+    (system('gau', 'rope', key_size=5), ["position='rope'", '5', 'even', 'key_size']),
+    (system('part_mask', 'none', one_value_matrix=True), ['one_value_matrix=True', 'shatter']),
     ({'n_head': 5}, ['n_embd=12', 'n_head=5', 'multiple']),
     ({'n_embd': 9, 'position': 'rope'}, ["position='rope'", '3', 'even']),
-    ({'attention': 'pairwise', 'pair_rank': 5}, ['pair_rank=5', '4']),
-    ({'attention': 'pairwise', 'pair_rank': -1}, ['pair_rank=-1', '4']),
-    ({'n_layer': 1.5}, ['n_layer=1.5', 'int']), ({'n_head': True}, ['n_head=True', 'int']),
-    ({'dropout': '0.1'}, ["dropout='0.1'", 'float']), ({'attention': ['x']}, ["attention=['x']", 'str']),
-    *[({name: value}, [f'{name}={value}', '[0, 1)'])
-      for name in ('dropout', 'attention_dropout') for value in (-0.1, 1.0, math.nan)],
-    *[({name: 0}, [f'{name}=0', 'at least 1']) for name in
-      ('vocab_size', 'block_size', 'n_layer', 'n_head', 'n_embd', 'n_inner', 'n_segment', 'n_label')],
-    ({**system('gau', 'rope'), 'key_size': 0}, ['key_size=0', 'at least 1']),
-    ({'position': 'rpe', 'clip_distance': 0}, ['clip_distance=0', 'at least 1']),
-    ({'bias': 1}, ['bias=1', 'bool']), ({'recompute': 'yes'}, ["recompute='yes'", 'bool']),
 ], ids=str)
 def test_config_error_names_key_value_and_choices(settings, words):
     with pytest.raises(UserError) as error:
@@ -1455,34 +1019,23 @@ def test_config_error_names_key_value_and_choices(settings, words):
     assert '\n' not in str(error.value)
 
 
-@each_system
-def test_every_system_is_allowed_and_no_other(settings):
-    config = EncoderConfig(**{**SMALL, **settings})
-    assert config.position in allowed(config.attention)
-    if settings != XLNET:
-        with pytest.raises(UserError, match="only attention='xlnet'"):
-            PermutationLM(config)
-
-
-@each_position
-def test_rows_longer_than_block_size_raise(position):
-    encoder = build(Encoder, **system('original', position))
-    encoder(torch.ones(1, 12, dtype=torch.long))
-    with pytest.raises(ValueError, match='13.*block_size=12'):
-        encoder(torch.ones(1, 13, dtype=torch.long))
-
-
 def test_model_config_takes_the_knobs_it_knows():
     settings = {'n_layer': 3, 'attention': 'shared', 'batch_size': 7, 'vocab_size': 9}
     assert source.model_config(settings, 31) == EncoderConfig(vocab_size=31, n_layer=3, attention='shared')
-    with pytest.raises(UserError, match='n_layer=0'):
-        source.model_config({'n_layer': 0}, 31)
+
+
+def test_other_classes_say_what_they_need():
+    with pytest.raises(UserError, match="only attention='xlnet'"):
+        PermutationLM(EncoderConfig(**SMALL))
+    with pytest.raises(SystemExit, match=r'^[^\n]*python train.py config/quickstart.py$'):
+        runpy.run_path(source.__file__, run_name='__main__')
 
 
 # ---- Hugging Face ----
 
 SIZES = {'vocab_size': 40, 'hidden_size': 24, 'num_hidden_layers': 3, 'num_attention_heads': 4,
          'intermediate_size': 36, 'max_position_embeddings': 16, 'type_vocab_size': 2}
+OURS = 40, 16, 3, 4, 24, 36                             # the same sizes of an EncoderConfig
 
 
 @pytest.fixture(scope='module')
@@ -1499,15 +1052,6 @@ def randomised(model):
     return model.eval()
 
 
-@pytest.fixture(scope='module')
-def bert(transformers, tmp_path_factory):
-    """(transformers' BertForMaskedLM with random weights, its folder)"""
-    theirs = randomised(transformers.BertForMaskedLM(transformers.BertConfig(**SIZES)))
-    folder = tmp_path_factory.mktemp('bert')
-    theirs.save_pretrained(folder)
-    return theirs, folder
-
-
 def padded_batch():
     """ids, segments, keep (B, T), padded with id 0 on the right."""
     ids, segments = batch(length=9)
@@ -1516,179 +1060,107 @@ def padded_batch():
 
 
 def their_logits(theirs, ids, segments, keep):
-    return theirs(input_ids=ids, token_type_ids=segments, attention_mask=keep.long()).logits
+    found = theirs(input_ids=ids, token_type_ids=segments, attention_mask=keep.long())
+    return torch.stack(found.to_tuple()) if 'start_logits' in found else found.logits
 
 
-def test_bert_gives_the_logits_of_hugging_face(bert):
-    theirs, folder = bert
-    ids, segments, keep = padded_batch()
-    wanted = their_logits(theirs, ids, segments, keep)
-    ours = MaskedLM.from_pretrained(folder)
-    given = ours(ids, segments=segments, attention_mask=keep)
-    assert difference(given[keep], wanted[keep]) < 1e-5 * wanted.abs().max()
-    assert source.count_parameters(ours) == sum(parameter.numel() for parameter in theirs.parameters())
+def copied(ours, theirs):
+    """Our model with the weights of theirs."""
+    names, weights = source.hugging_face_names(ours.config.n_layer), theirs.state_dict()
+    ours.load_state_dict({name: weights[theirs] for theirs, name in names.items()
+                          if theirs in weights and name in ours.state_dict()})
+    return ours.eval()
 
 
-@pytest.mark.parametrize('train', [False, True])
-def test_bert_gives_the_gradients_of_hugging_face(bert, train):
-    """In training too, with the same seed: both apply dropout at the same points in the same order."""
-    theirs, folder = bert
-    ours = MaskedLM.from_pretrained(folder)
-    assert (ours.config.dropout, ours.config.attention_dropout) == (0.1, 0.1)
-    ids, segments, keep = padded_batch()
-    targets = torch.where(keep, ids, -100)
-    theirs.zero_grad()
-    torch.manual_seed(9)
-    logits = their_logits(theirs.train(train), ids, segments, keep)
-    F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction='sum').backward()
-    theirs.eval()
-    torch.manual_seed(9)
-    ours.train(train)(ids, targets=targets, segments=segments, attention_mask=keep).sum().backward()
-    gradients = {name: parameter.grad for name, parameter in theirs.named_parameters()}
-    names = {ours: theirs for theirs, ours in source.hugging_face_names(ours.config.n_layer).items()
-             if theirs in gradients}
-    for name, parameter in ours.named_parameters():
-        one, other = parameter.grad, gradients[names[name]]
-        assert difference(one, other) < 1e-4 * max(other.abs().max().item(), 1e-2), name
-
-
-@pytest.mark.parametrize('ours, theirs, head', [
-    (SequenceClassifier, 'BertForSequenceClassification', 'classifier'),
-    (SpanClassifier, 'BertForQuestionAnswering', 'qa_outputs'),
-    (MultipleChoice, 'BertForMultipleChoice', 'classifier')])
-def test_heads_give_the_logits_of_hugging_face(ours, theirs, head, transformers):
-    theirs = randomised(getattr(transformers, theirs)(transformers.BertConfig(**SIZES)))
-    ours = ours(EncoderConfig(40, 16, 3, 4, 24, 36)).eval()
-    weights, names = theirs.state_dict(), source.hugging_face_names(ours.config.n_layer)
-    ours.load_state_dict({name: weights[theirs] for theirs, name in names.items() if theirs in weights})
-    ids, segments, keep = padded_batch()
-    if isinstance(ours, MultipleChoice):                            # (B, C, T): three choices for each of two
+@pytest.mark.parametrize('kind, name', [
+    (MaskedLM, 'MaskedLM'), (SequenceClassifier, 'SequenceClassification'),
+    (SpanClassifier, 'QuestionAnswering'), (MultipleChoice, 'MultipleChoice')])
+def test_bert_gives_the_logits_and_gradients_of_hugging_face(kind, name, transformers):
+    """In training with the same seed: both apply dropout at the same points in the same order."""
+    theirs = randomised(getattr(transformers, f'BertFor{name}')(transformers.BertConfig(**SIZES)))
+    ours, (ids, segments, keep), given = copied(kind(EncoderConfig(*OURS)), theirs), padded_batch(), []
+    if kind is MultipleChoice:                                      # (B, C, T): three choices for each of two
         ids, segments, keep = (torch.stack([x, x.roll(1, 0)]) for x in (ids, segments, keep))
-    given = ours(ids, segments, keep)
-    wanted = theirs(input_ids=ids, token_type_ids=segments, attention_mask=keep.long())
-    if isinstance(ours, SpanClassifier):
-        given = torch.stack(given)[:, keep]
-        wanted = torch.stack([wanted.start_logits, wanted.end_logits])[:, keep]
-    else:
-        wanted = wanted.logits
-    assert difference(given, wanted) < 1e-5 * wanted.abs().max()
+    real = {MaskedLM: keep[..., None], SpanClassifier: keep}.get(kind, torch.ones(()))
+    for model in (ours.train(), theirs.train()):
+        torch.manual_seed(9)
+        if model is theirs:
+            logits = their_logits(theirs, ids, segments, keep) * real
+        else:
+            logits = model(ids, segments=segments, attention_mask=keep)
+            logits = (torch.stack(logits) if kind is SpanClassifier else logits) * real
+        logits.square().sum().backward()
+        given.append((logits, {name: x.grad for name, x in model.named_parameters()}))
+    (logits, gradients), (their, wanted) = given
+    assert difference(logits, their) < 1e-5 * their.abs().max()
+    for theirs, ours in source.hugging_face_names(3).items():
+        if ours in gradients and theirs in wanted:
+            one, other = gradients[ours], wanted[theirs]
+            assert difference(one, other) < 1e-4 * max(other.abs().max().item(), 1e-2), ours
 
 
 def test_export_and_import_again(tmp_path, transformers):
     ours = randomised(MaskedLM(EncoderConfig(**SMALL, dropout=0.2, attention_dropout=0.3))).train()
     source.to_transformers(ours).save_pretrained(tmp_path)
     again = MaskedLM.from_pretrained(tmp_path)
-    assert not again.training
-    assert again.config == ours.config
+    assert again.config == ours.config and not again.training
     assert again.state_dict().keys() == ours.state_dict().keys()
     for name, value in ours.state_dict().items():
         assert torch.equal(value, again.state_dict()[name]), name
 
 
-@pytest.mark.parametrize('settings', rows_of([
-    {**variant, 'position': position, 'bias': bias}
-    for variant in FREE for position in source.FAMILY for bias in (True, False)]))
-def test_export_has_the_logits_and_the_input_gradients(settings, tmp_path, transformers):
-    """Float32, padded, two segments; gradients with respect to the token embeddings of the batch."""
-    ours = randomised(MaskedLM(EncoderConfig(**{**SMALL, 'n_head': 2, **settings})))
-    source.to_transformers(ours, pad_token_id=3).save_pretrained(tmp_path)
-    theirs = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path)
-    assert type(theirs).__name__ == source.FAMILY[settings['position']] + 'ForMaskedLM'
-    ids, segments, keep = padded_batch()
-    found = []
-    for model, table in ((ours, ours.encoder.token), (theirs, theirs.get_input_embeddings())):
-        states = []                                                 # the embeddings, (B, T, D)
-        table.register_forward_hook(lambda module, ids, x, states=states: states.append(x))
-        logits = (ours(ids, segments=segments, attention_mask=keep) if model is ours
-                  else their_logits(theirs, ids, segments, keep))[keep]
-        gradient, = torch.autograd.grad(F.cross_entropy(logits, ids[keep]), states)
-        found.append((logits, gradient[keep]))
-    for given, wanted in zip(*found, strict=True):
+@pytest.mark.parametrize('kind, position', source.EXPORTS)
+@each_variant
+def test_export_has_the_logits(variant, kind, position, transformers):
+    """Those of BERT and RoFormer with our weights: float32, padded, two segments; with and without biases."""
+    (ids, segments, keep), sizes = padded_batch(), {**SMALL, 'n_head': 2, 'n_label': 3}
+    for bias in (True, False):
+        ours = randomised(kind(EncoderConfig(**sizes, position=position, bias=bias, **variant)))
+        theirs = source.to_transformers(ours, pad_token_id=3)
+        assert type(theirs).__name__ == source.EXPORTS[kind, position] and theirs.config.pad_token_id == 3
+        given = ours(ids, segments=segments, attention_mask=keep)
+        wanted = their_logits(theirs, ids, segments, keep)
+        given, wanted = (x[keep] if kind is MaskedLM else x for x in (given, wanted))
         assert difference(given, wanted) < 1e-4 * wanted.abs().max()
 
 
-@pytest.mark.parametrize('position', ['absolute', 'rope'])
-@pytest.mark.parametrize('kind', [SequenceClassifier, SpanClassifier, MultipleChoice])
-def test_fine_tuned_export_has_the_logits(kind, position, transformers):
-    ours = randomised(kind(EncoderConfig(**{**SMALL, 'n_head': 2, 'attention': 'pairwise', 'n_label': 3,
-                                            'lm_head': 'decoder', 'position': position})))
-    if (kind, position) == (SequenceClassifier, 'rope'):
-        with pytest.raises(UserError, match='no equivalent in .*RoFormerForSequenceClassification'):
-            source.to_transformers(ours)
-        return
-    theirs = source.to_transformers(ours)
-    ids, segments, keep = padded_batch()
-    if kind is MultipleChoice:
-        ids, segments, keep = (torch.stack([x, x.roll(1, 0)]) for x in (ids, segments, keep))
-    given = ours(ids, segments, keep)
-    wanted = theirs(input_ids=ids, token_type_ids=segments, attention_mask=keep.long())
-    if kind is SpanClassifier:
-        given = torch.stack(given)[:, keep]
-        wanted = torch.stack([wanted.start_logits, wanted.end_logits])[:, keep]
-    else:
-        wanted = wanted.logits
-    assert difference(given, wanted) < 1e-4 * wanted.abs().max()
-
-
-@pytest.mark.parametrize('settings, kind', [
-    *[(settings, MaskedLM) for settings in SYSTEMS
-      if settings['attention'] not in source.FOLD or settings['position'] not in source.FAMILY],
-    ({'norm': 'rms'}, MaskedLM), ({'lm_head': 'decoder'}, MaskedLM),
-    ({'pooling': 'first'}, SequenceClassifier), ({'pooling': 'layerwise'}, MultipleChoice)], ids=str)
-def test_export_refuses_what_transformers_has_no_layer_for(settings, kind):
-    with pytest.raises(UserError) as error:
+@pytest.mark.parametrize('kind, settings', [
+    *[(MaskedLM, settings) for settings in CORE
+      if settings['attention'] not in source.FOLD or settings['position'] in ('rpe', 'rab')],
+    (MaskedLM, {'norm': 'rms'}), (MaskedLM, {'lm_head': 'decoder'}), (SpanClassifier, {}),
+    (SequenceClassifier, {'pooling': 'first'}), (SequenceClassifier, {'position': 'rope'})], ids=str)
+def test_export_refuses_what_transformers_has_no_layer_for(kind, settings, transformers):
+    with pytest.raises(UserError, match='^transformers has no equal of [^\n]*$'):
         source.to_transformers(build(kind, **settings))
-    name = next(name for name, (_, allowed, _) in source.EXPORTABLE.items()
-                if name in settings and settings[name] not in allowed)
-    said = f"{name}={settings[name]!r}: no equivalent in transformers' BERT and RoFormer, which have only "
-    assert str(error.value).startswith(said) and '\n' not in str(error.value)
 
 
 @pytest.mark.parametrize('setting', [
     {'hidden_act': 'gelu_new'}, {'layer_norm_eps': 1e-5}, {'tie_word_embeddings': False},
     {'is_decoder': True}], ids=str)
 def test_import_refuses_other_berts(setting, tmp_path, transformers):
-    transformers.BertForMaskedLM(transformers.BertConfig(**SIZES, **setting)).save_pretrained(tmp_path)
+    transformers.BertConfig(**SIZES, **setting).save_pretrained(tmp_path)
     with pytest.raises(UserError, match=f'{next(iter(setting))}={next(iter(setting.values()))}'):
-        MaskedLM.from_pretrained(tmp_path)
+        source.pretrained_encoder(tmp_path)
 
 
-def test_import_refuses_what_is_no_masked_lm(tmp_path, transformers):
-    with pytest.raises(UserError, match='nowhere: neither a checkpoint nor a BERT: [^\n]*$'):
-        MaskedLM.from_pretrained(tmp_path / 'nowhere')
+def test_import_refuses_what_lacks_a_head_or_is_no_bert(tmp_path, transformers):
     transformers.BertModel(transformers.BertConfig(**SIZES)).save_pretrained(tmp_path / 'headless')
-    with pytest.raises(UserError, match='headless: has no cls.predictions.*: not a masked-LM model'):
+    assert 'encoder.token.weight' in source.pretrained_encoder(tmp_path / 'headless')[1]
+    with pytest.raises(UserError, match='headless: has no cls.predictions'):
         MaskedLM.from_pretrained(tmp_path / 'headless')
-    other = transformers.DistilBertConfig(vocab_size=40, dim=24, n_layers=3, n_heads=4, hidden_dim=36)
-    transformers.DistilBertForMaskedLM(other).save_pretrained(tmp_path / 'distilled')
+    transformers.DistilBertConfig().save_pretrained(tmp_path / 'distilled')
     with pytest.raises(UserError, match='model_type=distilbert'):
-        MaskedLM.from_pretrained(tmp_path / 'distilled')
-
-
-def test_rope_gives_the_logits_of_roformer(transformers):
-    config = transformers.RoFormerConfig(**SIZES, rotary_value=False)
-    theirs = randomised(transformers.RoFormerForMaskedLM(config))
-    ours = MaskedLM(EncoderConfig(40, 16, 3, 4, 24, 36, position='rope')).eval()
-    weights = {name.replace('roformer.', 'bert.', 1): value for name, value in theirs.state_dict().items()}
-    names = source.hugging_face_names(ours.config.n_layer)
-    ours.load_state_dict({name: weights[theirs] for theirs, name in names.items() if theirs in weights
-                          and name in ours.state_dict()})
-    ids, segments, keep = padded_batch()
-    wanted = their_logits(theirs, ids, segments, keep)
-    given = ours(ids, segments=segments, attention_mask=keep)
-    assert difference(given[keep], wanted[keep]) < 1e-5 * wanted.abs().max()
+        source.pretrained_encoder(tmp_path / 'distilled')
 
 
 def test_buckets_are_those_of_t5():
     t5 = pytest.importorskip('transformers.models.t5.modeling_t5')
     encoder = Encoder(EncoderConfig(**{**SMALL, 'position': 'rab', 'block_size': 701}))
     wanted = t5.T5Attention._relative_position_bucket(torch.arange(-700, 701), True, 32, 128)
-    assert torch.equal(encoder.position.buckets(701), wanted)
+    assert torch.equal(encoder.position.bucket, wanted)
     assert wanted.tolist() == [bucket(d) for d in range(-700, 701)]
-    assert set(range(32)) - set(wanted.tolist()) == {16}
 
 
-@pytest.fixture(scope='module')
 def xlnet_pair(transformers):
     """(transformers' XLNetModel with random weights, PermutationLM with the same)"""
     config = transformers.XLNetConfig(
@@ -1712,17 +1184,12 @@ def xlnet_pair(transformers):
     return theirs, ours
 
 
-def test_content_stream_gives_the_states_of_hugging_face(xlnet_pair):
-    theirs, ours = xlnet_pair
+def test_content_and_two_streams_give_the_states_of_hugging_face(transformers):
+    """In orders that begin with a real token: in theirs, a query that sees none averages the padding."""
+    theirs, ours = xlnet_pair(transformers)
     ids, segments, keep = padded_batch()
     wanted = theirs(inputs_embeds=ours.encoder.embed(ids, segments), attention_mask=keep.float())[0]
     assert difference(ours.encoder(ids, segments, keep)[keep], wanted[keep]) < 1e-5 * wanted.abs().max()
-
-
-def test_two_streams_give_the_states_of_hugging_face(xlnet_pair):
-    """In orders that begin with a real token: in theirs, a query that sees none averages the padding."""
-    theirs, ours = xlnet_pair
-    ids, segments, keep = padded_batch()
     generator = torch.Generator().manual_seed(1)
     order = torch.stack([torch.randperm(9, generator=generator) for _ in range(3)])
     order = torch.where(torch.arange(9) == 2, -1, order)

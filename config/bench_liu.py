@@ -5,9 +5,9 @@
 # 118.7 % of its memory. Not run yet on a GPU. Ours: random tokens, float32 (the paper names a T40 and no
 # precision), logits of all positions (as in the code it builds on), and PyTorch's fused attention, which
 # keeps no T x T weights of the RoFormers on a GPU. A small form for a CPU:
-# $ python bench.py config/bench_liu.py --device=cpu --n_layer=2 --batches=1 --rounds=3 --warmup=1
-what = 'params,speed,memory'
-variants = 'roformer_v1_50k,roformer_v2_12k,gau_12k'
+# $ python bench.py config/bench_liu.py --device=cpu --n_layer=2 --batches=1 --rounds=3
+what = 'params,memory,speed'
+variants = 'gau_12k,roformer_v1_50k,roformer_v2_12k'
 out_dir = 'out/bench_liu'
 device = 'cuda'
 dtype = 'float32'
@@ -15,12 +15,8 @@ n_layer = 12
 n_head = 12
 n_embd = 768
 n_inner = 3072
-modes = 'train'
 batches = 8,
 lengths = 256, 512, 1024, 2048
-memory_lengths = 256, 512, 1024, 2048
 rounds = 10
-warmup = 3
 dropout = 0.1
 full_logits = True
-peers = 'none'

@@ -2,7 +2,7 @@
 # $ python prepare_data.py config/data_books_wikipedia.py
 # Expect 6.7M documents, 10,000 of them held out, 16 GB to download (22 minutes at 100 Mbit/s), 12 GB on disk
 # and 6.5 hours on one core, 1.3 on eight (estimates, see results/prepare.md). To begin with less, add
-# --max_documents=1000000, or use train.py --dataset=wikitext (0.3 GB, minutes)
+# --max_documents=1000000, or take config/data_wikitext.py (0.3 GB, minutes)
 corpus = 'books+wikipedia'
 tokenizer = 'wordpiece'
 val_fraction = 0.0015

@@ -2,7 +2,7 @@
 # $ python prepare_data.py config/data_books_wikipedia_sp.py
 # Expect 6.7M documents, 10,000 of them held out, 16 GB to download (22 minutes at 100 Mbit/s), 12 GB on disk
 # and half an hour on one core (estimates, see results/prepare.md); the pieces are trained on both corpora.
-# To begin with less, add --max_documents=1000000, or use train.py --dataset=wikitext (0.3 GB, minutes)
+# To begin with less, add --max_documents=1000000, or take config/data_wikitext.py (0.3 GB, minutes)
 corpus = 'books+wikipedia'
 name = 'books_wikipedia_sp'
 vocab_size = 32_000

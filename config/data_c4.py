@@ -2,8 +2,8 @@
 # $ python prepare_data.py config/data_c4.py
 # Expect 10,000 documents held out, 9 GB to download (12 minutes at 100 Mbit/s), 9 GB on disk and 5 hours on
 # one core, 0.6 on eight (estimates, see results/prepare.md). All 365 million
-# (--max_documents=0) take 36 times as much. To begin with less, add --max_documents=1000000, or use
-# train.py --dataset=wikitext (0.3 GB, minutes)
+# (--max_documents=0) take 36 times as much. To begin with less, add --max_documents=1000000, or take
+# config/data_wikitext.py (0.3 GB, minutes)
 corpus = 'c4'
 max_documents = 10_000_000
 tokenizer = 'wordpiece'

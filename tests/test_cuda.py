@@ -1,0 +1,214 @@
+"""What only a GPU can show: reduced precision, compiled graphs, the float16 scaler, host syncs, resume.
+
+    $ python -m pytest -m cuda -n 8 tests/test_cuda.py      # on a GPU; results/h200.md names the parts
+
+The slow tests run the same code on a CPU, so that it is known to work where there is no GPU.
+"""
+import collections
+import copy
+import time
+import warnings
+
+import pytest
+import torch
+from conftest import kill, launch, process, tiny, words
+from torch._dynamo.utils import counters
+from torch.profiler import ProfilerActivity, profile
+
+import train
+from model import ALLOWED_POSITIONS, ATTENTION, POSITION, model_config
+from prepare_data import load_meta
+
+ON_CUDA = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason='no CUDA device')]
+DEVICES = [pytest.param('cuda', marks=ON_CUDA), pytest.param('cpu', marks=pytest.mark.slow)]
+BACKEND = {'cuda': 'inductor', 'cpu': 'aot_eager'}      # of torch.compile; the second needs no C++ compiler
+STEPS = {'cuda': 200, 'cpu': 4}
+SYSTEMS = [(attention, position, 'mlm') for attention in ATTENTION
+           for position in ALLOWED_POSITIONS.get(attention, POSITION)] + [('xlnet', 'none', 'plm')]
+CASES = [pytest.param('cuda', system, marks=ON_CUDA, id=' '.join(('cuda', *system))) for system in SYSTEMS]
+CASES += [pytest.param('cpu', system, marks=pytest.mark.slow, id=' '.join(('cpu', *system)))
+          for system in SYSTEMS[::8]]
+SMALL = {'n_layer': 2, 'n_head': 4, 'n_embd': 64, 'n_inner': 256, 'block_size': 64}
+BASE = {'n_layer': 2, 'n_head': 12, 'n_embd': 768, 'n_inner': 3072, 'block_size': 512}
+LIMITS = {'first loss': 1e-3, 'first norm': 0.02, 'mean loss': 0.05}        # relative, relative, nats
+GRADIENT = {torch.float32: 0.02, torch.float16: 0.02, torch.bfloat16: 0.1}  # relative; scores * 0.9 give 0.13
+
+
+def runtime_of(device, dtype=torch.float32):
+    return train.Runtime(torch.device(device), dtype, 0, 1, None)
+
+
+def make(system, corpus, sizes, rows, steps, packing='stream'):
+    """(model, batches) of a system: the same weights and batches in every call."""
+    meta, knobs = load_meta(corpus), dict(zip(('attention', 'position', 'objective'), system, strict=True))
+    torch.manual_seed(1)
+    settings = {**knobs, **sizes, 'dropout': 0.0, 'attention_dropout': 0.0}
+    model = train.KINDS[knobs['objective']](model_config(settings, meta['vocab_size']))
+    texts = train.Rows(corpus, meta, 'train', sizes['block_size'], packing)
+    loader = train.Loader(texts, train.Masker(meta, sizes['block_size'], 0.15, knobs['objective'], False), 1)
+    return model, [loader.batch(range(step * rows, (step + 1) * rows)) for step in range(steps)]
+
+
+def update(model, optimizer, scaler, batch, runtime):
+    """A step of train.py on one batch; (2,) loss and gradient norm, float64 on the CPU."""
+    part, count = dict(batch), float(batch['weights'].sum())            # update() takes the weights out
+    both = train.update(model, optimizer, scaler, [part], count, 1.0, runtime)
+    return torch.stack(both).double().cpu()
+
+
+def gradients(model, batch, runtime, scale=1024.0):
+    """{name: gradient of the first loss, float64 on the CPU} of the matrices."""
+    part = {key: x.to(runtime.device) for key, x in batch.items()}
+    weights = part.pop('weights')
+    with runtime.autocast():
+        losses = model(**part)
+    (scale * (losses * weights).sum() / weights.sum()).backward()
+    found = {name: p.grad.double().cpu() / scale for name, p in model.named_parameters()
+             if p.dim() >= 2 and p.grad is not None}
+    model.zero_grad(set_to_none=True)
+    return found
+
+
+def follow(model, batches, runtime, backend=None):
+    """(gradients of the first batch, (steps, 2) losses and norms) of a copy of the model."""
+    model = copy.deepcopy(model).to(runtime.device)
+    if backend:
+        torch.compiler.reset()
+        model.compile(backend=backend)
+    optimizer = train.make_optimizer(model, 3e-4, (0.9, 0.999), 1e-12, 0.01, runtime)
+    scaler = torch.amp.GradScaler(runtime.device.type, 1024.0, enabled=runtime.dtype == torch.float16)
+    first = gradients(model, batches[0], runtime)
+    return first, torch.stack([update(model, optimizer, scaler, batch, runtime) for batch in batches])
+
+
+def distances(exact, ours):
+    """{quantity: how far the results of follow() are from those in float64}."""
+    least = 1e-3 * max(gradient.norm() for gradient in exact[0].values())
+    wrong = [(ours[0][name] - gradient).norm() / max(gradient.norm(), least)
+             for name, gradient in exact[0].items()]
+    away = (ours[1] - exact[1]).abs()
+    return {'gradient': torch.stack(wrong).max().item(), 'first loss': (away / exact[1])[0, 0].item(),
+            'first norm': (away / exact[1])[0, 1].item(), 'mean loss': away[:, 0].mean().item()}
+
+
+@pytest.mark.parametrize('device, system', CASES)
+def test_losses_and_gradients_are_those_of_float64(device, system, corpus):
+    """Matrices start 6 times larger, as otherwise attention is nearly uniform and an error in it unseen."""
+    cases = [('stream', torch.float32, False)]          # TF32 on a GPU
+    cases += [(packing, dtype, compiled) for dtype in (torch.bfloat16, torch.float16)
+              for packing, compiled in (('stream', True), ('documents', False))]
+    exact, wrong = {}, []
+    for packing, dtype, compiled in cases:
+        model, batches = make(system, corpus, SMALL, 8, STEPS[device], packing)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(6 if parameter.dim() >= 2 else 1)
+        if packing not in exact:
+            exact[packing] = follow(copy.deepcopy(model).double(), batches, runtime_of('cpu'))
+        ours = follow(model, batches, runtime_of(device, dtype), BACKEND[device] if compiled else None)
+        found = distances(exact[packing], ours)
+        print(packing, dtype, 'compiled' if compiled else 'eager', found)
+        limits = {**LIMITS, 'gradient': GRADIENT[dtype]}
+        wrong += [(packing, dtype, compiled, key, value) for key, value in found.items()
+                  if not value <= limits[key]]          # also if it is not a number
+    assert not wrong
+
+
+@pytest.mark.parametrize('device, system', CASES)
+def test_a_model_compiles_once_without_a_graph_break(device, system, corpus):
+    """At BERT-base's width; PyTorch's fused attention kernels run where our operators use them."""
+    sizes, rows = (BASE, 16) if device == 'cuda' else (SMALL, 2)
+    model, batches = make(system, corpus, sizes, rows, 4)
+    runtime = runtime_of(device, torch.bfloat16)
+    model.to(device)
+    torch.compiler.reset()
+    counters.clear()
+    model.compile(backend=BACKEND[device])
+    optimizer = train.make_optimizer(model, 1e-4, (0.9, 0.999), 1e-12, 0.01, runtime)
+    scaler = torch.amp.GradScaler(device, enabled=False)
+    for batch in batches[:2]:
+        update(model, optimizer, scaler, batch, runtime)
+    graphs = counters['stats']['unique_graphs']
+    with profile(activities=[ProfilerActivity.CUDA if device == 'cuda' else ProfilerActivity.CPU]) as trace:
+        for batch in batches[2:]:
+            update(model, optimizer, scaler, batch, runtime)
+    assert not counters['graph_break'] and counters['stats']['unique_graphs'] == graphs == 1
+    if device == 'cuda' and system[:2] == ('original', 'absolute'):
+        names = ' '.join(event.key for event in trace.key_averages()).lower()
+        assert 'flash' in names or 'cudnn' in names or 'fmha' in names, names
+
+
+@pytest.mark.parametrize('device', DEVICES)
+def test_the_scaler_skips_a_step_that_overflows_float16(device, corpus):
+    model, (batch,) = make(('original', 'rope', 'mlm'), corpus, SMALL, 8, 1)
+    runtime = runtime_of(device, torch.float16)
+    model.to(device)
+    optimizer = train.make_optimizer(model, 1e-3, (0.9, 0.999), 1e-12, 0.01, runtime)
+    scaler, before = torch.amp.GradScaler(device, 2.0 ** 40), model.encoder.token.weight.clone()
+    loss, norm = update(model, optimizer, scaler, batch, runtime)
+    assert loss.isfinite() and not norm.isfinite() and scaler.get_scale() == 2.0 ** 39
+    assert torch.equal(model.encoder.token.weight, before)
+    scaler = torch.amp.GradScaler(device, 1024.0)
+    assert update(model, optimizer, scaler, batch, runtime).isfinite().all()
+    assert not torch.equal(model.encoder.token.weight, before)
+
+
+@pytest.mark.parametrize('device', DEVICES)
+def test_resume_after_kill(device, corpus, tmp_path):
+    """Against an undisturbed run; a repeat of that shows how far two runs are apart on this device."""
+    n, commands = (600, {}) if device == 'cuda' else (60, {})
+    for name in ('cut', 'whole', 'again'):
+        commands[name] = 'train.py', *tiny(corpus, tmp_path / name, device=device, dtype='auto', max_iters=n,
+                                           checkpoint_interval=n // 6, n_embd=64, n_inner=256)
+    started, end = launch(*commands['cut']), time.monotonic() + 200
+    while started.poll() is None and time.monotonic() < end and not train.checkpoints(str(tmp_path / 'cut')):
+        time.sleep(0.02)
+    kill(started)
+    assert started.wait() == -9 and train.checkpoints(str(tmp_path / 'cut'))
+    losses = {}
+    for name, command in commands.items():
+        assert process(*command).code == 0
+        losses[name] = torch.tensor([line['loss'] for line in train.read_metrics(str(tmp_path / name))
+                                     if line['kind'] == 'train'])
+    noise = (losses['again'] - losses['whole']).abs().max()
+    assert len(losses['cut']) == n and (losses['cut'] - losses['whole']).abs().max() < 0.02 + 2 * noise
+
+
+@pytest.mark.parametrize('device', DEVICES)
+@pytest.mark.parametrize('dtype', ['bfloat16', 'float16'])
+def test_the_host_waits_only_for_the_log(dtype, device, stage, corpus, tmp_path, monkeypatch):
+    """From the first step to the checkpoint no line of Python waits for the device in each of 60 steps."""
+    def mode(name):
+        if device == 'cuda':
+            torch.cuda.set_sync_debug_mode(name)
+
+    step, write = train.update, train.write_checkpoint
+    monkeypatch.setattr(train, 'update', lambda *arguments: (mode('warn'), step(*arguments))[1])
+    monkeypatch.setattr(train, 'write_checkpoint', lambda *arguments: (mode('default'), write(*arguments)))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter('always')
+        done = stage('train', *tiny(corpus, tmp_path, device=device, dtype=dtype, max_iters=60,
+                                    log_interval=20, n_embd=64))
+    lines = collections.Counter(f'{warning.filename}:{warning.lineno}' for warning in caught
+                                if 'synchronizing CUDA' in str(warning.message))
+    assert done.code == 0 and max(lines.values(), default=0) < 20, (lines, done.err)
+    assert bool(lines) == (device == 'cuda')            # the log's are seen
+
+
+@pytest.mark.parametrize('device', DEVICES)
+def test_every_stage(device, stage, corpus, tmp_path):
+    run = tmp_path / 'run'
+    assert stage('train', *tiny(corpus, run, device=device, dtype='auto', fill_samples=2)).code == 0
+    done = stage('train', *words(out_dir=run, fill='the [MASK] of a list', export=tmp_path / 'hf'))
+    assert done.code == 0 and 'the [MASK] of a list' in done.out
+    assert (tmp_path / 'hf' / 'config.json').exists()
+    for name in ('a', 'b'):
+        rows = [f'the {word} value is returned,{word}\n' for word in ('first', 'last')] * 64
+        (tmp_path / f'{name}.csv').write_text(''.join(['text,label\n', *rows]))
+    tune = words(init_from=run, tasks='custom', texts='text', label='label', train_file=tmp_path / 'a.csv',
+                 dev_file=tmp_path / 'b.csv', trials=1, epochs=2, device=device, out_dir=tmp_path / 'tuned')
+    assert stage('finetune', *tune).code == 0 and (tmp_path / 'tuned' / 'results.md').exists()
+    done = stage('bench', *words(what='steps,rank', runs=run, variants='shatter', n_layer=1,
+                                 n_embd=64, n_inner=64, vocab_size=400, lengths=16, batches=2, rounds=1,
+                                 device=device, out_dir=tmp_path / 'bench'))
+    assert done.code == 0 and (tmp_path / 'bench' / 'bench.csv').exists()
