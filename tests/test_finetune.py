@@ -23,7 +23,7 @@ import train
 from configurator import UserError
 from finetune import HEADS, METRICS, TASKS, Example, Feature, Split, collate, join_texts
 from model import ALLOWED_POSITIONS, ATTENTION, EncoderConfig, MaskedLM, PermutationLM
-from prepare_data import load_tokenizer
+from prepare_data import file_sum, load_tokenizer, write_sealed
 
 CPU = train.Runtime(torch.device('cpu'), torch.float32, 0, 1, None)
 SPECIAL = {'pad': 0, 'unk': 1, 'cls': 2, 'sep': 3, 'mask': 4}
@@ -42,8 +42,8 @@ def write_tokenizer(folder):
               *('##' + letter for letter in string.ascii_lowercase + string.digits)]
     (folder / 'tokenizer').mkdir(parents=True, exist_ok=True)
     (folder / 'tokenizer' / 'vocab.txt').write_text('\n'.join(dict.fromkeys(pieces)))
-    facts = {'kind': 'wordpiece', 'lower_case': True}
-    (folder / 'tokenizer' / 'settings.json').write_text(json.dumps({'tokenizer': facts}))
+    facts = {'kind': 'wordpiece', 'lower_case': True, 'sha256': file_sum(folder / 'tokenizer' / 'vocab.txt')}
+    write_sealed(folder / 'tokenizer' / 'settings.json', {'tokenizer': facts})
     return load_tokenizer(str(folder))
 
 
@@ -793,7 +793,7 @@ def test_a_mistake_on_the_command_line_is_one_line(given, message, stage, run, c
 
 # ---- the report ----
 
-GLUE = {'mrpc': 'f1_accuracy', 'cola': 'matthews', 'mnli': 'accuracy', 'qqp': 'accuracy', 'rte': 'accuracy',
+GLUE = {'mrpc': 'f1_accuracy', 'cola': 'matthews', 'mnli': 'accuracy', 'qqp': 'f1_accuracy', 'rte': 'accuracy',
         'stsb': 'pearson_spearman', 'qnli': 'accuracy', 'sst2': 'accuracy'}
 
 
@@ -831,7 +831,7 @@ def test_mean_deviation_and_interval():
 
 def test_a_papers_table_has_its_columns_rows_and_averages():
     text = finetune.make_report(glue(70, 74), 'courtois')
-    assert '|  | mrpc.f1_accuracy | cola.matthews | mnli.accuracy | mnli_mm.accuracy | qqp.accuracy' in text
+    assert '|  | mrpc.f1_accuracy | cola.matthews | mnli.accuracy | mnli_mm.accuracy | qqp.f1_accuracy' in text
     assert cells(text, 'ours')[0] == [*['72.00 (2.83) ± 25.41'] * 3, '73.00 (2.83) ± 25.41',
                                       *['72.00 (2.83) ± 25.41'] * 5, '72.11 (2.83) ± 25.41', '2']
     assert cells(text, 'majority')[0][:2] == ['50.00'] * 2
