@@ -527,6 +527,7 @@ COUNTS = {                              # masked LMs, small, base and large: Cou
     'pairwise': [27875642, 103017018, 311556922],
     'shared': [26700090, 95367738, 284867386],
 }
+CLASSIFIERS = {'original': 109483778, 'shared': 95337218}
 
 
 @pytest.mark.parametrize('attention', COUNTS)
@@ -534,7 +535,10 @@ def test_parameter_counts_of_the_papers(attention):
     with torch.device('meta'):
         models = [MaskedLM(EncoderConfig(30522, 512, *shape, attention=attention))
                   for shape in ((4, 8, 512, 2048), (12, 12, 768, 3072), (24, 16, 1024, 4096))]
+        classifier = SequenceClassifier(EncoderConfig(attention=attention))     # base, 2 labels
     assert [source.count_parameters(model) for model in models] == COUNTS[attention]
+    if attention in CLASSIFIERS:
+        assert source.count_parameters(classifier) == CLASSIFIERS[attention]
 
 
 @pytest.mark.parametrize('attention, rank', [*((name, 0) for name in ATTENTION), ('pairwise', 5)])
@@ -1018,3 +1022,45 @@ def test_buckets_are_those_of_t5():
     wanted = t5.T5Attention._relative_position_bucket(torch.arange(-700, 701), True, 32, 128)
     assert torch.equal(encoder.position.bucket, wanted)
     assert wanted.tolist() == [bucket(d) for d in range(-700, 701)]
+
+
+def xlnet_pair(transformers):
+    """(transformers' XLNetModel with random weights, PermutationLM with the same)"""
+    config = transformers.XLNetConfig(
+        vocab_size=40, d_model=24, n_layer=3, n_head=4, d_inner=36, ff_activation='gelu', untie_r=True,
+        attn_type='bi', dropout=0.0, layer_norm_eps=1e-12)
+    theirs = randomised(transformers.XLNetModel(config))
+    ours = randomised(PermutationLM(EncoderConfig(40, 16, 3, 4, 24, 36, **XLNET)))
+    weights = {'query_embedding': theirs.mask_emb.flatten()}
+    for i, layer in enumerate(theirs.layer):
+        own, block = layer.rel_attn, f'encoder.blocks.{i}.'
+        for name, matrix in [('query', own.q), ('key', own.k), ('value', own.v), ('distance', own.r)]:
+            weights[f'{block}attention.{name}.weight'] = matrix.flatten(1).T
+        weights[f'{block}attention.out.weight'] = own.o.flatten(1)
+        weights[f'{block}attention.content_bias'] = own.r_w_bias.flatten()
+        weights[f'{block}attention.distance_bias'] = own.r_r_bias.flatten()
+        for name, module in [('attention_norm', own.layer_norm), ('expand', layer.ff.layer_1),
+                             ('contract', layer.ff.layer_2), ('mlp_norm', layer.ff.layer_norm)]:
+            weights.update({f'{block}{name}.{kind}': x for kind, x in module.state_dict().items()})
+    left = ours.load_state_dict(weights, strict=False)
+    assert not left.unexpected_keys and not any('blocks' in name for name in left.missing_keys)
+    return theirs, ours
+
+
+def test_content_and_two_streams_give_the_states_of_hugging_face(transformers):
+    """In orders that begin with a real token: in theirs, a query that sees none averages the padding."""
+    theirs, ours = xlnet_pair(transformers)
+    ids, segments, keep = padded_batch()
+    wanted = theirs(inputs_embeds=ours.encoder.embed(ids, segments), attention_mask=keep.float())[0]
+    assert difference(ours.encoder(ids, segments, keep)[keep], wanted[keep]) < 1e-5 * wanted.abs().max()
+    generator = torch.Generator().manual_seed(1)
+    order = torch.stack([torch.randperm(9, generator=generator) for _ in range(3)])
+    order = torch.where(torch.arange(9) == 2, -1, order)
+    positions = torch.tensor([[0, 8, 4], [4, 3, 1], [5, 0, 6]])
+    wanted = theirs(
+        inputs_embeds=ours.encoder.embed(ids, segments), attention_mask=keep.float(),
+        perm_mask=(order[:, None] >= order[:, :, None]).float(),
+        target_mapping=torch.nn.functional.one_hot(positions, 9).float())[0]
+    wanted = ours.head(wanted, ours.encoder.token.weight)
+    given = ours(ids, positions, segments=segments, attention_mask=keep, order=order)
+    assert difference(given, wanted) < 1e-5 * wanted.abs().max()
