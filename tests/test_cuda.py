@@ -208,7 +208,7 @@ def test_every_stage(device, stage, corpus, tmp_path):
     tune = words(init_from=run, tasks='custom', texts='text', label='label', train_file=tmp_path / 'a.csv',
                  dev_file=tmp_path / 'b.csv', trials=1, epochs=2, device=device, out_dir=tmp_path / 'tuned')
     assert stage('finetune', *tune).code == 0 and (tmp_path / 'tuned' / 'results.md').exists()
-    done = stage('bench', *words(what='steps,rank', runs=run, variants='shatter', n_layer=1,
+    done = stage('bench', *words(what='speed,memory,rank', runs=run, variants='shatter', n_layer=1,
                                  n_embd=64, n_inner=64, vocab_size=400, lengths=16, batches=2, rounds=1,
                                  device=device, out_dir=tmp_path / 'bench'))
     assert done.code == 0 and (tmp_path / 'bench' / 'bench.csv').exists()
