@@ -20,10 +20,9 @@ import time
 ROOT = os.path.dirname(os.path.abspath(__file__))
 KINDS = {bool: 'true or false', int: 'a whole number', float: 'a number', str: 'a text',
          tuple: 'whole numbers with commas between them'}       # types of knobs
-SIZES = ('batch_size', 'batches', 'block_size', 'clip_distance', 'eval_samples', 'key_size', 'lengths',
-         'log_interval', 'max_answer', 'max_iters', 'n_embd', 'n_head', 'n_inner', 'n_layer', 'rank_rows',
-         'rounds', 'stride', 'timeout', 'tokenizer_sample', 'total_batch', 'trials', 'unit_bytes',
-         'vocab_size')
+SIZES = ('batch_size', 'block_size', 'clip_distance', 'eval_samples', 'key_size', 'log_interval',
+         'max_answer', 'max_iters', 'n_embd', 'n_head', 'n_inner', 'n_layer', 'rank_rows', 'rounds', 'stride',
+         'timeout', 'tokenizer_sample', 'total_batch', 'trials', 'unit_bytes', 'vocab_size')
 SIGNED = ('null_threshold',)
 # Ctrl-C while a stage imports PyTorch, which takes seconds, prints no traceback; run() undoes this.
 if os.path.dirname(os.path.abspath(sys.argv[0])) == ROOT:
@@ -53,16 +52,12 @@ def run(main):
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
     except (UserError, OSError, ImportError) as error:
-        tell_torchrun('error: ' + ' '.join(str(error).split()))
+        line = 'error: ' + ' '.join(str(error).split())
+        print(line, file=sys.stderr, flush=True)
+        with contextlib.suppress(KeyError), open(os.environ['TORCHELASTIC_ERROR_FILE'], 'w') as file:
+            details = {'py_callstack': line, 'timestamp': str(int(time.time()))}
+            json.dump({'message': {'message': line, 'extraInfo': details}}, file)    # torchrun's summary
         sys.exit(2)
-
-
-def tell_torchrun(line):
-    """Print the line, under torchrun also where its summary reads it, in place of a traceback."""
-    print(line, file=sys.stderr, flush=True)
-    with contextlib.suppress(KeyError), open(os.environ['TORCHELASTIC_ERROR_FILE'], 'w') as file:
-        details = {'py_callstack': line, 'timestamp': str(int(time.time()))}
-        json.dump({'message': {'message': line, 'extraInfo': details}}, file)
 
 
 def say(message):
@@ -97,7 +92,7 @@ def settings(argument, config):
     if argument.startswith('--') and equals:
         return {name: text if isinstance(config.get(name), str) else literal(text)}
     path = argument if os.path.isfile(argument) else os.path.join(ROOT, argument)
-    if not (os.path.isfile(path) and path.endswith('.py')):
+    if not os.path.isfile(path):
         raise UserError(f'{shown(argument)}: neither a config file nor --key=value')
     try:
         found = runpy.run_path(path)
@@ -116,22 +111,17 @@ def literal(text):
 
 
 def checked(argument, name, value, default):
-    """The value in the type of the default.
-
-    Numbers are finite and, unless SIGNED, not negative; SIZES at least 1 unless their default is 0.
-    """
+    """The value in the type of the default; SIZES are at least 1 if their default is."""
     given, kind = shown(f'{argument}: {name}={value!r}'), type(default)
     if kind is float and type(value) is int:
         value = float(value)
     if kind is tuple and type(value) is int:
         value = (value,)
-    items = value if type(value) is tuple else ()
-    if type(value) is not kind or any(type(item) is not int for item in items):
+    if type(value) is not kind:
         raise UserError(f'{given} must be {KINDS[kind]}')
     low = 1 if name in SIZES and default else 0
-    for number in items or [value] * (kind in (int, float)):
-        if not math.isfinite(number) or (number < low and name not in SIGNED):
-            raise UserError(f'{given} must be finite and at least {low}')
+    if kind in (int, float) and (not math.isfinite(value) or (value < low and name not in SIGNED)):
+        raise UserError(f'{given} must be finite and at least {low}')
     return value
 
 

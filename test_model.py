@@ -2,9 +2,9 @@
 
     $ python -m pytest test_model.py            # CPU, offline
 
-The tests range over the tables of model.py: a new row is tested at once, and fails until it has an entry
-in ORACLE and QKV (attention), SCHEME and POSITION_COUNT (position), STARTS (pair_init), KNOBS (an option that
-one row uses), or in the table of its oracles: NORMALISERS, SCALES, NORMS, HEADS, POOLINGS.
+The tests range over the tables of model.py: a new row is tested at once, and fails until it has an oracle (in
+ORACLE, SCHEME, NORMALISERS, SCALES, NORMS, HEADS or POOLINGS), a parameter formula (attention, position), a
+deviation in STARTS (pair_init), a value in KNOBS (an option that one row uses).
 """
 import math
 import runpy
@@ -16,7 +16,6 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from torch._dynamo.utils import counters
 
 import model as source
@@ -36,10 +35,6 @@ def system(attention, position, **settings):
             **NEEDS.get(attention, {}), **NEEDS.get(position, {}), **settings}
 
 
-def rows_of(table):
-    return [pytest.param(settings, id='-'.join(map(str, settings.values()))) for settings in table]
-
-
 FREE = [{'attention': name} for name in ATTENTION if name not in ALLOWED_POSITIONS]     # go with any position
 FREE += [{'attention': 'pairwise', 'pair_rank': 2}]
 SYSTEMS = [system(**variant, position=position) for variant in FREE for position in POSITION]
@@ -56,10 +51,9 @@ CORE += [system('original', name) for name in POSITION if name != 'rope']
 KEEP = torch.arange(6) < torch.tensor([[6], [4], [5]])         # (B, T) of batch(), padded on the right
 HOLES = torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0], [0, 1, 0, 1, 1, 1], [0, 0, 0, 0, 0, 0]]).bool()
 
-each_variant = pytest.mark.parametrize('variant', rows_of(FREE))
-each_system = pytest.mark.parametrize('settings', rows_of(SYSTEMS))
-each_core = pytest.mark.parametrize('settings', rows_of(CORE))
-each_core_or_gated = pytest.mark.parametrize('settings', rows_of([*CORE, *GATED]))
+each_system = pytest.mark.parametrize('settings', SYSTEMS, ids=str)
+each_core = pytest.mark.parametrize('settings', CORE, ids=str)
+each_core_or_gated = pytest.mark.parametrize('settings', [*CORE, *GATED], ids=str)
 
 
 def build(kind=MaskedLM, **settings):
@@ -105,16 +99,14 @@ def linear(w, name, x):
 
 
 def layer_norm(w, name, x):
-    mean = sum(x) / len(x)
-    variance = sum((a - mean) ** 2 for a in x) / len(x)
-    y = (x - mean) / math.sqrt(variance + 1e-12) * w[name + '.weight']
+    y = (x - x.mean()) / math.sqrt(x.var() + 1e-12) * w[name + '.weight']
     return y + w[name + '.bias'] if name + '.bias' in w else y
 
 
 def rms_norm(w, name, x):
     """Liu 2022, section 4.1, with the mean square for VAR (see the errata): no weights."""
     assert not part(w, name)
-    return x / math.sqrt(sum(a * a for a in x) / len(x) + 1e-12)
+    return x / math.sqrt((x * x).mean() + 1e-12)
 
 
 def gelu(x):
@@ -304,13 +296,12 @@ def gau(w, y, x, sees, place):
     """Hua et al. 2022; Liu 2022, section 4.1.  The scale's n counts the real tokens of the row."""
     turn, config, mixed = scheme_of(place).turn, place.config, []
     bias = [w.get(name, 0.0) for name in ('query_bias', 'key_bias')]
-    keys = [silu(linear(w, 'shared', token)) * w['key_diag'] + bias[1] for token in x]
+    keys = [turn(silu(linear(w, 'shared', token)) * w['key_diag'] + bias[1], j) for j, token in enumerate(x)]
     for i, query in enumerate(y):
         q = silu(linear(w, 'shared', query)) * w['query_diag'] + bias[0]
         q = q if place.at is None else turn(q, place.at[i])
-        products = [q @ (k if place.at is None else turn(k, j)) for j, k in enumerate(keys)]
         normalise = entry(NORMALISERS, config.normaliser, 'oracle')
-        weights = normalise(products, sees[i], len(q), config.relu_scale)
+        weights = normalise([q @ k for k in keys], sees[i], len(q), config.relu_scale)
         seen = sum(a * silu(linear(w, 'value', token)) for a, token in zip(weights, x, strict=True))
         mixed.append(silu(linear(w, 'gate', query)) * seen)
     return mixed
@@ -483,7 +474,7 @@ def agrees(model, oracle):
         assert np.abs(given[b] - np.array(wanted)).max() < 1e-10, f'row {b}'
 
 
-@pytest.mark.parametrize('settings', rows_of([*SYSTEMS, *GATED]))
+@pytest.mark.parametrize('settings', [*SYSTEMS, *GATED], ids=str)
 def test_equals_the_loops_of_the_paper(settings):
     agrees(build(**settings), masked_lm_oracle)
     agrees(build(SequenceClassifier, **settings, pooling='layerwise'), classifier_oracle)
@@ -530,88 +521,45 @@ def test_partition_is_one_of_unity():
 
 # ---- parameter counts ----
 
-SHAPES = {'small': (4, 8, 512, 2048), 'base': (12, 12, 768, 3072), 'large': (24, 16, 1024, 4096),
-          'gau': (24, 12, 768, 3072)}   # base with two GAU layers for each block
-COUNTS = {                              # masked LM of the three shapes: Courtois, 2; Kowsher, 4
+COUNTS = {                              # masked LMs, small, base and large: Courtois, 2; Kowsher, 4
     'original': [28795194, 109514298, 335174458],
     'symmetric': [27744570, 102427194, 309984058],
     'pairwise': [27875642, 103017018, 311556922],
     'shared': [26700090, 95367738, 284867386],
 }
-CLASSIFIERS = {'original': 109483778, 'shared': 95337218}       # base, 2 labels
-QKV = {                                 # parameters of attention without its output projection
-    'original': lambda D, H, K, r, s: 3 * (D * D + D),
-    'symmetric': lambda D, H, K, r, s: 2 * (D * D + D),
-    'pairwise': lambda D, H, K, r, s: 2 * (D * D + D) + (2 * H * K * r if r else H * K * K),
-    'shared': lambda D, H, K, r, s: D * D + D + 3 * D,
-    'part_mask': lambda D, H, K, r, s: 3 * (D * D + D),
-    'one_head_softmax': lambda D, H, K, r, s: 2 * (D * D + D),
-    'one_head_sigmoid': lambda D, H, K, r, s: 2 * (D * D + D),
-    'part_bias': lambda D, H, K, r, s: 2 * (D * D + D) + H * D,
-    'shatter': lambda D, H, K, r, s: 2 * (D * D + D) + H * D,
-    'gau': lambda D, H, K, r, s: 4 * D * D + D * s + 4 * s,                     # U, V (2D wide), Z, g and b
-    'xlnet': lambda D, H, K, r, s: 4 * D * D + 2 * D,                           # no biases, but u and v
-}
-POSITION_COUNT = {
-    'absolute': lambda T, L, D, H, c: T * D,
-    'none': lambda T, L, D, H, c: 0,
-    'rope': lambda T, L, D, H, c: 0,
-    'rpe': lambda T, L, D, H, c: L * (2 * c - 1) * D,
-    'rab': lambda T, L, D, H, c: 32 * H + T * D,
-}
-
-
-def count_of(kind, shape, vocab_size=30522, **settings):
-    with torch.device('meta'):
-        return source.count_parameters(kind(EncoderConfig(vocab_size, 512, *SHAPES[shape], **settings)))
 
 
 @pytest.mark.parametrize('attention', COUNTS)
 def test_parameter_counts_of_the_papers(attention):
-    counts = [count_of(MaskedLM, shape, attention=attention) for shape in ('small', 'base', 'large')]
-    assert counts == COUNTS[attention]
-    if attention in CLASSIFIERS:
-        assert count_of(SequenceClassifier, 'base', attention=attention) == CLASSIFIERS[attention]
-
-
-@pytest.mark.parametrize('shape, attention, position, count', [
-    ('base', 'original', 'absolute', 84934656), ('large', 'original', 'absolute', 301989888),
-    ('base', 'shatter', 'none', 77967360), ('large', 'shatter', 'none', 277217280),
-    ('base', 'original', 'rpe', 87284736), ('base', 'xlnet', 'none', 92012544)])
-def test_matrices_of_tian_table_1(shape, attention, position, count):
-    """Without embeddings, biases and norms; the large rows with all of their 24 layers (see the errata)."""
     with torch.device('meta'):
-        encoder = Encoder(EncoderConfig(32000, 512, *SHAPES[shape], attention=attention, position=position))
-    left_out = ('token.', 'segment.', 'position.table.weight', 'norm', 'bias')
-    assert count == sum(parameter.numel() for name, parameter in encoder.named_parameters()
-                        if not any(word in name for word in left_out))
+        models = [MaskedLM(EncoderConfig(30522, 512, *shape, attention=attention))
+                  for shape in ((4, 8, 512, 2048), (12, 12, 768, 3072), (24, 16, 1024, 4096))]
+    assert [source.count_parameters(model) for model in models] == COUNTS[attention]
 
 
-def test_classifiers_of_liu_table_4():
-    """It counts the RoFormers' rotary tables, and GAU without b_q and b_k of section 4.1 (see the errata)."""
-    rms = {'position': 'rope', 'norm': 'rms', 'bias': False}
-    assert count_of(SequenceClassifier, 'base', 50000, position='rope') + 1536 * 64 == 124147970
-    assert count_of(SequenceClassifier, 'base', 12000, **rms) + 512 * 64 == 94777090
-    gau = {**rms, 'attention': 'gau', 'pooling': 'first'}
-    assert count_of(SequenceClassifier, 'gau', 12000, **gau) == 96519170
-    assert count_of(SequenceClassifier, 'gau', 12000, **{**gau, 'bias': True}) == 96525314
-
-
-@pytest.mark.parametrize('variant', rows_of([
-    *[{'attention': name} for name in ATTENTION], {'attention': 'pairwise', 'pair_rank': 16}]))
-def test_parameter_formula_of_attention(variant):
-    sizes = {**SMALL, 'n_embd': 96, 'n_head': 6}
-    attention = Encoder(EncoderConfig(**{**sizes, **system(**variant, position='none')})).blocks[0].attention
-    formula = entry(QKV, variant['attention'], 'parameter formula')
-    without_out = source.count_parameters(attention) - source.count_parameters(attention.out)
-    assert without_out == formula(96, 6, 16, variant.get('pair_rank', 0), NEEDS['gau']['key_size'])
+@pytest.mark.parametrize('attention, rank', [*((name, 0) for name in ATTENTION), ('pairwise', 5)])
+def test_parameter_formula_of_attention(attention, rank):
+    """Without the output projection."""
+    D, H, K, s = 96, 6, 16, 6
+    three, two = 3 * (D * D + D), 2 * (D * D + D)
+    pairs = 2 * H * K * rank if rank else H * K * K
+    wanted = {'original': three, 'symmetric': two, 'pairwise': two + pairs, 'shared': D * D + D + 3 * D,
+              'part_mask': three, 'one_head_softmax': two, 'one_head_sigmoid': two,
+              'part_bias': two + H * D, 'shatter': two + H * D,
+              'gau': 4 * D * D + D * s + 4 * s,         # U, V (2D wide), Z, g and b
+              'xlnet': 4 * D * D + 2 * D}               # no biases, but u and v
+    settings = {**SMALL, **system(attention, 'none', pair_rank=rank), 'n_embd': D, 'n_head': H}
+    layer = Encoder(EncoderConfig(**settings)).blocks[0].attention
+    without_out = source.count_parameters(layer) - source.count_parameters(layer.out)
+    assert without_out == entry(wanted, attention, 'parameter formula')
 
 
 @pytest.mark.parametrize('position', POSITION)
 def test_parameter_formula_of_position(position):
-    formula = entry(POSITION_COUNT, position, 'parameter formula')
+    D, H, L, T, c = 12, 3, 2, 12, 3
+    wanted = {'absolute': T * D, 'none': 0, 'rope': 0, 'rpe': L * (2 * c - 1) * D, 'rab': 32 * H + T * D}
     encoder = build(Encoder, **system('original', position))
-    assert source.count_parameters(encoder.position) == formula(12, 2, 12, 3, 3)
+    assert source.count_parameters(encoder.position) == entry(wanted, position, 'parameter formula')
 
 
 # ---- padding and gradients ----
@@ -633,13 +581,12 @@ def test_padding_changes_nothing(settings):
 
 
 def outputs(model, ids, segments, keep):
-    """Logits of a model of any kind, as one tensor."""
+    """Logits as one tensor."""
+    given = {'segments': segments, 'attention_mask': keep}
     if isinstance(model, PermutationLM):
-        return model(ids, torch.tensor([[0, 2]] * len(ids)), segments=segments, attention_mask=keep)
-    if isinstance(model, MultipleChoice):
-        return model(*(x[:, None] for x in (ids, segments, keep)))
-    given = model(ids, segments=segments, attention_mask=keep)
-    return torch.stack(given) if isinstance(model, SpanClassifier) else given
+        return model(ids, torch.tensor([[0, 2]] * len(ids)), **given)
+    logits = model(ids, **given)
+    return torch.stack(logits) if isinstance(model, SpanClassifier) else logits
 
 
 def is_a_shift(name, settings, layerwise):
@@ -652,7 +599,7 @@ def is_a_shift(name, settings, layerwise):
 @pytest.mark.parametrize('kind, settings', [
     *[(MaskedLM, settings) for settings in [*SYSTEMS, *GATED]], (PermutationLM, XLNET),
     *[(SequenceClassifier, {**settings, 'pooling': 'layerwise'}) for settings in CORE],
-    *[(kind, {}) for kind in (SequenceClassifier, SpanClassifier, MultipleChoice)]], ids=str)
+    *[(kind, {}) for kind in (SequenceClassifier, SpanClassifier)]], ids=str)
 def test_every_parameter_gets_its_gradient(kind, settings):
     """The slope along a random direction, by the central difference; not 0, but where scores only shift."""
     model, given = build(kind, **settings), (*batch(), KEEP)
@@ -673,35 +620,14 @@ def test_every_parameter_gets_its_gradient(kind, settings):
         assert abs(slope - (values[0] - values[1]) / (2 * step)) < 1e-5 * max(1, abs(slope)), name
 
 
-@pytest.mark.parametrize('settings', rows_of([system('original', position='rab'), XLNET]))
-def test_learned_biases_are_laid_out_for_the_fused_kernel(settings, monkeypatch):
-    """CUDA's memory-efficient kernel needs a last stride of 1; else a slower one is taken silently."""
-    strides, plain = [], F.scaled_dot_product_attention
-    monkeypatch.setattr(F, 'scaled_dot_product_attention', lambda q, k, v, bias, dropout: (
-        strides.append(bias.stride(-1)), plain(q, k, v, bias, dropout))[1])
-    for keep in (None, KEEP):
-        build(Encoder, **settings)(*batch(), keep)
-    assert strides == [1, 1, 1, 1]
-
-
-# ---- reductions: claim -> (attention of one, of the other, weights of one -> weights of the other) ----
-
-def tied_query_and_key(w):
-    return {**w, 'key.weight': w['query.weight'], 'key.bias': w['query.bias']}
-
+# ---- reductions: with such weights one kind of attention is another ----
 
 def unit_pair(w):
     return {**w, 'pair': torch.eye(4, dtype=torch.float64).expand(3, 4, 4)}
 
 
-def multiplied_factors(w):
-    w = dict(w)
-    right = w.pop('pair_key')
-    return {**w, 'pair': w['pair'] @ right.mT}
-
-
 def scaled_matrices(w):
-    """Kowsher et al. 2024, section 2.3: Wq = Ws D_q and so on."""
+    """Kowsher et al. 2024, section 2.3: Wq = Ws D_q and so on; with D = 1 the three are tied."""
     matrices = {'out.weight': w['out.weight'], 'out.bias': w['out.bias']}
     for name in ('query', 'key', 'value'):
         matrices[f'{name}.weight'] = w[f'{name}_diag'][:, None] * w['shared.weight']
@@ -709,29 +635,17 @@ def scaled_matrices(w):
     return matrices
 
 
-REDUCTIONS = {
-    'symmetric is original with Wk = Wq': (
-        {'attention': 'symmetric'}, {'attention': 'original'}, tied_query_and_key),
-    'symmetric is pairwise with S = I': (
-        {'attention': 'symmetric'}, {'attention': 'pairwise'}, unit_pair),
-    'factors of rank K are pairwise with S = A B^T': (
-        {'attention': 'pairwise', 'pair_rank': 4}, {'attention': 'pairwise'}, multiplied_factors),
-    'shared is original with Ws D for each W, so with D = 1 original with tied matrices': (
-        {'attention': 'shared'}, {'attention': 'original'}, scaled_matrices),
-}
-
-
-@pytest.mark.parametrize('claim', REDUCTIONS)
-def test_reduction(claim):
-    one, other, translate = REDUCTIONS[claim]
+@pytest.mark.parametrize('position', POSITION)
+@pytest.mark.parametrize('one, other, translate', [
+    ('symmetric', 'pairwise', unit_pair), ('shared', 'original', scaled_matrices)])
+def test_reduction(one, other, translate, position):
     ids, segments = batch()
-    for position in POSITION:
-        first, second = (build(Encoder, **{**variant, 'position': position}) for variant in (one, other))
-        rest = {name: x for name, x in first.state_dict().items() if '.attention.' not in name}
-        second.load_state_dict(rest, strict=False)
-        for a, b in zip(first.blocks, second.blocks, strict=True):
-            b.attention.load_state_dict(translate(a.attention.state_dict()))
-        assert difference(first(ids, segments, KEEP), second(ids, segments, KEEP)) < 1e-10, position
+    first, second = (build(Encoder, attention=name, position=position) for name in (one, other))
+    rest = {name: x for name, x in first.state_dict().items() if '.attention.' not in name}
+    second.load_state_dict(rest, strict=False)
+    for a, b in zip(first.blocks, second.blocks, strict=True):
+        b.attention.load_state_dict(translate(a.attention.state_dict()))
+    assert difference(first(ids, segments, KEEP), second(ids, segments, KEEP)) < 1e-10
 
 
 # ---- losses and initial values ----
@@ -750,7 +664,6 @@ def test_losses_are_cross_entropies_in_float32(kind):
         for i in range(2):
             chances = logits[b, i].exp() / logits[b, i].exp().sum()
             assert abs(losses[b, i] + chances[targets[b, i]].log()) < 1e-5
-    assert source.count_parameters(model) == source.count_parameters(build(**XLNET)) + 12 * (kind != MaskedLM)
 
 
 def test_segments_are_0_and_all_tokens_real_when_not_given():
@@ -778,43 +691,25 @@ def test_initial_values(settings, kind):
             assert abs(value.std().item() / 0.02 - 1) < 5 / (2 * value.numel()) ** 0.5, name
 
 
-STARTS = {      # mean of S of rank r; deviation of S's entries; of those of A B^T, None if they differ
-    'identity': (lambda K, r: torch.eye(K, r) @ torch.eye(r, K), lambda K: 0.02, None),
-    'fan_in': (lambda K, r: torch.zeros(K, K), lambda K: K ** -0.5, lambda K: K ** -0.5),
-    'normal': (lambda K, r: torch.zeros(K, K), lambda K: 0.02, lambda K: 0.02),
-    'unit': (lambda K, r: torch.zeros(K, K), lambda K: 1.0, lambda K: 1.0),
-}
+STARTS = {'identity': 0.02, 'fan_in': 32 ** -0.5, 'normal': 0.02, 'unit': 1.0}     # deviation of S, K = 32
 
 
 @pytest.mark.parametrize('rank', [0, 5])
 @pytest.mark.parametrize('pair_init', PAIR_INIT)
-def test_initial_pairwise_factors(pair_init, rank, size=32):
+def test_initial_pairwise_factors(pair_init, rank):
     torch.manual_seed(6)
-    mean, full, factored = entry(STARTS, pair_init, 'statistics')
     settings = {'attention': 'pairwise', 'pair_init': pair_init, 'pair_rank': rank}
-    attention = ATTENTION['pairwise'](EncoderConfig(9, 8, 1, 32, 32 * size, 8, **settings), 0)
+    attention = ATTENTION['pairwise'](EncoderConfig(9, 8, 1, 32, 32 * 32, 8, **settings), 0)
     pair = attention.pair @ attention.pair_key.mT if rank else attention.pair
-    noise = (pair - mean(size, rank or size)).detach()
+    mean = (torch.arange(32) < (rank or 32)).diag().float() if pair_init == 'identity' else 0.0
+    noise = (pair - mean).detach()
     assert (noise.mean(0).abs() < 6 * noise.std(0) / 32 ** 0.5).all()              # over 32 heads
-    deviation = factored if rank else full
-    if deviation:                                       # entries of A B^T depend on each other: a wider bound
-        assert abs(noise.std().item() / deviation(size) - 1) < (0.25 if rank else 0.06)
+    deviation = entry(STARTS, pair_init, 'deviation')
+    if not (rank and pair_init == 'identity'):          # there they have different deviations
+        assert abs(noise.std().item() / deviation - 1) < (0.25 if rank else 0.06)     # A B^T: correlated
 
 
 # ---- dropout: where it falls is seen at rate 1 ----
-
-@pytest.mark.parametrize('knob', ['dropout', 'attention_dropout'])
-@each_core
-def test_dropout_is_applied_in_training_alone(settings, knob):
-    rates = {'dropout': 0.0, 'attention_dropout': 0.0}
-    model, (ids, segments) = build(**{**settings, **rates, knob: 0.5}), batch()
-    states = model(ids, segments=segments)
-    assert torch.equal(states, model(ids, segments=segments))
-    model.train()
-    first, second = model(ids, segments=segments), model(ids, segments=segments)
-    assert difference(first, second) > 1e-3 and difference(first, states) > 1e-3
-    assert difference(build(**{**settings, **rates}).train()(ids, segments=segments), states) < 1e-12
-
 
 @each_system
 def test_attention_without_weights_gives_the_bias_of_its_output(settings):
@@ -859,10 +754,7 @@ def test_bfloat16_autocast(settings):
     wanted = model(ids, segments=segments, attention_mask=KEEP)
     with torch.autocast('cpu', torch.bfloat16):
         logits = model(ids, segments=segments, attention_mask=KEEP)
-        losses = model(ids, targets=ids, segments=segments, attention_mask=KEEP)
-    assert logits.dtype == torch.bfloat16 and losses.dtype == torch.float32
-    assert (logits.float() - wanted).norm() < 0.03 * wanted.norm()
-    assert difference(losses, F.cross_entropy(logits.float().mT, ids, reduction='none')) < 1e-6
+    assert logits.dtype == torch.bfloat16 and (logits.float() - wanted).norm() < 0.03 * wanted.norm()
 
 
 @pytest.mark.parametrize('autocast', [False, True])
@@ -918,21 +810,6 @@ def test_rows_of_scaled_squared_relu_in_float16(size):
     assert difference(weights[1, 2], 70 * 128 * torch.tensor(wanted)) < 1e-6
 
 
-@pytest.mark.parametrize('name, relu_scale, theirs', [
-    ('squared_relu', 'ns2', lambda a, n, s: a.relu() ** 2 / (s * n)),
-    ('scaled_squared_relu', 'ns', lambda a, n, s: a.relu() ** 2 / (s * n * (a.relu() ** 2).sum(-1, True))),
-    ('softmax', 'ns', lambda a, n, s: a.softmax(-1)),
-    ('softmax_plus', 'ns', lambda a, n, s: (a * n.log() / math.log(512)).softmax(-1)),
-])
-def test_normalisers_of_table_2_are_those_of_lius_code(name, relu_scale, theirs):
-    """github.com/HJHGJGHHG/GAU-PyTorch, utils/layers.py: a = q k^T / sqrt(s), padding -inf, n real tokens."""
-    scores = 20 * torch.randn(3, 5, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
-    n = torch.tensor([7.0, 4.0, 2.0], dtype=torch.float64)[:, None, None]
-    mask, s = torch.arange(7) < n, 16
-    wanted = theirs((scores / s ** 0.5).masked_fill(~mask, -math.inf), n, s).nan_to_num(0)     # 0 / 0 there
-    assert difference(NORMALISER[name](scores, mask, n, s, RELU_SCALE[relu_scale]), wanted) < 1e-12
-
-
 def test_squared_relu_of_large_scores_in_float16():
     """Their squares are beyond float16 before they are divided."""
     scores = torch.tensor([[[300.0, -1.0, 400.0]]]).half()
@@ -947,8 +824,8 @@ QUICK = [system('pairwise', 'rab'), system('original', 'rpe'), system('shatter',
 SLOW = [settings for settings in CORE if settings not in QUICK]         # made of much the same operations
 
 
-@pytest.mark.parametrize('settings', rows_of(QUICK) + [
-    pytest.param(*row.values, id=row.id, marks=pytest.mark.slow) for row in rows_of(SLOW)])
+@pytest.mark.parametrize('settings', [
+    *QUICK, *(pytest.param(settings, marks=pytest.mark.slow) for settings in SLOW)], ids=str)
 def test_texts_of_any_length_compile_twice(settings):
     """With the first length, then with any, block_size too; no graph breaks, and eager mode's gradients."""
     torch.compiler.reset()
@@ -1064,39 +941,21 @@ def their_logits(theirs, ids, segments, keep):
     return torch.stack(found.to_tuple()) if 'start_logits' in found else found.logits
 
 
-def copied(ours, theirs):
-    """Our model with the weights of theirs."""
-    names, weights = source.hugging_face_names(ours.config.n_layer), theirs.state_dict()
-    ours.load_state_dict({name: weights[theirs] for theirs, name in names.items()
-                          if theirs in weights and name in ours.state_dict()})
-    return ours.eval()
-
-
 @pytest.mark.parametrize('kind, name', [
     (MaskedLM, 'MaskedLM'), (SequenceClassifier, 'SequenceClassification'),
     (SpanClassifier, 'QuestionAnswering'), (MultipleChoice, 'MultipleChoice')])
-def test_bert_gives_the_logits_and_gradients_of_hugging_face(kind, name, transformers):
+def test_bert_gives_the_logits_of_hugging_face(kind, name, transformers):
     """In training with the same seed: both apply dropout at the same points in the same order."""
-    theirs = randomised(getattr(transformers, f'BertFor{name}')(transformers.BertConfig(**SIZES)))
-    ours, (ids, segments, keep), given = copied(kind(EncoderConfig(*OURS)), theirs), padded_batch(), []
+    theirs = randomised(getattr(transformers, f'BertFor{name}')(transformers.BertConfig(**SIZES))).train()
+    names, ours, given = source.hugging_face_names(3), kind(EncoderConfig(*OURS)).train(), padded_batch()
+    ours.load_state_dict({names[name]: x for name, x in theirs.state_dict().items()
+                          if names.get(name) in ours.state_dict()})
     if kind is MultipleChoice:                                      # (B, C, T): three choices for each of two
-        ids, segments, keep = (torch.stack([x, x.roll(1, 0)]) for x in (ids, segments, keep))
-    real = {MaskedLM: keep[..., None], SpanClassifier: keep}.get(kind, torch.ones(()))
-    for model in (ours.train(), theirs.train()):
-        torch.manual_seed(9)
-        if model is theirs:
-            logits = their_logits(theirs, ids, segments, keep) * real
-        else:
-            logits = model(ids, segments=segments, attention_mask=keep)
-            logits = (torch.stack(logits) if kind is SpanClassifier else logits) * real
-        logits.square().sum().backward()
-        given.append((logits, {name: x.grad for name, x in model.named_parameters()}))
-    (logits, gradients), (their, wanted) = given
-    assert difference(logits, their) < 1e-5 * their.abs().max()
-    for theirs, ours in source.hugging_face_names(3).items():
-        if ours in gradients and theirs in wanted:
-            one, other = gradients[ours], wanted[theirs]
-            assert difference(one, other) < 1e-4 * max(other.abs().max().item(), 1e-2), ours
+        given = [torch.stack([x, x.roll(1, 0)]) for x in given]
+    torch.manual_seed(9)
+    wanted = their_logits(theirs, *given)
+    torch.manual_seed(9)
+    assert difference(outputs(ours, *given), wanted) < 1e-5 * wanted.abs().max()
 
 
 def test_export_and_import_again(tmp_path, transformers):
@@ -1110,7 +969,7 @@ def test_export_and_import_again(tmp_path, transformers):
 
 
 @pytest.mark.parametrize('kind, position', source.EXPORTS)
-@each_variant
+@pytest.mark.parametrize('variant', FREE, ids=str)
 def test_export_has_the_logits(variant, kind, position, transformers):
     """Those of BERT and RoFormer with our weights: float32, padded, two segments; with and without biases."""
     (ids, segments, keep), sizes = padded_batch(), {**SMALL, 'n_head': 2, 'n_label': 3}
@@ -1159,45 +1018,3 @@ def test_buckets_are_those_of_t5():
     wanted = t5.T5Attention._relative_position_bucket(torch.arange(-700, 701), True, 32, 128)
     assert torch.equal(encoder.position.bucket, wanted)
     assert wanted.tolist() == [bucket(d) for d in range(-700, 701)]
-
-
-def xlnet_pair(transformers):
-    """(transformers' XLNetModel with random weights, PermutationLM with the same)"""
-    config = transformers.XLNetConfig(
-        vocab_size=40, d_model=24, n_layer=3, n_head=4, d_inner=36, ff_activation='gelu', untie_r=True,
-        attn_type='bi', dropout=0.0, layer_norm_eps=1e-12)
-    theirs = randomised(transformers.XLNetModel(config))
-    ours = randomised(PermutationLM(EncoderConfig(40, 16, 3, 4, 24, 36, **XLNET)))
-    weights = {'query_embedding': theirs.mask_emb.flatten()}
-    for i, layer in enumerate(theirs.layer):
-        own, block = layer.rel_attn, f'encoder.blocks.{i}.'
-        for name, matrix in [('query', own.q), ('key', own.k), ('value', own.v), ('distance', own.r)]:
-            weights[f'{block}attention.{name}.weight'] = matrix.flatten(1).T
-        weights[f'{block}attention.out.weight'] = own.o.flatten(1)
-        weights[f'{block}attention.content_bias'] = own.r_w_bias.flatten()
-        weights[f'{block}attention.distance_bias'] = own.r_r_bias.flatten()
-        for name, module in [('attention_norm', own.layer_norm), ('expand', layer.ff.layer_1),
-                             ('contract', layer.ff.layer_2), ('mlp_norm', layer.ff.layer_norm)]:
-            weights.update({f'{block}{name}.{kind}': x for kind, x in module.state_dict().items()})
-    left = ours.load_state_dict(weights, strict=False)
-    assert not left.unexpected_keys and not any('blocks' in name for name in left.missing_keys)
-    return theirs, ours
-
-
-def test_content_and_two_streams_give_the_states_of_hugging_face(transformers):
-    """In orders that begin with a real token: in theirs, a query that sees none averages the padding."""
-    theirs, ours = xlnet_pair(transformers)
-    ids, segments, keep = padded_batch()
-    wanted = theirs(inputs_embeds=ours.encoder.embed(ids, segments), attention_mask=keep.float())[0]
-    assert difference(ours.encoder(ids, segments, keep)[keep], wanted[keep]) < 1e-5 * wanted.abs().max()
-    generator = torch.Generator().manual_seed(1)
-    order = torch.stack([torch.randperm(9, generator=generator) for _ in range(3)])
-    order = torch.where(torch.arange(9) == 2, -1, order)
-    positions = torch.tensor([[0, 8, 4], [4, 3, 1], [5, 0, 6]])
-    wanted = theirs(
-        inputs_embeds=ours.encoder.embed(ids, segments), attention_mask=keep.float(),
-        perm_mask=(order[:, None] >= order[:, :, None]).float(),
-        target_mapping=F.one_hot(positions, 9).float())[0]
-    wanted = ours.head(wanted, ours.encoder.token.weight)
-    given = ours(ids, positions, segments=segments, attention_mask=keep, order=order)
-    assert difference(given, wanted) < 1e-5 * wanted.abs().max()

@@ -4,7 +4,8 @@
 # The corpus is FineWeb, which needs no account; the paper's is OSCAR: prepare it with config/data_oscar.py,
 # then add --dataset=oscar. All results expected below and in the configs that import this file are for OSCAR.
 # Not in the paper, but in its code (github.com/mcrts/ACL2024-SymmetricAttentionBert, experiments/acl2024/
-# bert_base.sh): weight decay 0.01, clipping at 1, dropout 0.1; the milestones are the points of figure 3.
+# bert_base.sh): weight decay 0.01, clipping at 1, dropout 0.1, weights from N(0, 0.02); the milestones are
+# the points of figure 3.
 # Ours: dtype auto (float16 there); rows start with [CLS] and end with [SEP] (there they are cut from joined
 # documents); exactly 15 % of each row (there on average); validation every 1,000 steps (250 there).
 # $ torchrun --standalone --nproc_per_node=8 train.py config/base.py

@@ -13,8 +13,8 @@
 # 95 % of it after 30,000 steps of `pairwise`, 65,000 of `original` (figure 3; see results/errata.md).
 # Not in the paper, but in its code (github.com/mcrts/ACL2024-SymmetricAttentionBert, experiments/acl2024/
 # run_glue.sh and scripts/run_glue.py): 128 tokens, warmup of 10 %, no weight decay, Adam's epsilon 1e-8,
-# clipping at 1, dropout 0.1, seeds 1 to 5, the weights of the last step. QQP: the paper says accuracy, its
-# numbers are the mean of accuracy and F1. Ours: dtype auto (float16 there).
+# clipping at 1, dropout 0.1, BERT's pooler, seeds 1 to 5, the weights of the last step. QQP: the paper says
+# accuracy, its numbers are the mean of accuracy and F1. Ours: dtype auto (float16 there).
 out_dir = 'out/glue_courtois'
 init_from = 'out/base_pairwise'
 tasks = 'mrpc,cola,mnli,qqp,rte,stsb,qnli,sst2'

@@ -45,7 +45,7 @@ MATRICES = {                        # Tian's table 1: without vectors and embedd
 }
 ROOTS = {                           # config -> what its header must name, as the paper does not say it
     'base': 'decay clipping dropout dtype milestones 250', 'kowsher_base': 'epsilon decay clipping dtype 10k',
-    'tian_base': 'epsilon clipping dropout dtype 15', 'liu_base': 'clipping 15 12,000 jieba dtype packing',
+    'tian_base': 'epsilon clipping dropout dtype N(0,', 'liu_base': 'clipping 15 12,000 jieba dtype packing',
     'glue_courtois': 'warmup 128 decay epsilon clipping dropout dtype', 'kowsher_pairwise': 'N(0,',
     'glue_tian': 'epsilon clipping dev dtype epochs', 'glue_kowsher': 'epsilon clipping seeds dtype norm',
     'squad_tian': 'dev windows answers', 'clue_liu': 'clipping seeds dtype windows', 'base_xlnet': '15',

@@ -212,6 +212,7 @@ def test_exported_copy_gives_our_ids(tmp_path, lower_case):
     ours = prepare_data.load_tokenizer(folder)
     theirs = prepare_data.fast_tokenizer(ours, 64)
     ties = 0
+    assert ours.decode(ours.encode(['The Red'])[0]) == ('the red' if lower_case else 'The Red')
     for text, ids in zip(texts, ours.encode(texts), strict=True):
         other = theirs(text, add_special_tokens=False)['input_ids']
         if other != ids:

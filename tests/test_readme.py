@@ -1,17 +1,19 @@
 """README.md: its commands resolve, its tables are those of the model, its first command runs.
 
-`-m slow` runs every command of README.md, made small, in the order of the page.
+`-m slow` runs every command of README.md on one machine, made small, in the order of the page.
 """
+import json
 import os
 import re
 import shlex
 import shutil
-import sys
+import subprocess
 
 import pytest
 import torch
-from commands import commands_of, read_page, resolved
-from conftest import ROOT, TINY, process, words
+from conftest import ROOT, process, words
+from test_configs import resolved
+from test_papers import read, unrolled
 
 import bench
 import finetune
@@ -19,21 +21,33 @@ import prepare_data
 import train
 from model import ALLOWED_POSITIONS, ATTENTION, POSITION, EncoderConfig, MaskedLM, model_config
 
-PAGE = read_page('README.md')
-PAGES = PAGE + read_page('results', 'running.md') + read_page('results', 'machines.md')
+PAGE, FOLDERS = read('README.md'), {'README.md': '.', 'running.md': 'results', 'machines.md': 'results'}
 SHAPES = (4, 8, 512, 2048), (12, 12, 768, 3072), (24, 16, 1024, 4096)
+FOUR = '--path=email unittest asyncio logging'          # packages of the standard library
 SMALL = {               # stage -> knobs that make a command of the page small
     'prepare_data': {'vocab_size': 400, 'val_fraction': 0.1, 'num_proc': 1},
     'train': {'max_iters': 10, 'eval_samples': 64, 'device': 'cpu'},
     'finetune': {'trials': 1, 'epochs': 1, 'train_samples': 8, 'eval_samples': 8, 'device': 'cpu'},
-    'bench': {'n_layer': 1, 'n_head': 4, 'n_embd': 16, 'n_inner': 32, 'lengths': 16, 'batches': 2, 'rounds': 1,
-              'vocab_size': 400, 'device': 'cpu'},
+    'bench': {'what': 'params,speed', 'n_layer': 1, 'n_head': 4, 'n_embd': 16, 'n_inner': 32, 'lengths': 16,
+              'batches': 2, 'rounds': 1, 'vocab_size': 400, 'device': 'cpu'},
 }
+
+
+def commands_of(page):
+    """Commands of the sh blocks of a page, one a line, without comments."""
+    lines = []
+    for script in re.findall(r'```sh\n(.*?)```', page, re.S):
+        for line in unrolled(script.replace('\\\n', '')).splitlines():
+            lines += re.sub(r'\s+#.*', '', line).strip().split(' && ')
+    return [line for line in lines if line]
+
+
+COMMANDS = [line for name, folder in FOLDERS.items() for line in commands_of(read(folder, name))]
 
 
 @pytest.fixture(scope='module')
 def home(tmp_path_factory):
-    """A copy of the repository whose docstrings are those of four packages of the standard library."""
+    """A copy of the repository."""
     home = tmp_path_factory.mktemp('home')
     for name in os.listdir(ROOT):
         if name.endswith(('.py', '.txt', '.toml', '.md')):
@@ -43,41 +57,79 @@ def home(tmp_path_factory):
     return home
 
 
-def test_the_first_command_runs(home):
-    install, *stages = commands_of(PAGE)[:3]
+def run_small(command, home, *more):
+    stage = resolved(command)[0].__name__
+    done = process(*shlex.split(command)[1:], *words(**SMALL[stage]), *more, cwd=home, timeout=300)
+    assert done.code == 0, done.err
+    return done
+
+
+def test_the_first_commands_run(home):
+    """As in README, on the docstrings of four packages."""
+    install, prepare, pretrain = commands_of(PAGE)[:3]
     assert install == 'pip install -r requirements.txt'
-    four = ['--path=email unittest asyncio logging']
-    for command, more in zip(stages, (four, []), strict=True):
-        name = resolved(command)[0].__name__
-        done = process(*shlex.split(command)[1:], *words(**SMALL[name]), *more, cwd=home)
-        assert done.code == 0, done.err
-    assert len(re.findall(r'\[MASK\].*\n.*\n.*rank \d+ of 400', done.out)) == 5
+    run_small(prepare, home, FOUR)
+    done = run_small(pretrain, home)
+    assert len(re.findall(r'\[MASK\].*\n.*\n.*rank \d+', done.out)) == 5
     assert (home / 'out' / 'quickstart' / 'loss.png').exists() or 'matplotlib' in done.err
 
 
-@pytest.mark.parametrize('command', [line for line in commands_of(PAGES) if '.py' in line])
+@pytest.mark.parametrize('command', dict.fromkeys(line for line in COMMANDS if '.py' in line))
 def test_a_command_has_its_config_and_knobs(command):
-    module, config = resolved(command)                  # raises a UserError otherwise
+    module, config = resolved(command)                  # a UserError otherwise
     if module is train:
         model_config(config, 30522)
         assert config['dataset'] in prepared_names()
-    if module is finetune:
-        names = finetune.GROUPS.get(config['tasks'], config['tasks']).replace(',', ' ').split()
-        assert set(names) <= {*finetune.TASKS, 'custom'}
-    if module is bench:
-        assert set(config['what'].split(',')) <= {*bench.SECTIONS}
+    elif module is finetune:
+        names = ' '.join(finetune.GROUPS.get(part, part) for part in config['tasks'].split(','))
+        assert {*names.split()} <= {*finetune.TASKS}
+    elif module is bench:
+        assert {*config['what'].split(',')} <= {*bench.SECTIONS}
 
 
 def prepared_names():
-    """Names of the corpora that config/data_*.py prepare."""
+    """Names of the corpora that config/data_*.py and the commands of the pages prepare."""
     files = [name for name in os.listdir(os.path.join(ROOT, 'config')) if name.startswith('data_')]
     configs = [resolved(f'prepare_data.py config/{name}')[1] for name in files]
-    return {config['name'] or prepare_data.find_corpus(config)[0] for config in configs} | {'docstrings'}
+    names = {config['name'] or prepare_data.find_corpus({**config, 'path': 'files'})[0] for config in configs}
+    return names | set(re.findall(r'--name=(\w+)', '\n'.join(COMMANDS)))
 
+
+@pytest.mark.slow
+def test_every_command_runs(home):
+    """Those that need a hub or several machines excepted; base models keep two small layers."""
+    write_files(home)
+    base = words(n_layer=2, n_head=4, n_embd=16, n_inner=32, block_size=32, total_batch=8, batch_size=8)
+    for command in commands_of(PAGE):
+        if not command.startswith('python ') or re.search('fineweb|wikipedia|glue', command):
+            continue
+        more = [FOUR] if command == 'python prepare_data.py' else []
+        more += base if 'config/base' in command else []
+        run_small(command, home, *more)
+    assert (home / 'out' / 'bert' / 'config.json').exists()
+    assert 'majority' in (home / 'out' / 'finetune' / 'results.md').read_text()
+
+
+def write_files(home):
+    """The texts, the vocabulary and the labelled files that the commands of the page name."""
+    (home / 'texts').mkdir()
+    with open(home / 'texts' / 'a.jsonl', 'w') as file:
+        for i in range(300):
+            file.write(json.dumps({'body': f'{PAGE[i * 20:i * 20 + 300]} {i}'}) + '\n')
+    shutil.copy(home / 'texts' / 'a.jsonl', home / 'texts' / 'b.jsonl')
+    subprocess.run(['gzip', 'a.jsonl', 'b.jsonl'], cwd=home / 'texts', check=True)
+    letters = [mark + chr(code) for mark in ('', '##') for code in range(33, 127)]
+    (home / 'vocab.txt').write_text('\n'.join(['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]', *letters]))
+    rows = [f'who is {i}?,"me, I",yes\nwhen is {i}?,now,no\n' for i in range(20)]
+    for name in ('a.csv', 'b.csv'):
+        (home / name).write_text('question,answer,class\n' + ''.join(rows))
+
+
+# ---- the page itself ----
 
 def test_links_and_files_are_there():
-    for folder, page in (('.', 'README.md'), ('results', 'running.md'), ('results', 'machines.md')):
-        for link in re.findall(r'\]\(([^):#]+)\)', read_page(folder, page)):
+    for name, folder in FOLDERS.items():
+        for link in re.findall(r'\]\(([^):#]+)\)', read(folder, name)):
             assert os.path.exists(os.path.join(ROOT, folder, link)), link
 
 
