@@ -14,7 +14,7 @@ import signal
 import pytest
 import torch
 from conftest import tiny, torchrun
-from test_train import CPU, before, metrics, same_run, sigterm
+from test_train import CPU, metrics, same_run, signalled
 
 import train
 from model import ALLOWED_POSITIONS, ATTENTION, NORMALISER, POSITION, EncoderConfig
@@ -167,7 +167,7 @@ def test_a_run_is_steady_and_goes_on_as_if_undisturbed(run, tmp_path, monkeypatc
         patch.setattr(train.Log, 'write', counting)
         run('whole')
     assert 0 < graphs['val', 6] == graphs['train', 9] == graphs['val', 12], graphs
-    with before(monkeypatch, train, 'seed_step', 6, sigterm):
+    with signalled(monkeypatch, 'seed_step', 6):
         run('cut', 128 + signal.SIGTERM)
     run('cut')
     same_run(tmp_path / 'whole', tmp_path / 'cut')
