@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 import types
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -386,6 +387,12 @@ def test_checkpoints_that_stay(run, tmp_path):
     assert (tmp_path / 'a' / 'ckpt_best.pt').exists() and last(tmp_path / 'a')['samples'] == 14 * 8
 
 
+def test_a_save_removes_no_newer_checkpoint(tmp_path):
+    for step in (1, 3, 2):
+        train.save(str(tmp_path), {'step': step, 'config': {'milestones': ()}})
+    assert list(train.checkpoints(str(tmp_path))) == [1, 2, 3]
+
+
 def test_it_starts_from_another_run(run, tmp_path, monkeypatch):
     """init_from counts until out_dir has a checkpoint of its own."""
     run('whole')
@@ -436,11 +443,9 @@ def test_a_signal_in_the_first_validation(run, tmp_path, monkeypatch):
 
 def flip(path, position):
     """Flip a bit of a file."""
-    with open(path, 'r+b') as file:
-        file.seek(position // 8)
-        byte = file.read(1)[0]
-        file.seek(position // 8)
-        file.write(bytes([byte ^ 1 << position % 8]))
+    content = bytearray(Path(path).read_bytes())
+    content[position // 8] ^= 1 << position % 8
+    Path(path).write_bytes(content)
 
 
 def test_damage_is_found_or_changes_nothing(pair, tmp_path):
@@ -460,7 +465,7 @@ def test_damage_is_found_or_changes_nothing(pair, tmp_path):
             found += 1
     assert found > 20                                   # the others change dates, attributes, padding
     for damaged in (b'', bytes(len(whole)), whole[:70], whole[:len(whole) // 2], whole[:-1]):
-        (tmp_path / 'x.pt').write_bytes(damaged)
+        Path(path).write_bytes(damaged)
         with pytest.raises(UserError, match='is damaged'):
             train.read_checkpoint(path)
     torch.save({'step': pytest.approx(1)}, path)        # an object of code that is not PyTorch's
