@@ -22,6 +22,7 @@ import subprocess
 import sys
 import time
 import zipfile
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from datetime import timedelta
@@ -130,9 +131,10 @@ class Rows:
 
     def __init__(self, folder, meta, split, block_size, packing, whole_word=False):
         self.special, self.dtype = meta['special'], np.dtype(meta['dtype'])
-        self.block_size, self.room, self.packing = block_size, block_size - 2, packing
+        self.block_size, self.packing = block_size, packing
+        self.room = block_size - 2                      # tokens of a row between [CLS] and [SEP]
         self.word_start = np.fromfile(os.path.join(folder, 'tokenizer', 'word_start.bin'), bool)
-        self.segmented = whole_word and 'segmenter' in meta
+        self.segmented = whole_word and 'segmenter' in meta         # word starts are in the .words files
         shards = {os.path.join(folder, shard['stem']): shard['tokens'] for shard in meta['splits'][split]}
         self.stems = list(shards)
         self.starts = [self.find_starts(stem, tokens) for stem, tokens in shards.items()]
@@ -169,10 +171,10 @@ class Rows:
 
 
 def shuffled(places, n, seed, epoch):
-    """Images of `places`, integers below n, under a permutation of range(n) drawn from (seed, epoch).
+    """The items at `places`, (B,), of range(n) in random order: one order for each (seed, epoch).
 
-    A Feistel network permutes the numbers of an even number of bits; a result that is not below n is put
-    through it again. It takes no memory; a list of 10^9 rows in random order takes 8 GB in each process.
+    A Feistel network permutes all numbers of some even number of bits; a result of n or more is put through
+    it again. This takes no memory; a list of 10^9 rows in random order takes 8 GB in each process.
     """
     half = np.uint64(max(1, ((n - 1).bit_length() + 1) // 2))       # bits of each half of a number
     low = (np.uint64(1) << half) - np.uint64(1)
@@ -193,15 +195,14 @@ def shuffled(places, n, seed, epoch):
 class Masker:
     """BERT's masking with static shapes.  Devlin et al. 2018, section 3.1
 
-    Of a row's n tokens, the ceil(fraction n) with the smallest random scores are predicted, or at most that
-    many of whole words: 80 % become [MASK], 10 % a random token, 10 % stay. Special tokens are neither chosen
-    nor inserted. Every row has k = ceil(fraction T) positions; surplus ones have weight 0.
+    Of a row's n tokens ceil(fraction n) are predicted, those with the smallest random scores: 80 % become
+    [MASK], 10 % a random token, 10 % stay. Special tokens are neither chosen nor inserted. Every row of the
+    batch has k = ceil(fraction T) positions; those that a short row does not need have weight 0.
+    whole_word: words are predicted whole, see whole_words()
     plm: nothing is masked; 'order' is each token's place in XLNet's permutation.  Yang et al. 2019, 2.2, 2.3
     """
 
     def __init__(self, meta, block_size, fraction, objective, whole_word):
-        if not 0 < fraction < 1:
-            raise UserError(f'mask_fraction={fraction}: must lie between 0 and 1')
         self.fraction, self.objective, self.whole_word = fraction, objective, whole_word
         self.special, self.block_size = meta['special'], block_size
         self.is_special = np.isin(np.arange(meta['vocab_size']), list(self.special.values()))
@@ -222,13 +223,14 @@ class Masker:
         scores, actions, replacements = (np.stack([draw[i] for draw in draws]) for i in range(3))
         special = self.is_special[ids]                                      # (B, T)
         wanted = np.minimum(self.count((ids != self.special['pad']).sum(1)), (~special).sum(1))     # (B,)
+        # special tokens come last: scores are below 1
         positions = np.argsort(np.where(special, 2, scores), axis=1, kind='stable')[:, :self.k]
         if self.whole_word:
             for i, row in enumerate(zip(scores, word_starts, special, wanted, strict=True)):
                 positions[i], wanted[i] = whole_words(*row, self.k)
         chosen, targets = np.arange(self.k) < wanted[:, None], np.take_along_axis(ids, positions, axis=1)
         batch = {'positions': positions, 'targets': targets, 'weights': chosen.astype(np.float32)}
-        if self.objective == 'plm':         # 0: special tokens; then those not predicted; then the others
+        if self.objective == 'plm':         # place 0: special tokens; the predicted ones are the last
             predicted = np.zeros(ids.shape, bool)
             np.put_along_axis(predicted, positions, chosen, axis=1)
             by_place = np.argsort(np.where(special, -1, scores + 2 * predicted), axis=1, kind='stable')
@@ -287,14 +289,12 @@ class Loader:
 
 def prefetch(make, items):
     """Yield make(item) for each item; a background thread makes the next one meanwhile."""
-    ahead = None
     with ThreadPoolExecutor(1) as pool:
-        for item in items:
-            now, ahead = ahead, pool.submit(make, item)
-            if now:
-                yield now.result()
-        if ahead:
-            yield ahead.result()
+        submitted = (pool.submit(make, item) for item in items)
+        ahead = next(submitted, None)
+        while ahead:
+            now, ahead = ahead, next(submitted, None)
+            yield now.result()
 
 
 # ---- devices and processes ----
@@ -326,7 +326,7 @@ class Runtime:
         return torch.autocast(self.device.type, self.dtype) if half else contextlib.nullcontext()
 
     def input(self, number):
-        """A number of a step; on XLA of shape (1,): PyTorch gives equal scalars one input."""
+        """A number that changes with the step; on XLA (1,), as equal scalars would be merged."""
         return torch.tensor([number], device=self.device) if self.device.type == 'xla' else number
 
     def sync(self):
@@ -485,27 +485,21 @@ def newest(source):
     """Path of a run's newest checkpoint or of a trial's weights, '' if none; a checkpoint's own path."""
     if source.endswith('.pt'):
         return source
-    trial, paths = os.path.join(source, 'model.pt'), list(checkpoints(source).values())
-    if os.path.exists(trial):
-        paths.append(trial)
+    trial = glob.glob(os.path.join(glob.escape(source), 'model.pt'))
+    paths = [*checkpoints(source).values(), *trial]
     return paths[-1] if paths else ''
 
 
 def write_checkpoint(path, content):
     """Write a checkpoint; a kill or a full disk leaves the earlier ones as they are."""
-    try:
-        with open(path + '.tmp', 'wb') as file:
+    with open(path + '.tmp', 'wb') as file:
+        try:
             torch.save(tree_map_only(torch.Tensor, torch.Tensor.cpu, content), file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(path + '.tmp', path)
-    except (OSError, RuntimeError) as error:            # torch.save puts its own error above the system's
-        system = error if isinstance(error, OSError) else error.__context__
-        if not isinstance(system, OSError):
-            raise
-        with contextlib.suppress(OSError):
-            os.remove(path + '.tmp')
-        raise UserError(f'{path} cannot be written: {system.strerror}; those before it are intact') from None
+        except RuntimeError as error:                   # torch.save puts its own error above the system's
+            raise error.__context__ or error from None
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(path + '.tmp', path)
 
 
 def read_checkpoint(path):
@@ -606,8 +600,8 @@ class Log:
     """Lines on stdout, in metrics.jsonl and optionally in Weights & Biases; only on rank 0."""
 
     def __init__(self, folder, step, runtime, project, config):
-        self.path, self.main, self.wandb = os.path.join(folder, 'metrics.jsonl'), runtime.rank == 0, None
-        self.name = os.path.basename(folder)
+        self.path, self.name = os.path.join(folder, 'metrics.jsonl'), os.path.basename(folder)
+        self.main, self.wandb = runtime.rank == 0, None
         if not self.main:
             return
         kept = [line for line in read_metrics(folder) if step and line['step'] <= step]
@@ -617,7 +611,6 @@ class Log:
             self.wandb = wandb.init(project=project, name=self.name, config=config, reinit='finish_previous')
 
     def write(self, kind, step, **values):
-        """kind: train or val"""
         if not self.main:
             return
         text = ', '.join(f'{key} {value:.4g}' if value < 1000 else f'{key} {value:,.0f}'
@@ -676,15 +669,13 @@ def plot(path, lines, labels):
     figure.savefig(path)
 
 
-def plot_losses(folder, unigram):
+def plot_losses(folder):
     """loss.png: training and validation losses, and the unigram entropy of the corpus."""
     lines = {}
     for line in read_metrics(folder):
         for key in line:
-            if key.endswith('loss'):
+            if key.endswith(('loss', 'unigram')):
                 lines.setdefault(f"{line['kind']} {key}", []).append((line['step'], line[key]))
-    last = max((line['step'] for line in read_metrics(folder)), default=0)
-    lines['unigram entropy'] = [(0, unigram), (last, unigram)]
     plot(os.path.join(folder, 'loss.png'), lines, ('step', 'nats per predicted token'))
 
 
@@ -710,8 +701,7 @@ def fill_masks(model, tokenizer, parts):
 def show_sentences(model, tokenizer, documents, n):
     """Mask a word in the first sentence, 8 to 30 tokens, of n documents; print predictions and its rank.
 
-    The rule was fixed before any output was seen: the middle word, from the third token on, of those that
-    are FUNCTION_WORDS or occur twice.
+    The middle one of those that are FUNCTION_WORDS or occur twice: fixed before any output was seen.
     """
     print('\nheld-out sentences with a masked word: a function word ("the") or one that the sentence repeats')
     pieces, most = tokenizer.pieces, min(31, model.config.block_size - 1)
@@ -722,8 +712,8 @@ def show_sentences(model, tokenizer, documents, n):
         ends = [i for i in range(1, most) if pieces[ids[i]].endswith(('.', '\u3002')) and starts[i + 1]]
         end = ends[0] if ends else 0
         words = {i: tokenizer.decode([ids[i]]).strip() for i in range(3, end) if starts[i] and starts[i + 1]}
-        twice = [word for word in words.values() if word.isalpha() and [*words.values()].count(word) > 1]
-        fits = [i for i, word in words.items() if word in FUNCTION_WORDS or word in twice]
+        often = {word for word, times in Counter(words.values()).items() if times > 1 and word.isalpha()}
+        fits = [i for i, word in words.items() if word in FUNCTION_WORDS | often]
         if end >= 8 and fits:
             n, at = n - 1, fits[len(fits) // 2]
             before, after = ids[1:at].tolist(), ids[at + 1:end + 1].tolist()
@@ -746,10 +736,13 @@ def use_checkpoint(source, fill, export):
         twin.save_pretrained(export)
         fast.save_pretrained(export)
         shutil.copy(os.path.join(tokenizer.home, tokenizer.file_name), export)
-        with open(os.path.join(export, 'README.md'), 'w') as file:
-            file.write(f"# {type(twin).__name__}\n\nIt has the logits of a model trained on "
-                       f"{content['config'].get('dataset', content.get('task'))}, which is\n\n"
-                       f"{model.config}\n\n{count_parameters(model):,} parameters as trained.\n")
+        data = content['config'].get('dataset', content.get('task'))
+        card = (f'# {type(twin).__name__}\n\n'
+                f'Trained on {data}, with {count_parameters(model):,} parameters before the export.\n'
+                f'Its logits are those of {model.config}.\n'
+                'A sentencepiece tokenizer gives the ids of training, but for ties of scores (in 1 of 1,000\n'
+                'sentences) and capitals whose accent is a code point of its own.\n')
+        write_bytes(os.path.join(export, 'README.md'), card.encode())
 
 
 # ---- main ----
@@ -779,8 +772,7 @@ def main():
     choose('packing', packing, dict.fromkeys(('stream', 'documents')))
     runtime = join(device, dtype, n_embd, timeout)
     if total_batch < runtime.world or (runtime.device.type == 'xla' and total_batch % runtime.world):
-        raise UserError(f'total_batch={total_batch}: at least one for each of {runtime.world} processes; '
-                        'on XLA a multiple')
+        raise UserError(f'total_batch={total_batch}: choose a multiple of the {runtime.world} processes')
 
     # data
     meta, loader, val_loaders = make_loaders(config, runtime.device.type == 'cuda')
@@ -801,9 +793,9 @@ def main():
     raw.to(runtime.device)
     optimizer = make_optimizer(raw, learning_rate, (beta1, beta2), adam_eps, weight_decay, runtime)
     scaler = torch.amp.GradScaler(runtime.device.type, enabled=runtime.dtype == torch.float16)
-    step, samples = content.get('step', 0), content.get('samples', 0)       # steps done, samples drawn
+    step, samples = content.get('step', 0), content.get('samples', 0)       # done so far
     if 'step' in content:
-        groups = optimizer.state_dict()['param_groups']         # keep this run's decay, betas, kernels
+        groups = optimizer.state_dict()['param_groups']         # with this command's decay, betas, kernels
         optimizer.load_state_dict({**content['optimizer'], 'param_groups': groups})
         scaler.load_state_dict(content['scaler'] or scaler.state_dict())
         config['milestones'] = tuple(sorted({*milestones, *content['config']['milestones']}))
@@ -838,25 +830,27 @@ def main():
         log.write('val', step, **values)
         return True
 
-    # the loop
+    # the first validation, or one that a signal cut short in an earlier process
     known = [line['step'] for line in read_metrics(out_dir) if line['kind'] == 'val']
     missing = runtime.rank == 0 and (step == 0 or ends(eval_interval)) and step not in known
-    if runtime.sum(missing) != [0] and not validate():  # it is missing too if a signal cut it
+    if runtime.sum(missing) != [0] and not validate():
         leave(runtime, 128 + max(stop, default=signal.SIGTERM))     # nothing new to save
+
     warmup = warmup_iters if warmup_iters <= max_iters else max_iters // 10
     firsts = range(samples, samples + (max_iters - step) * total_batch, total_batch)
     mine = (range(first, first + total_batch)[runtime.rank::runtime.world] for first in firsts)
     steps = prefetch(lambda part: loader.micro_batches(part, batch_size), mine)
-    bad, looked, since = torch.zeros((), device=runtime.device), step, time.perf_counter()
+    bad = torch.zeros((), device=runtime.device)        # steps that are not finite; read where it logs
+    looked, since = step, time.perf_counter()           # the step that was last read, and when
     bar = tqdm(steps, total=max_iters, initial=step, unit='step',
                disable=runtime.rank > 0 or None)                        # None: unless on a terminal
-    for parts in bar:
+    for parts in bar:                                   # micro-batches of this rank
         count, stopping = runtime.sum(sum(part['weights'].sum().item() for part in parts), len(stop))
         lr = get_lr(step, learning_rate, min_lr, warmup, max_iters, schedule)
         set_lr(optimizer, lr, runtime)
         seed_step(seed, step, runtime)
         loss, norm = update(model, optimizer, scaler, parts, count, grad_clip, runtime)
-        finite = loss.isfinite() if scaler.is_enabled() else (loss + norm).isfinite()   # float16 may skip
+        finite = (loss if scaler.is_enabled() else loss + norm).isfinite()  # the scaler skips a bad norm
         bad, step, samples = bad + ~finite, step + 1, samples + total_batch
         due = stopping or ends(checkpoint_interval) or step in milestones
         if not (due or ends(log_interval) or ends(eval_interval)):
@@ -884,7 +878,7 @@ def main():
 
     bar.close()
     if runtime.rank == 0:
-        plot_losses(out_dir, meta['unigram_entropy'])
+        plot_losses(out_dir)
     if runtime.rank == 0 and fill_samples:
         documents = Rows(folder, meta, 'val', 1 << 16, 'documents')
         show_sentences(raw.cpu(), load_tokenizer(folder), documents, fill_samples)

@@ -4,7 +4,7 @@ Runs take place in this process, but for a mistake's exit status, a Ctrl-C and t
 Exports are tested in test_export.py, kills and full disks in test_faults.py, XLA in test_xla.py.
 """
 import contextlib
-import errno
+import itertools
 import json
 import math
 import os
@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 import types
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -26,15 +27,15 @@ from torch.utils._pytree import tree_leaves
 import train
 from configurator import UserError
 from model import ALLOWED_POSITIONS, ATTENTION, EncoderConfig, MaskedLM
-from prepare_data import load_meta, load_tokenizer, write_json
+from prepare_data import load_meta, load_tokenizer, write_sealed
 from train import Loader, Masker, Rows, Runtime, shuffled
 
 CPU = Runtime(torch.device('cpu'), torch.float32, 0, 1, None)
-PACKINGS, OBJECTIVES = ('stream', 'documents'), ('mlm', 'plm')
-SYSTEMS = [{'attention': 'pairwise', 'position': 'rope', 'batch_size': 3},
-           {'attention': 'gau', 'position': 'rope', 'packing': 'documents', 'whole_word': True},
-           {'attention': 'xlnet', 'position': 'none', 'objective': 'plm', 'dtype': 'bfloat16'},
-           {'attention': 'shatter', 'position': 'none', 'dtype': 'float16', 'grad_clip': 0}]
+SYSTEMS = [
+    (signal.SIGTERM, {'attention': 'pairwise', 'position': 'rope', 'batch_size': 3}),
+    (signal.SIGINT, {'attention': 'gau', 'position': 'rope', 'packing': 'documents', 'whole_word': True}),
+    (signal.SIGHUP, {'attention': 'xlnet', 'position': 'none', 'objective': 'plm', 'dtype': 'bfloat16'}),
+    (signal.SIGTERM, {'attention': 'shatter', 'position': 'none', 'dtype': 'float16', 'grad_clip': 0})]
 
 
 @pytest.fixture(scope='module')
@@ -50,6 +51,19 @@ def run(stage, corpus, tmp_path):
         assert done.code == code, done
         return done
     return start
+
+
+PAIR = {'dropout': 0, 'attention_dropout': 0, 'batch_size': 3, 'total_batch': 7, 'learning_rate': 1e-4,
+        'packing': 'documents', 'attention': 'pairwise', 'eval_samples': 13, 'checkpoint_interval': 3}
+
+
+@pytest.fixture(scope='module')
+def pair(corpus, tmp_path_factory):
+    """Folder of a run of two processes that torchrun started."""
+    folder = tmp_path_factory.mktemp('pair') / 'run'
+    done = torchrun('train.py', *tiny(corpus, folder, **PAIR))
+    assert done.code == 0, done.err
+    return folder
 
 
 def metrics(folder, kind=None):
@@ -75,27 +89,22 @@ def same_run(one, other):
 
 
 @contextlib.contextmanager
-def before(patch, module, name, at, act):
-    """Within, act() is called before call number `at` of a function."""
-    function, calls = getattr(module, name), []
+def signalled(patch, name, at, number=signal.SIGTERM):
+    """Within, a signal comes before call `at`, from 1, of a function of train.py."""
+    function, calls = getattr(train, name), itertools.count(1)
 
     def called(*arguments, **keywords):
-        calls.append(1)
-        if len(calls) == at:
-            act()
+        if next(calls) == at:
+            signal.raise_signal(number)
         return function(*arguments, **keywords)
     with patch.context() as inner:
-        inner.setattr(module, name, called)
+        inner.setattr(train, name, called)
         yield
-
-
-def sigterm():
-    signal.raise_signal(signal.SIGTERM)
 
 
 # ---- rows and their order ----
 
-@pytest.mark.parametrize('packing', PACKINGS)
+@pytest.mark.parametrize('packing', ['stream', 'documents'])
 def test_rows_hold_the_corpus(packing, corpus, meta):
     """Every token once, in file order, as prepare_data.py's format says; no file stays open."""
     wanted, special = [], meta['special']
@@ -116,17 +125,16 @@ def test_rows_hold_the_corpus(packing, corpus, meta):
     assert len(os.listdir('/proc/self/fd')) == opened
 
 
-@pytest.mark.parametrize('n', [1, 2, 7, 64, 1000, 10 ** 9])
+@pytest.mark.parametrize('n', [1, 2, 7, 64, 1000])
 def test_shuffled_is_a_permutation_of_each_epoch(n):
-    places = np.arange(n) if n <= 1000 else np.array([0, 1, n // 2, n - 2, n - 1])
-    orders = [shuffled(places, n, seed, epoch).tolist() for seed, epoch in ((1, 0), (1, 1), (2, 0))]
-    for order in orders:
-        assert sorted(order) == list(range(n)) if n <= 1000 else len({*order}) == 5 and max(order) < n
+    orders = [shuffled(range(n), n, seed, epoch).tolist() for seed, epoch in ((1, 0), (1, 1), (2, 0))]
+    assert all(sorted(order) == list(range(n)) for order in orders)
     if n >= 64:
         assert orders[0] != orders[1] != orders[2] != orders[0]
-        assert shuffled(places[2:4], n, 1, 0).tolist() == orders[0][2:4]
+        assert shuffled([2, 3], n, 1, 0).tolist() == orders[0][2:4]
     if n == 1000:                                       # as far apart as in a random order
         assert abs(np.abs(np.diff(orders[0])).mean() / (n / 3) - 1) < 0.25
+        assert len(set(shuffled(range(n), 10 ** 9, 1, 0))) == n
 
 
 def test_every_row_once_per_epoch_and_masked_anew(corpus, meta):
@@ -137,14 +145,11 @@ def test_every_row_once_per_epoch_and_masked_anew(corpus, meta):
     again = n + list(indices[n:]).index(indices[0])
     one, other = loader.batch([0]), loader.batch([again])
     assert set(one['positions'][0].tolist()) != set(other['positions'][0].tolist())
-    assert (loader.batch([0])['ids'] == one['ids']).all()
-    for seed in (1, 2):
-        draws = Loader(rows, loader.masker, seed).batch([0])
-        assert (seed == 1) == (draws['ids'].tolist() == one['ids'].tolist())
+    assert torch.equal(loader.batch([0])['ids'], one['ids'])
+    assert not torch.equal(Loader(rows, loader.masker, 2).batch([0])['ids'], one['ids'])
 
 
-@pytest.mark.parametrize('objective', OBJECTIVES)
-@pytest.mark.parametrize('packing', PACKINGS)
+@pytest.mark.parametrize('packing, objective', [('stream', 'mlm'), ('documents', 'plm')])
 def test_ranks_see_what_one_process_sees(packing, objective, corpus, meta):
     loader = Loader(Rows(corpus, meta, 'train', 32, packing), Masker(meta, 32, 0.15, objective, False), 1)
     whole = loader.batch(range(16, 32))
@@ -154,7 +159,6 @@ def test_ranks_see_what_one_process_sees(packing, objective, corpus, meta):
         assert [len(part['ids']) for part in parts] == ([2, 2, 2] if rank == 0 else [1, 2, 2])
         for key, x in whole.items():
             assert torch.equal(torch.cat([part[key] for part in parts]), x[rank::3])
-    assert ('order' in whole) == (objective == 'plm')
 
 
 def test_prefetch_yields_in_order_and_raises_what_its_thread_raised():
@@ -275,32 +279,22 @@ def test_decay_is_on_matrices_alone(attention):
         assert decay[id(parameter)] == (0 if plain else 0.01), name
 
 
-class Linear(torch.nn.Module):
-    """Losses x w, (b, k): their gradient is known."""
-
-    def __init__(self):
-        super().__init__()
-        self.w = torch.nn.Parameter(torch.ones(3))
-
-    def forward(self, x):
-        return x @ self.w
-
-
 @pytest.mark.parametrize('clip', [0, 0.5])
 def test_an_update_is_one_step_on_the_mean_over_all_micro_batches(clip):
-    """With unequal numbers of predicted tokens in its parts."""
+    """With unequal numbers of predicted tokens in its parts; losses are x w, so their gradient is known."""
     x = torch.arange(24.).view(4, 2, 3)
-    weights = torch.tensor([[1., 1], [1, 0], [0, 0], [1, 1]])
-    parts = [{'x': x[:3], 'weights': weights[:3]}, {'x': x[3:], 'weights': weights[3:]}]
-    model, scaler = Linear(), torch.amp.GradScaler('cpu', enabled=False)
+    weights = torch.tensor([[1., 1], [1, 0], [0, 0], [1, 1]])[..., None]
+    parts = [{'input': x[:3], 'weights': weights[:3]}, {'input': x[3:], 'weights': weights[3:]}]
+    model, scaler = torch.nn.Linear(3, 1, bias=False), torch.amp.GradScaler('cpu', enabled=False)
+    torch.nn.init.ones_(model.weight)
     optimizer = torch.optim.SGD(model.parameters(), 1.0)
     train.set_lr(optimizer, 0.5, CPU)
     loss, norm = train.update(model, optimizer, scaler, parts, 5.0, clip, CPU)
-    gradient = (x * weights[..., None]).sum((0, 1)) / 5
+    gradient = (x * weights).sum((0, 1)) / 5
     assert loss.item() == pytest.approx(gradient.sum().item()) and norm == pytest.approx(gradient.norm())
     if clip:
         gradient = gradient * clip / gradient.norm()
-    assert torch.allclose(model.w, 1 - 0.5 * gradient, atol=1e-4) and model.w.grad is None
+    assert torch.allclose(model.weight, 1 - 0.5 * gradient, atol=1e-4) and model.weight.grad is None
 
 
 def test_evaluation_equals_full_logits(corpus, meta):
@@ -318,8 +312,6 @@ def test_evaluation_equals_full_logits(corpus, meta):
     assert scores['perplexity'] == pytest.approx(math.exp(wanted), rel=1e-4)
     hits = (logits[kept].argmax(-1) == batch['targets'][kept]).double().mean().item()
     assert scores['accuracy'] == pytest.approx(hits)
-    n = len(loader.rows)
-    assert train.evaluate(model, loader, 10 ** 6, n, CPU) == train.evaluate(model, loader, n, n, CPU)
 
 
 def test_dropout_is_a_function_of_seed_step_and_rank():
@@ -342,13 +334,13 @@ def test_automatic_precision_on_a_cpu(knows, monkeypatch):
 
 # ---- resume ----
 
-@pytest.mark.parametrize('system', SYSTEMS, ids=lambda system: '-'.join(map(str, system.values())))
-def test_resumed_is_uninterrupted(system, run, tmp_path, monkeypatch):
+@pytest.mark.parametrize('number, system', SYSTEMS)
+def test_resumed_is_uninterrupted(number, system, run, tmp_path, monkeypatch):
     """Stopped by a signal in step 5, with lines of a later step in the log: to the bit, dropout included."""
     knobs = {**system, 'eval_interval': 3}
     run('whole', **knobs)
-    with before(monkeypatch, train, 'seed_step', 5, sigterm):
-        done = run('parts', 128 + signal.SIGTERM, **knobs)
+    with signalled(monkeypatch, 'seed_step', 5, number):
+        done = run('parts', 128 + number, **knobs)
     stopped = last(tmp_path / 'parts')['step']
     assert stopped in (5, 6) and f'after step {stopped}' in done.err and len(done.err.splitlines()) == 1
     with open(tmp_path / 'parts' / 'metrics.jsonl', 'a') as file:           # of a step that a kill lost
@@ -359,13 +351,10 @@ def test_resumed_is_uninterrupted(system, run, tmp_path, monkeypatch):
     assert 'differ' not in done.err and len(metrics(tmp_path / 'parts', 'train')) == 8
 
 
-def test_another_total_batch_goes_on_at_the_same_sample(run, monkeypatch):
-    drawn, batch = [], Loader.batch
+def test_another_total_batch_goes_on_at_the_same_sample(run, tmp_path):
     run('a', max_iters=4)
-    monkeypatch.setattr(Loader, 'batch', lambda self, samples: (
-        self.seed and drawn.extend(samples), batch(self, samples))[1])
     run('a', max_iters=6, total_batch=4)
-    assert drawn == list(range(32, 40))
+    assert last(tmp_path / 'a')['samples'] == 4 * 8 + 2 * 4
 
 
 def test_a_resumed_run_says_in_a_line_what_differs(run, tmp_path):
@@ -398,6 +387,12 @@ def test_checkpoints_that_stay(run, tmp_path):
     assert (tmp_path / 'a' / 'ckpt_best.pt').exists() and last(tmp_path / 'a')['samples'] == 14 * 8
 
 
+def test_a_save_removes_no_newer_checkpoint(tmp_path):
+    for step in (1, 3, 2):
+        train.save(str(tmp_path), {'step': step, 'config': {'milestones': ()}})
+    assert list(train.checkpoints(str(tmp_path))) == [1, 2, 3]
+
+
 def test_it_starts_from_another_run(run, tmp_path, monkeypatch):
     """init_from counts until out_dir has a checkpoint of its own."""
     run('whole')
@@ -416,7 +411,7 @@ def test_a_signal_inside_a_validation(at, step, run, tmp_path, monkeypatch):
     """It is given up, its checkpoint written, the validation done by the next run: one line each."""
     knobs = {'batch_size': 8, 'eval_interval': 4}
     run('whole', **knobs)
-    with before(monkeypatch, train, 'token_losses', at, sigterm):       # of four batches each: the second
+    with signalled(monkeypatch, 'token_losses', at):       # of four batches each: the second
         run('parts', 143, **knobs)
     assert last(tmp_path / 'parts')['step'] == step
     assert metrics(tmp_path / 'parts')[-1]['kind'] == 'train'
@@ -425,32 +420,20 @@ def test_a_signal_inside_a_validation(at, step, run, tmp_path, monkeypatch):
 
 
 def test_a_signal_after_the_last_validation_leaves_one_line(run, tmp_path, monkeypatch):
-    with before(monkeypatch, train, 'save', 1, sigterm):
+    with signalled(monkeypatch, 'save', 1):
         run('a')
     run('a')
     assert [line['step'] for line in metrics(tmp_path / 'a', 'val')] == [0, 8]
 
 
-@pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_each_signal_is_caught_but_not_under_nohup(number):
-    numbers = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
-    handlers = {number: signal.getsignal(number) for number in numbers}
-    try:
-        signal.signal(number, lambda *arguments: None)  # a job in the background ignores SIGINT
-        caught = train.catch_signals()
-        signal.raise_signal(number)
-        assert caught == [number]
-        signal.signal(number, signal.SIG_IGN)
-        caught = train.catch_signals()
-        signal.raise_signal(number)
-        assert caught == []
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
+def test_nohups_signal_stays_ignored(run, monkeypatch):
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with signalled(monkeypatch, 'seed_step', 1, signal.SIGHUP):
+        run('a', max_iters=2)
 
 
 def test_a_signal_in_the_first_validation(run, tmp_path, monkeypatch):
-    with before(monkeypatch, train, 'token_losses', 1, sigterm):
+    with signalled(monkeypatch, 'token_losses', 1):
         run('a', 143, batch_size=8)
     assert not train.checkpoints(str(tmp_path / 'a')) and not metrics(tmp_path / 'a')
     run('a')
@@ -458,33 +441,17 @@ def test_a_signal_in_the_first_validation(run, tmp_path, monkeypatch):
 
 # ---- checkpoints and logs under damage ----
 
-@pytest.fixture(scope='module')
-def finished(corpus, tmp_path_factory):
-    """Folder of a finished run with checkpoints of steps 4 and 8."""
-    folder = tmp_path_factory.mktemp('finished') / 'run'
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, 'argv', ['train.py', *tiny(corpus, folder, checkpoint_interval=4)])
-        patch.setitem(sys.modules, 'matplotlib.figure', None)
-        for name, value in vars(train).copy().items():
-            patch.setattr(train, name, value)
-        with pytest.raises(SystemExit):
-            train.main()
-    return folder
-
-
 def flip(path, position):
     """Flip a bit of a file."""
-    with open(path, 'r+b') as file:
-        file.seek(position // 8)
-        byte = file.read(1)[0]
-        file.seek(position // 8)
-        file.write(bytes([byte ^ 1 << position % 8]))
+    content = bytearray(Path(path).read_bytes())
+    content[position // 8] ^= 1 << position % 8
+    Path(path).write_bytes(content)
 
 
-def test_damage_is_found_or_changes_nothing(finished, tmp_path):
-    """Bits of the content and of the archive's table of contents; truncations; emptied; code."""
+def test_damage_is_found_or_changes_nothing(pair, tmp_path):
+    """Bits of the content and of the archive's table of contents; truncations; emptied."""
     path, rng = str(tmp_path / 'x.pt'), np.random.default_rng(1)
-    original = finished / 'ckpt_0000008.pt'
+    original = pair / 'ckpt_0000008.pt'
     whole, good, found = original.read_bytes(), tree_leaves(train.read_checkpoint(str(original))), 0
     table = 8 * whole.index(b'PK\1\2')
     for position in (*rng.integers(0, 8 * len(whole), 20), *rng.integers(table, 8 * len(whole), 20)):
@@ -497,28 +464,23 @@ def test_damage_is_found_or_changes_nothing(finished, tmp_path):
             assert str(error) == f'{path} is damaged, or not a checkpoint'
             found += 1
     assert found > 20                                   # the others change dates, attributes, padding
-    torch.save({'step': Hostile()}, path)
-    hostile = (tmp_path / 'x.pt').read_bytes()
-    for damaged in (hostile, b'', bytes(len(whole)), whole[:70], whole[:len(whole) // 2], whole[:-1]):
-        (tmp_path / 'x.pt').write_bytes(damaged)
+    for damaged in (b'', bytes(len(whole)), whole[:70], whole[:len(whole) // 2], whole[:-1]):
+        Path(path).write_bytes(damaged)
         with pytest.raises(UserError, match='is damaged'):
             train.read_checkpoint(path)
-    assert not os.path.exists('harm')
+    torch.save({'step': pytest.approx(1)}, path)        # an object of code that is not PyTorch's
+    with pytest.raises(UserError, match='not a checkpoint'):
+        train.read_checkpoint(path)
 
 
-class Hostile:
-    def __reduce__(self):
-        return open, ('harm', 'w')
-
-
-def test_damaged_checkpoints_are_set_aside_and_work_stays(run, finished, tmp_path, monkeypatch):
+def test_damaged_checkpoints_are_set_aside_and_work_stays(run, tmp_path, monkeypatch):
     """Newer ones than the newest good one, even in step; what is written after them is never deleted."""
     run('whole', checkpoint_interval=4)
-    folder = shutil.copytree(finished, tmp_path / 'run')
+    folder = shutil.copytree(tmp_path / 'whole', tmp_path / 'run')
     shutil.copy(folder / 'ckpt_0000008.pt', folder / 'ckpt_0000300.pt')
     for name in ('ckpt_0000008.pt', 'ckpt_0000300.pt'):
         flip(folder / name, 80_000)
-    with before(monkeypatch, train, 'seed_step', 1, sigterm):
+    with signalled(monkeypatch, 'seed_step', 1):
         done = run('run', 143, checkpoint_interval=4)
     for name in ('ckpt_0000008.pt', 'ckpt_0000300.pt'):
         assert f'{name} is damaged' in done.err and (folder / f'{name}.damaged').exists()
@@ -530,23 +492,6 @@ def test_damaged_checkpoints_are_set_aside_and_work_stays(run, finished, tmp_pat
     line = run('run', 2).err.splitlines()[-1]           # after those on the newer ones
     assert 'every checkpoint is damaged' in line and 'remove' not in line
     assert train.checkpoints(str(folder))               # the oldest keeps its name: no fresh start
-
-
-def test_a_kill_in_the_middle_of_a_save_leaves_the_checkpoint_before(run, tmp_path, monkeypatch):
-    run('whole', checkpoint_interval=4)
-    save = torch.save
-
-    def killed(content, file):
-        if content['step'] == 8:
-            file.write(b'PK')
-            raise KeyboardInterrupt
-        save(content, file)
-    with monkeypatch.context() as patch:
-        patch.setattr(torch, 'save', killed)
-        run('parts', 130, checkpoint_interval=4)
-    assert list(train.checkpoints(str(tmp_path / 'parts'))) == [4]
-    run('parts', checkpoint_interval=4)
-    same_run(tmp_path / 'whole', tmp_path / 'parts')
 
 
 def test_a_full_disk_is_one_line_and_leaves_the_checkpoint_before(run, tmp_path):
@@ -561,18 +506,9 @@ def test_a_full_disk_is_one_line_and_leaves_the_checkpoint_before(run, tmp_path)
         text = refused(run('a', 2, **knobs))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert 'cannot be written: File too large; those before it are intact' in text
-    assert last(tmp_path / 'a')['step'] == 4 and not list((tmp_path / 'a').glob('*.tmp'))
+    assert text.endswith('File too large') and last(tmp_path / 'a')['step'] == 4
     run('a', **knobs)
     assert last(tmp_path / 'a')['step'] == 5
-
-
-def test_an_error_that_is_not_the_disks_is_its_own(tmp_path):
-    class Lost:
-        def __reduce__(self):
-            raise RuntimeError('CUDA error: unspecified launch failure')
-    with pytest.raises(RuntimeError, match='^CUDA error'):
-        train.write_checkpoint(str(tmp_path / 'x.pt'), {'step': 1, 'model': Lost()})
 
 
 LOCK = "import fcntl, sys; f = open(sys.argv[1]); fcntl.lockf(f, fcntl.LOCK_SH); print(flush=True); input()"
@@ -591,38 +527,39 @@ def test_a_second_run_in_a_folder_is_refused(run, tmp_path):
 
 
 def test_a_file_system_without_locks(tmp_path, monkeypatch, capsys):
-    def lockf(*arguments):
-        raise OSError(errno.ENOSYS, 'Function not implemented')
-    monkeypatch.setattr('fcntl.lockf', lockf)
+    monkeypatch.setattr('fcntl.lockf', lambda *arguments: os.stat('/no/lock'))      # raises an OSError
     train.hold(str(tmp_path)).close()
-    assert 'cannot be locked (Function not implemented)' in capsys.readouterr().err
+    assert 'cannot be locked (No such file or directory)' in capsys.readouterr().err
 
 
 # ---- what is not finite ----
 
-@pytest.mark.parametrize('dtype, value, place', [
-    ('float32', math.nan, 'weights'), ('float16', math.inf, 'weights'), ('float32', math.inf, 'gradient'),
-    ('float16', math.inf, 'gradient')])
-def test_what_is_not_finite_is_never_saved(dtype, value, place, run, tmp_path, monkeypatch):
-    """A loss, or a gradient; float16 gives up when its scale is used up."""
-    batch, make_optimizer = Loader.batch, train.make_optimizer
+@pytest.mark.parametrize('dtype', ['float32', 'float16'])
+def test_a_loss_that_is_not_finite_is_never_saved(dtype, run, tmp_path, monkeypatch):
+    batch = Loader.batch
 
     def harmed(self, samples):
         found = batch(self, samples)
-        if place == 'weights' and self.seed and samples[0] == 40:
-            found['weights'] = found['weights'] * value
+        if self.seed and samples[0] == 40:
+            found['weights'] = found['weights'] * math.inf
         return found
+    monkeypatch.setattr(Loader, 'batch', harmed)
+    text = refused(run('a', 2, max_iters=30, dtype=dtype, log_interval=100, checkpoint_interval=5))
+    assert 'after step 5 is not finite; no checkpoint has it; try a lower learning_rate' in text
+    assert list(train.checkpoints(str(tmp_path / 'a'))) == [5]
+
+
+@pytest.mark.parametrize('dtype', ['float32', 'float16'])
+def test_a_gradient_that_is_not_finite_is_never_saved(dtype, run, tmp_path, monkeypatch):
+    """float16 gives up when its scale is used up."""
+    make_optimizer = train.make_optimizer
 
     def hooked(model, *arguments):
-        if place == 'gradient':
-            model.head.bias.register_hook(lambda gradient: gradient * value)
+        model.head.bias.register_hook(lambda gradient: gradient * math.inf)
         return make_optimizer(model, *arguments)
-    monkeypatch.setattr(Loader, 'batch', harmed)
     monkeypatch.setattr(train, 'make_optimizer', hooked)
-    interval = 5 if place == 'weights' else 30
-    text = refused(run('a', 2, max_iters=30, dtype=dtype, log_interval=100, checkpoint_interval=interval))
-    assert 'is not finite; no checkpoint has it; try a lower learning_rate' in text
-    assert list(train.checkpoints(str(tmp_path / 'a'))) == ([5] if place == 'weights' else [])
+    assert 'is not finite' in refused(run('a', 2, max_iters=30, dtype=dtype, log_interval=100))
+    assert not train.checkpoints(str(tmp_path / 'a'))
 
 
 # ---- refusals ----
@@ -630,26 +567,26 @@ def test_what_is_not_finite_is_never_saved(dtype, value, place, run, tmp_path, m
 @pytest.mark.parametrize('knobs, text', [
     ({'schedule': 'x'}, "schedule='x': choose one of linear"), ({'packing': 'x'}, 'stream, documents'),
     ({'objective': 'classify'}, 'choose one of mlm, plm'), ({'objective': 'plm'}, "attention='original'"),
-    ({'attention': 'shatter'}, 'position'), ({'n_embd': 18}, 'n_head'), ({'mask_fraction': 15}, '=15'),
+    ({'attention': 'shatter'}, 'position'), ({'n_embd': 18}, 'n_head'),
     ({'device': 'tpu'}, 'cpu, cuda, mps, xla'), ({'device': 'cuda'}, 'none here'),
     ({'dtype': 'x'}, 'float32'),
-    ({'dataset': 'none'}, 'python prepare_data.py config/data_none.py'), ({'validation': 'none'}, 'none'),
+    ({'dataset': 'none'}, 'not prepared: run python prepare_data.py'), ({'validation': 'none'}, 'none'),
     ({'block_size': 10 ** 6, 'position': 'none'}, 'train holds less than one row of block_size=1000000'),
     ({'init_from': 'some/bert'}, 'some/bert: no run, checkpoint or BERT'),
     ({'init_from': 'no.pt'}, 'no.pt'), ({'fill': 'no mask'}, 'put a [MASK]'),
     ({'export': 'x', 'init_from': 'none'}, 'none: no checkpoint there')])
-def test_refusals_are_one_line(knobs, text, run, tmp_path, finished, monkeypatch):
-    knobs = {**knobs, 'init_from': finished} if 'fill' in knobs else knobs
+def test_refusals_are_one_line(knobs, text, run, tmp_path, pair, monkeypatch):
+    knobs = {**knobs, 'init_from': pair} if 'fill' in knobs else knobs
     monkeypatch.setattr(torch.cuda, 'is_available', lambda: False)
     assert text in refused(run('a', 2, **knobs))
     assert not (tmp_path / 'a').exists() or not train.checkpoints(str(tmp_path / 'a'))
 
 
 @pytest.mark.parametrize('knobs, text', [
-    ({'n_inner': 64}, 'n_inner=32, this run has 64'), ({'attention': 'symmetric'}, 'attention=original'),
+    ({'n_inner': 64}, 'n_inner=32, this run has 64'), ({'attention': 'symmetric'}, 'attention=pairwise'),
     ({'block_size': 64}, 'block_size=32')])
-def test_another_model_is_refused(knobs, text, stage, finished, corpus):
-    assert text in refused(stage('train', *tiny(corpus, finished, **knobs)))
+def test_another_model_is_refused(knobs, text, stage, pair, corpus):
+    assert text in refused(stage('train', *tiny(corpus, pair, **{**PAIR, **knobs})))
 
 
 def test_another_objective_is_refused(run):
@@ -658,11 +595,10 @@ def test_another_objective_is_refused(run):
 
 
 @pytest.mark.parametrize('part', ['tokenizer', 'train', 'val'])
-def test_other_data_is_refused_by_name(part, stage, finished, corpus, meta, tmp_path):
+def test_other_data_is_refused_by_name(part, stage, pair, corpus, meta, tmp_path):
     other = shutil.copytree(corpus, tmp_path / 'tiny')
-    write_json(other / 'meta.json', {**meta, 'identity': {**meta['identity'], part: 'another'}})
-    done = stage('train', *tiny(other, finished))
-    assert 'this run has another' in refused(done) and f'has {part}=' in done.err
+    write_sealed(other / 'meta.json', {**meta, 'identity': {**meta['identity'], part: 'another'}})
+    assert f'has {part}=' in refused(stage('train', *tiny(other, pair, **PAIR)))
 
 
 def test_a_folder_that_machines_do_not_share_is_refused(run, monkeypatch):
@@ -672,36 +608,31 @@ def test_a_folder_that_machines_do_not_share_is_refused(run, monkeypatch):
 
 # ---- what a run shows ----
 
-def test_further_corpora_are_validated_on(run, stage, corpus, meta, tmp_path):
+def test_further_corpora_are_validated_on(run, corpus, meta, tmp_path):
     """Beside the run's own, and nothing else changes; a corpus of another tokenizer is refused."""
     os.symlink(corpus, tmp_path / 'tiny')
     other = shutil.copytree(corpus, tmp_path / 'other')
-    write_json(other / 'meta.json', {**meta, 'splits': {'train': [], 'val': meta['splits']['train'][:1]}})
+    write_sealed(other / 'meta.json', {**meta, 'splits': {'train': [], 'val': meta['splits']['train'][:1]}})
     run('plain')
     run('both', data_dir=tmp_path, validation='other')
     same_run(tmp_path / 'plain', tmp_path / 'both')
     line = train.read_metrics(tmp_path / 'both')[-1]
     rows = Rows(str(other), load_meta(str(other)), 'val', 32, 'stream')
-    scores = train.evaluate(train.load(str(tmp_path / 'both'))[0],
-                            Loader(rows, Masker(meta, 32, 0.15, 'mlm', False), 0), 32, 32, CPU)
+    loader = Loader(rows, Masker(meta, 32, 0.15, 'mlm', False), 0)
+    scores = train.evaluate(train.load(str(tmp_path / 'both'))[0], loader, 32, 32, CPU)
     assert line['other_loss'] == pytest.approx(scores['loss'], rel=1e-6) != line['loss']
     assert line['unigram'] == meta['unigram_entropy']
-    write_json(other / 'meta.json', {**meta, 'identity': {**meta['identity'], 'tokenizer': 'another'}})
-    assert 'other has tokenizer=another' in refused(run('c', 2, data_dir=tmp_path, validation='other'))
-    write_json(other / 'meta.json', {**meta, 'splits': {**meta['splits'], 'train': []}})
     assert 'train holds less than one row' in refused(run('c', 2, data_dir=tmp_path, dataset='other'))
+    write_sealed(other / 'meta.json', {**meta, 'identity': {**meta['identity'], 'tokenizer': 'another'}})
+    assert 'other has tokenizer=another' in refused(run('c', 2, data_dir=tmp_path, validation='other'))
 
 
 def test_seed_leaves_validation_alone_and_a_run_learns(run, tmp_path):
-    """The same rows and masks whatever the seed; the loss falls; clipping and decay reach the optimizer."""
     run('a', max_iters=20, learning_rate=1e-2)
-    run('b', max_iters=4, seed=2, learning_rate=0, init_from=tmp_path / 'a')
-    run('c', max_iters=1, learning_rate=0, milestones=1)
+    run('b', max_iters=21, learning_rate=0, seed=2, init_from=tmp_path / 'a')
     first, final = metrics(tmp_path / 'a', 'val')
     assert final['loss'] < first['loss'] - 0.1
-    shutil.copytree(tmp_path / 'c', tmp_path / 'd')
-    run('d', max_iters=2, learning_rate=0, seed=2)
-    assert metrics(tmp_path / 'd', 'val')[-1]['loss'] == metrics(tmp_path / 'c', 'val')[-1]['loss']
+    assert metrics(tmp_path / 'b', 'val')[-1]['loss'] == final['loss']
 
 
 def test_a_long_warmup_is_a_tenth_of_the_run(run, tmp_path):
@@ -717,55 +648,51 @@ def test_the_picture_or_a_line_without_matplotlib(run, stage, corpus, tmp_path):
     assert lines == [f'no {tmp_path}/a/loss.png without matplotlib: pip install matplotlib']
 
 
-def test_a_bar_on_a_terminal_alone(run, tmp_path, monkeypatch):
-    """With the loss and the time that is left; the lines above it are those of a file."""
+def test_a_bar_on_a_terminal_alone(run, monkeypatch):
     plain = run('a', max_iters=4)
     monkeypatch.setattr('sys.stderr.isatty', lambda: True, raising=False)
     shown = run('b', max_iters=4)
     assert 'step/s' not in plain.err and '4/4 [' in shown.err and 'loss=' in shown.err
-    steps = [line.partition(' ')[2].partition(', tokens')[0] for line in plain.out.splitlines()[1:]]
-    assert steps == [line.partition(' ')[2].partition(', tokens')[0] for line in shown.out.splitlines()[1:]]
+    assert len(plain.out.splitlines()) == len(shown.out.splitlines())       # above the bar
 
 
-def test_weights_and_biases(run, tmp_path, monkeypatch):
-    started, logged = [], []
-    fake = types.SimpleNamespace(init=lambda **knobs: started.append(knobs) or types.SimpleNamespace(
-        log=lambda values, step: logged.append((step, values))))
-    monkeypatch.setitem(sys.modules, 'wandb', fake)
+def test_weights_and_biases(run, monkeypatch):
+    logged = []
+    logger = types.SimpleNamespace(log=lambda values, step: logged.append((step, *values)))
+    monkeypatch.setitem(sys.modules, 'wandb', types.SimpleNamespace(init=lambda **knobs: logger))
     run('a', max_iters=2, wandb_project='mine')
-    assert started[0]['project'] == 'mine' and started[0]['config']['max_iters'] == 2
-    assert [step for step, _ in logged] == [0, 1, 2, 2] and 'train/loss' in logged[1][1]
+    assert [step for step, *_ in logged] == [0, 1, 2, 2] and 'train/loss' in logged[1]
 
 
 # ---- fill ----
 
-def test_fill_prints_five_predictions_for_each_mask(finished, stage, meta, corpus):
-    done = stage('train', f'--init_from={finished}', '--fill=the [MASK] of a [MASK]')
-    lines, special = done.out.splitlines(), meta['special']
+def test_fill_prints_five_predictions_for_each_mask(pair, stage, meta, corpus):
+    lines = stage('train', f'--init_from={pair}', '--fill=the [MASK] of a [MASK]').out.splitlines()
     assert lines[0] == 'the [MASK] of a [MASK]' and len(lines) == 3
-    model, tokenizer, content = train.load(str(finished))
+    model, tokenizer, content = train.load(str(pair))
     assert content['step'] == 8 and not model.training
     first, second = load_tokenizer(corpus).encode(['the', ' of a'])
-    ids = [special['cls'], *first, special['mask'], *second, special['mask'], special['sep']]
-    logits = model(torch.tensor([ids]))[0]
+    mask, special = meta['special']['mask'], meta['special']
+    ids = [special['cls'], *first, mask, *second, mask, special['sep']]
+    chances = model(torch.tensor([ids]))[0].softmax(-1)
     for line, where in zip(lines[1:], (1 + len(first), len(ids) - 2), strict=True):
-        best = logits[where].softmax(-1).topk(5)
-        pieces = [tokenizer.pieces[i].strip('\u2581') or '\u2581' for i in best.indices.tolist()]
-        assert line.split() == ' '.join(f'{word} {p:.3f}' for word, p in
-                                        zip(pieces, best.values.tolist(), strict=True)).split()
+        best = chances[where].topk(5)
+        pieces = [tokenizer.pieces[i].strip('\u2581') or '\u2581' for i in best.indices]
+        pairs = zip(pieces, best.values, strict=True)
+        assert line.split() == [word for piece, p in pairs for word in (piece, f'{p:.3f}')]
 
 
 class Words:
-    """A tokenizer of whole words, and one document made of them, as Rows gives it."""
+    """A tokenizer of whole words, and three copies of a document made of them, as Rows gives it."""
     special = {'pad': 0, 'cls': 1, 'sep': 2, 'mask': 3}
 
-    def __init__(self, document, copies=1):
+    def __init__(self, document):
         self.pieces = ['[PAD]', '[CLS]', '[SEP]', '[MASK]', *dict.fromkeys(document.split())]
-        self.copies, found = copies, [1, *map(self.pieces.index, document.split()), 2]
+        found = [1, *map(self.pieces.index, document.split()), 2]
         self.ids = np.array(found + [0] * (64 - len(found)))
 
     def __len__(self):
-        return self.copies
+        return 3
 
     def __getitem__(self, index):
         return self.ids, np.array([not self.pieces[i].startswith('##') for i in self.ids])
@@ -782,15 +709,14 @@ class Words:
     ('no . the first is too short .', '', ''), ('of no full stop at all here', '', ''),
     ('nothing here fits because none occur again whatever .', '', '')])
 def test_the_masked_word_of_a_sentence(sentence, masked, after, capsys):
-    text = Words(sentence + after, copies=3)
+    text = Words(sentence + after)
     model = MaskedLM(EncoderConfig(len(text.pieces), 64, 1, 2, 16, 32))
-    for n in (0, 2, 9):
-        train.show_sentences(model, text, text, n)
-        lines = [line for line in capsys.readouterr().out.splitlines()[2:] if line]
-        assert len(lines) == (3 * min(n, 3) if masked else 0)
-        if lines:
-            assert lines[0].replace('[MASK]', masked) == sentence and lines[0].split().index('[MASK]') >= 2
-            assert lines[2].startswith(f'    masked: {masked}, rank ')
+    train.show_sentences(model, text, text, 2)
+    lines = [line for line in capsys.readouterr().out.splitlines()[2:] if line]
+    assert len(lines) == (2 * 3 if masked else 0)       # of three documents
+    if masked:
+        assert lines[0].replace('[MASK]', masked) == sentence and lines[0].split().index('[MASK]') >= 2
+        assert lines[2].startswith(f'    masked: {masked}, rank ')
 
 
 def test_sentences_at_the_end_of_a_run(run):
@@ -798,19 +724,6 @@ def test_sentences_at_the_end_of_a_run(run):
 
 
 # ---- processes ----
-
-PAIR = {'dropout': 0, 'attention_dropout': 0, 'batch_size': 3, 'total_batch': 7, 'learning_rate': 1e-4,
-        'packing': 'documents', 'attention': 'pairwise', 'eval_samples': 13, 'checkpoint_interval': 3}
-
-
-@pytest.fixture(scope='module')
-def pair(corpus, tmp_path_factory):
-    """Folder of a run of two processes that torchrun started."""
-    folder = tmp_path_factory.mktemp('pair') / 'run'
-    done = torchrun('train.py', *tiny(corpus, folder, **PAIR))
-    assert done.code == 0, done.err
-    return folder
-
 
 def test_two_processes_take_the_steps_of_one(pair, run, tmp_path):
     """Losses, norms, validation and weights, though 7 rows and 13 are not shared equally."""
@@ -840,15 +753,12 @@ def test_a_mistake_ends_with_status_2_and_one_line():
 def test_ctrl_c_saves_and_ends(corpus, tmp_path):
     started = launch('train.py', *tiny(corpus, tmp_path / 'a', max_iters=100_000, log_interval=10))
     try:
-        for _ in range(600):
-            if len(train.read_metrics(tmp_path / 'a')) > 2 or started.poll() is not None:
-                break
+        while len(train.read_metrics(tmp_path / 'a')) < 3 and started.poll() is None:
             time.sleep(0.1)
         started.send_signal(signal.SIGINT)
-        _, err = started.communicate(timeout=60)
+        line, = started.communicate(timeout=60)[1].splitlines()
     finally:
         kill(started)
     step = last(tmp_path / 'a')['step']
     assert started.returncode == 130 and step > 10
-    line, = err.splitlines()
     assert line.startswith(f'stopped by a signal after step {step}, which is saved')

@@ -14,7 +14,7 @@ import signal
 import pytest
 import torch
 from conftest import tiny, torchrun
-from test_train import before, metrics, same_run, sigterm
+from test_train import CPU, metrics, same_run, signalled
 
 import train
 from model import ALLOWED_POSITIONS, ATTENTION, NORMALISER, POSITION, EncoderConfig
@@ -29,7 +29,6 @@ except ImportError:
     torch_xla = None
 pytestmark = [pytest.mark.xla, pytest.mark.skipif(
     torch_xla is None, reason='needs torch_xla: .ci/xla installs and runs it')]
-ON_CPU = train.Runtime(torch.device('cpu'), torch.float32, 0, 1, None)
 SHAPE = {'vocab_size': 50, 'block_size': 16, 'n_layer': 2, 'n_head': 4, 'n_embd': 16, 'n_inner': 32,
          'dropout': 0.0, 'attention_dropout': 0.0}
 KNOBS = {'device': 'xla', 'max_iters': 12, 'batch_size': 4, 'warmup_iters': 6, 'log_interval': 3,
@@ -78,7 +77,7 @@ def test_losses_and_gradients_are_the_cpus(system):
     counters.clear_all()
     objective, ours, losses = system.get('objective', 'mlm'), build(**system), []
     theirs = copy.deepcopy(ours).to(RUNTIME.device)
-    for model, runtime in ((ours, ON_CPU), (theirs, RUNTIME)):
+    for model, runtime in ((ours, CPU), (theirs, RUNTIME)):
         rows = [model(**runtime.move(batch(i, objective, padded))) for i, padded in enumerate((False, True))]
         sum(part.mean() for part in rows).backward()
         runtime.sync()
@@ -92,28 +91,25 @@ def test_losses_and_gradients_are_the_cpus(system):
 
 @pytest.mark.parametrize('attention', ATTENTION)
 def test_bfloat16_is_near(attention):
-    ours = build(attention)
-    theirs, rows = copy.deepcopy(ours).to(RUNTIME.device), batch()
+    ours, rows = build(attention), batch()
     with torch.no_grad(), dataclasses.replace(RUNTIME, dtype=torch.bfloat16).autocast():
-        loss = theirs(**RUNTIME.move(rows)).mean().cpu()
-        logits = theirs(RUNTIME.move(rows)['ids'])
-    assert logits.dtype == torch.bfloat16 and loss.dtype == torch.float32
+        loss = copy.deepcopy(ours).to(RUNTIME.device)(**RUNTIME.move(rows)).mean().cpu()
     assert 0 < abs(loss - ours(**rows).mean()) < 0.02
 
 
 # ---- steps ----
 
-def steps(runtime, looks, n=8, **knobs):
-    """[(loss, norm (None but at `looks`), graphs, reads)] of n steps with warmup, accumulation; the model
+def steps(runtime, looks, **knobs):
+    """[(loss, norm (None but at `looks`), graphs, reads)] of 8 steps with warmup, accumulation; the model
 
     The rate passes 0.01, the decay: scalars of equal values were once one input, and so another graph.
     """
     raw = build(**knobs).to(runtime.device)
     optimizer = train.make_optimizer(raw, 1e-3, (0.9, 0.999), 1e-8, 0.01, runtime)
     scaler, found = torch.amp.GradScaler(runtime.device.type, enabled=False), []
-    for step in range(n):
+    for step in range(8):
         train.seed_step(1, step, runtime)
-        train.set_lr(optimizer, train.get_lr(step, 1e-2, 0.0, 4, n, 'linear'), runtime)
+        train.set_lr(optimizer, train.get_lr(step, 1e-2, 0.0, 4, 8, 'linear'), runtime)
         parts = weighted(2 * step, 2 * step + 1)
         loss, norm = train.update(raw, optimizer, scaler, parts, 30.0 + step, 1.0, runtime)
         values = (loss.item(), norm.item()) if step in looks else (None, None)
@@ -125,7 +121,7 @@ def steps(runtime, looks, n=8, **knobs):
 
 
 def test_updates_are_the_cpus():
-    (ours, one), (theirs, other) = steps(ON_CPU, range(8)), steps(RUNTIME, range(8))
+    (ours, one), (theirs, other) = steps(CPU, range(8)), steps(RUNTIME, range(8))
     for a, b in zip(ours, theirs, strict=True):
         assert a == pytest.approx(b[:2], abs=1e-4)
     for a, b in zip(one.parameters(), other.parameters(), strict=True):
@@ -161,18 +157,17 @@ def run(stage, corpus, tmp_path):
 
 def test_a_run_is_steady_and_goes_on_as_if_undisturbed(run, tmp_path, monkeypatch):
     """Graphs are counted at each log line: none is new after step 6."""
-    counted, write = [], train.Log.write
+    graphs, write = {}, train.Log.write
 
     def counting(self, kind, step, **values):
-        counted.append((kind, step, compiled()))
+        graphs[kind, step] = compiled()
         write(self, kind, step, **values)
     counters.clear_all()
     with monkeypatch.context() as patch:
         patch.setattr(train.Log, 'write', counting)
         run('whole')
-    graphs = {(kind, step): n for kind, step, n in counted}
-    assert 0 < graphs['val', 6] == graphs['train', 9] == graphs['val', 12], counted
-    with before(monkeypatch, train, 'seed_step', 6, sigterm):
+    assert 0 < graphs['val', 6] == graphs['train', 9] == graphs['val', 12], graphs
+    with signalled(monkeypatch, 'seed_step', 6):
         run('cut', 128 + signal.SIGTERM)
     run('cut')
     same_run(tmp_path / 'whole', tmp_path / 'cut')
@@ -187,9 +182,6 @@ def test_the_cpu_goes_on_from_xlas_checkpoint_and_xla_from_the_cpus(run, tmp_pat
         run(device, device=device, dropout=0, attention_dropout=0)
     ours, theirs = (metrics(tmp_path / device, 'val')[-1] for device in ('cpu', 'xla'))
     assert ours['step'] == theirs['step'] == 12 and ours['loss'] == pytest.approx(theirs['loss'], abs=1e-4)
-    content = train.read_checkpoint(str(tmp_path / 'xla' / 'ckpt_0000012.pt'))
-    tensors = torch.utils._pytree.tree_leaves([content['model'], content['optimizer']['state']])
-    assert {tensor.device.type for tensor in tensors} == {'cpu'}
     run('cpu', max_iters=15)
     assert metrics(tmp_path / 'cpu', 'train')[-1]['step'] == 15
 
@@ -198,7 +190,7 @@ def test_the_cpu_goes_on_from_xlas_checkpoint_and_xla_from_the_cpus(run, tmp_pat
 
 def test_torchrun_with_one_process(corpus, tmp_path):
     done = torchrun('train.py', *tiny(corpus, tmp_path / 'a', device='xla', max_iters=2), n=1, timeout=600)
-    assert done.code == 0 and [line['step'] for line in metrics(tmp_path / 'a', 'train')] == [1, 2], done.err
+    assert done.code == 0 and len(metrics(tmp_path / 'a', 'train')) == 2, done.err
 
 
 def test_the_wrapper_accumulates_on_xla():
