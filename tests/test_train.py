@@ -27,7 +27,7 @@ from torch.utils._pytree import tree_leaves
 import train
 from configurator import UserError
 from model import ALLOWED_POSITIONS, ATTENTION, EncoderConfig, MaskedLM
-from prepare_data import load_meta, load_tokenizer, write_sealed
+from prepare_data import digest_of, load_meta, load_tokenizer, write_json
 from train import Loader, Masker, Rows, Runtime, shuffled
 
 CPU = Runtime(torch.device('cpu'), torch.float32, 0, 1, None)
@@ -594,10 +594,14 @@ def test_another_objective_is_refused(run):
     assert 'objective=mlm' in refused(run('a', 2, attention='xlnet', position='none', objective='plm'))
 
 
+def write_meta(folder, meta):
+    write_json(folder / 'meta.json', {**meta, 'checksum': digest_of(meta)})
+
+
 @pytest.mark.parametrize('part', ['tokenizer', 'train', 'val'])
 def test_other_data_is_refused_by_name(part, stage, pair, corpus, meta, tmp_path):
     other = shutil.copytree(corpus, tmp_path / 'tiny')
-    write_sealed(other / 'meta.json', {**meta, 'identity': {**meta['identity'], part: 'another'}})
+    write_meta(other, {**meta, 'identity': {**meta['identity'], part: 'another'}})
     assert f'has {part}=' in refused(stage('train', *tiny(other, pair, **PAIR)))
 
 
@@ -612,7 +616,7 @@ def test_further_corpora_are_validated_on(run, corpus, meta, tmp_path):
     """Beside the run's own, and nothing else changes; a corpus of another tokenizer is refused."""
     os.symlink(corpus, tmp_path / 'tiny')
     other = shutil.copytree(corpus, tmp_path / 'other')
-    write_sealed(other / 'meta.json', {**meta, 'splits': {'train': [], 'val': meta['splits']['train'][:1]}})
+    write_meta(other, {**meta, 'splits': {'train': [], 'val': meta['splits']['train'][:1]}})
     run('plain')
     run('both', data_dir=tmp_path, validation='other')
     same_run(tmp_path / 'plain', tmp_path / 'both')
@@ -623,7 +627,7 @@ def test_further_corpora_are_validated_on(run, corpus, meta, tmp_path):
     assert line['other_loss'] == pytest.approx(scores['loss'], rel=1e-6) != line['loss']
     assert line['unigram'] == meta['unigram_entropy']
     assert 'train holds less than one row' in refused(run('c', 2, data_dir=tmp_path, dataset='other'))
-    write_sealed(other / 'meta.json', {**meta, 'identity': {**meta['identity'], 'tokenizer': 'another'}})
+    write_meta(other, {**meta, 'identity': {**meta['identity'], 'tokenizer': 'another'}})
     assert 'other has tokenizer=another' in refused(run('c', 2, data_dir=tmp_path, validation='other'))
 
 
