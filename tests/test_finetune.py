@@ -24,7 +24,7 @@ import train
 from configurator import UserError
 from finetune import HEADS, METRICS, TASKS, Example, Feature, Split, collate, join_texts
 from model import ALLOWED_POSITIONS, ATTENTION, EncoderConfig, MaskedLM, PermutationLM
-from prepare_data import file_sum, load_tokenizer, write_sealed
+from prepare_data import file_sum, load_tokenizer, write_json
 
 CPU = train.Runtime(torch.device('cpu'), torch.float32, 0, 1, None)
 SPECIAL = {'pad': 0, 'unk': 1, 'cls': 2, 'sep': 3, 'mask': 4}
@@ -42,7 +42,7 @@ def write_tokenizer(folder):
     (folder / 'tokenizer').mkdir(parents=True)
     (folder / 'tokenizer' / 'vocab.txt').write_text('\n'.join(pieces))
     facts = {'kind': 'wordpiece', 'lower_case': True, 'sha256': file_sum(folder / 'tokenizer' / 'vocab.txt')}
-    write_sealed(folder / 'tokenizer' / 'settings.json', {'tokenizer': facts})
+    write_json(folder / 'tokenizer' / 'settings.json', {'tokenizer': facts})
     return load_tokenizer(str(folder))
 
 
@@ -477,7 +477,7 @@ def test_every_task_from_its_records_to_its_predictions(name, trial):
 
 
 @pytest.mark.parametrize('name, rate, epochs, least', [
-    ('cola', 1e-2, 10, 0.9), ('stsb', 1e-2, 20, 0.6), ('c3', 5e-3, 25, 0.6),
+    ('cola', 1e-2, 10, 0.9), ('stsb', 1e-2, 20, 0.75), ('c3', 5e-3, 25, 0.7),
     pytest.param('squad1', 5e-3, 20, 0.5, marks=pytest.mark.slow)])
 def test_a_head_learns(name, rate, epochs, least, trial, tmp_path):
     """Trained and evaluated on the same examples, it passes the majority by far."""
