@@ -5,8 +5,8 @@
     $ python train.py --init_from=out/quickstart --fill="the [MASK] of a matrix"
 
 Sample n of a run and its masks depend on (data, seed, n) alone, dropout on (seed, step, rank). So
-any number of processes sees the same batches, and a resumed run repeats an uninterrupted one, on
-the CPU to the bit.
+any number of processes sees the same batches, and a resumed run of as many processes repeats an
+uninterrupted one, on the CPU to the bit.
 """
 from configurator import ROOT, UserError, configure, run, say, shown  # first: no traceback on Ctrl-C
 import atexit
@@ -42,14 +42,14 @@ from prepare_data import (check_sizes, copy_tokenizer, fast_tokenizer, load_meta
 
 # the run
 out_dir = 'out/run'             # the run's folder; a run goes on from its newest checkpoint
-init_from = ''                  # else start from this run, checkpoint or BERT; or random weights
+init_from = ''                  # if out_dir has no checkpoint: start from this run, checkpoint or BERT
 seed = 1                        # for weights, sample order, masks and dropout
 fill = ''                       # a text with [MASK]: print the predictions of init_from and stop
 export = ''                     # a folder: export init_from there for transformers and stop
 # data
 dataset = 'docstrings'          # folder below data_dir, made by prepare_data.py
 data_dir = 'data'               # parent folder of prepared corpora
-validation = ''                 # more folders below data_dir to validate on: ptb,wikitext
+validation = ''                 # more folders below data_dir to validate on, of the same tokenizer: a,b
 block_size = 512                # tokens per sequence, including [CLS] and [SEP]
 packing = 'stream'              # stream: joined documents, cut to length; documents: padded rows
 objective = 'mlm'               # mlm: masked; plm: permuted, needs attention = 'xlnet'
@@ -68,7 +68,7 @@ relu_scale = 'ns'               # squared_relu: n2, n, ns, s2 or ns2
 key_size = 128                  # gau: width of queries and keys
 clip_distance = 128             # rpe: relative distances are clipped at +-(clip_distance - 1)
 same_partition = False          # Shatter: all layers have the partition of the last layer
-one_value_matrix = False        # Shatter but part_mask: no parts in the values, y = A v
+one_value_matrix = False        # Shatter but part_mask: the values are not split into parts, y = A v
 n_layer = 12                    # blocks
 n_head = 12                     # heads; must divide n_embd
 n_embd = 768                    # width
@@ -81,7 +81,7 @@ batch_size = 32                 # sequences per device and micro-step; halve it 
 max_iters = 200_000             # optimizer steps
 learning_rate = 1e-4            # peak
 min_lr = 0.0                    # final value of linear and cosine
-warmup_iters = 10_000           # steps of linear warmup; a tenth of a run that is shorter
+warmup_iters = 10_000           # steps of linear warmup; max_iters / 10 if it exceeds max_iters
 schedule = 'linear'             # linear, cosine, constant or thirds, after the warmup
 beta1 = 0.9                     # of Adam
 beta2 = 0.999                   # of Adam
@@ -93,7 +93,7 @@ eval_interval = 1000            # steps between evaluations; 0: only at the end
 eval_samples = 10_000           # validation sequences, a fixed random subset
 log_interval = 100              # steps between log lines
 checkpoint_interval = 1000      # steps between checkpoints; 0: only at the end
-milestones = ()                 # steps whose checkpoints stay, e.g. 1000,10000; else the newest two
+milestones = ()                 # steps whose checkpoints stay, 1000,10000; of the others the newest two
 fill_samples = 3                # held-out sentences to fill in at the end
 wandb_project = ''              # log to Weights & Biases too
 # system
@@ -114,7 +114,7 @@ KINDS = {                       # objective of train.py or head of finetune.py -
 }
 MAY_CHANGE = ('dropout', 'attention_dropout', 'n_label', 'pooling', 'pair_init')    # fields of a model
 NOT_OF_A_RUN = ('out_dir', 'init_from', 'fill', 'export', 'data_dir', 'dataset', 'fill_samples',
-                'wandb_project', 'timeout')             # knobs that do not change its numbers
+                'wandb_project', 'timeout')             # knobs that tell_changes() leaves out
 FUNCTION_WORDS = {'a', 'an', 'and', 'are', 'as', 'at', 'be', 'by', 'for', 'from', 'if', 'in', 'is', 'it',
                   'not', 'of', 'on', 'or', 'that', 'the', 'this', 'to', 'with'}     # for show_sentences
 
@@ -235,9 +235,10 @@ class Masker:
             np.put_along_axis(predicted, positions, chosen, axis=1)
             by_place = np.argsort(np.where(special, -1, scores + 2 * predicted), axis=1, kind='stable')
             return {'ids': ids, **batch, 'order': np.where(special, 0, np.argsort(by_place, axis=1) + 1)}
-        shown = np.where(actions < 0.8, self.special['mask'], np.where(actions < 0.9, replacements, targets))
+        changed = np.where(actions < 0.9, replacements, targets)
+        visible = np.where(actions < 0.8, self.special['mask'], changed)
         inputs = ids.copy()
-        np.put_along_axis(inputs, positions, np.where(chosen, shown, targets), axis=1)
+        np.put_along_axis(inputs, positions, np.where(chosen, visible, targets), axis=1)
         return {'ids': inputs, **batch}
 
 
@@ -348,7 +349,7 @@ def join(device, dtype, width, timeout=600, group=True):
         torch.cuda.set_device(local)
         torch.set_float32_matmul_precision('high')      # TF32 for float32 matmuls
     if device == 'xla':
-        import torch_xla.distributed.xla_backend  # noqa: F401 (pip install torch==2.9.1 torch_xla[tpu]==2.9.0)
+        import torch_xla.distributed.xla_backend        # noqa: F401 (of torch_xla[tpu]==2.9.0)
     host, limit = None, timedelta(seconds=timeout or 10 ** 8)
     if group and world > 1:
         backend = {'cuda': 'nccl', 'xla': 'xla'}.get(device, 'gloo')
@@ -748,7 +749,7 @@ def use_checkpoint(source, fill, export):
 # ---- main ----
 
 def make_loaders(config, pinned):
-    """(meta.json, Loader of the training rows, {further corpus, or '': Loader of its validation rows})"""
+    """(meta.json, Loader of training rows, {corpus: Loader of validation rows}); '' is the run's corpus"""
     k, loaders = SimpleNamespace(**config), {}
     folder = os.path.join(k.data_dir, k.dataset)
     meta = load_meta(folder)                            # says how to prepare the corpus if it is missing
@@ -795,7 +796,7 @@ def main():
     scaler = torch.amp.GradScaler(runtime.device.type, enabled=runtime.dtype == torch.float16)
     step, samples = content.get('step', 0), content.get('samples', 0)       # done so far
     if 'step' in content:
-        groups = optimizer.state_dict()['param_groups']         # with this command's decay, betas, kernels
+        groups = optimizer.state_dict()['param_groups']         # of this command: decay, betas, kernel
         optimizer.load_state_dict({**content['optimizer'], 'param_groups': groups})
         scaler.load_state_dict(content['scaler'] or scaler.state_dict())
         config['milestones'] = tuple(sorted({*milestones, *content['config']['milestones']}))
@@ -816,7 +817,7 @@ def main():
     content.clear()                                     # frees memory
     log, stop = Log(out_dir, step, runtime, wandb_project, config), catch_signals()
 
-    def ends(interval):
+    def due_at(interval):
         return step == max_iters or (interval and step % interval == 0)
 
     def validate():
@@ -832,7 +833,7 @@ def main():
 
     # the first validation, or one that a signal cut short in an earlier process
     known = [line['step'] for line in read_metrics(out_dir) if line['kind'] == 'val']
-    missing = runtime.rank == 0 and (step == 0 or ends(eval_interval)) and step not in known
+    missing = runtime.rank == 0 and (step == 0 or due_at(eval_interval)) and step not in known
     if runtime.sum(missing) != [0] and not validate():
         leave(runtime, 128 + max(stop, default=signal.SIGTERM))     # nothing new to save
 
@@ -852,20 +853,20 @@ def main():
         loss, norm = update(model, optimizer, scaler, parts, count, grad_clip, runtime)
         finite = (loss if scaler.is_enabled() else loss + norm).isfinite()  # the scaler skips a bad norm
         bad, step, samples = bad + ~finite, step + 1, samples + total_batch
-        due = stopping or ends(checkpoint_interval) or step in milestones
-        if not (due or ends(log_interval) or ends(eval_interval)):
+        due = stopping or due_at(checkpoint_interval) or step in milestones
+        if not (due or due_at(log_interval) or due_at(eval_interval)):
             continue
-        loss, broken = runtime.sum(loss.item(), bad.item())     # here alone the host waits for the device
+        loss, broken = runtime.sum(loss.item(), bad.item())     # the host waits for the device here
         if broken or (scaler.is_enabled() and scaler.get_scale() < 1):
             raise UserError(f'a loss or gradient after step {looked} is not finite; no checkpoint has it; '
                             'try a lower learning_rate')
-        if ends(log_interval):
+        if due_at(log_interval):
             seconds = (time.perf_counter() - since) / (step - looked)
             log.write('train', step, loss=loss, lr=lr, norm=norm.item(),
                       tokens_per_second=total_batch * block_size / seconds,
                       hours_left=(max_iters - step) * seconds / 3600)
             bar.set_postfix(loss=loss)
-        if ends(eval_interval) and not validate():
+        if due_at(eval_interval) and not validate():
             due = stopping = True
         if due and runtime.rank == 0:
             save(out_dir, {'model': raw.state_dict(), 'model_config': asdict(raw.config), 'config': config,
