@@ -1,6 +1,6 @@
 """Folders for transformers and sentence-transformers, load(), and runs that start from a BERT.
 
-    $ THINBERT_DATA=../shared/data python -m pytest -m slow tests/test_export.py    # a megabyte of Wikipedia
+    $ THINBERT_DATA=FOLDER python -m pytest -m slow tests/test_export.py   # with en_wikipedia_articles.tar.xz
 """
 import itertools
 import json
@@ -164,8 +164,7 @@ def test_the_exported_tokenizer_gives_our_ids_but_for_ties(corpus):
 @pytest.mark.slow
 @pytest.mark.parametrize('name', ['en_wikipedia_articles', 'zh_classics'])
 def test_the_same_on_a_megabyte(name, corpus):
-    data = os.environ.get('THINBERT_DATA') or os.path.join(ROOT, '..', 'shared', 'data')
-    path = os.path.join(data, f'{name}.tar.xz')
+    path = os.path.join(os.environ.get('THINBERT_DATA', ''), f'{name}.tar.xz')
     if not os.path.exists(path):
         pytest.skip(f'{path}: not there; see THINBERT_DATA')
     with tarfile.open(path) as archive:

@@ -857,7 +857,7 @@ def test_noise_cross_and_seconds_have_their_tables():
     assert cells(text, 'mnli')[-1] == ['12.50']
 
 
-# ---- real files: LABELLED_DATA is the folder that ../shared/data/labelled.tar.xz was unpacked in ----
+# ---- real files: LABELLED_DATA is the folder of the published files (glue/, squad/, clue/) ----
 
 REAL = {'cola': {'train': 8551, 'dev': 1043, 'test': 1063}, 'mrpc': {'train': 3668, 'dev': 408, 'test': 1725},
         'sst2': {'train': 67349, 'dev': 872, 'test': 1821}, 'boolq': {'dev': 3270, 'test': 3245},
