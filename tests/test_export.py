@@ -12,7 +12,7 @@ import tarfile
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, refused, tiny
+from conftest import refused, tiny
 
 import train
 from model import EncoderConfig, MaskedLM, SequenceClassifier
