@@ -814,6 +814,21 @@ def test_rows_of_scaled_squared_relu_in_float16(size):
     assert difference(weights[1, 2], 70 * 128 * torch.tensor(wanted)) < 1e-6
 
 
+@pytest.mark.parametrize('name, relu_scale, theirs', [
+    ('squared_relu', 'ns2', lambda a, n, s: a.relu() ** 2 / (s * n)),
+    ('scaled_squared_relu', 'ns', lambda a, n, s: a.relu() ** 2 / (s * n * (a.relu() ** 2).sum(-1, True))),
+    ('softmax', 'ns', lambda a, n, s: a.softmax(-1)),
+    ('softmax_plus', 'ns', lambda a, n, s: (a * n.log() / math.log(512)).softmax(-1)),
+])
+def test_normalisers_of_table_2_are_those_of_lius_code(name, relu_scale, theirs):
+    """github.com/HJHGJGHHG/GAU-PyTorch, utils/layers.py: a = q k^T / sqrt(s), padding -inf, n real tokens."""
+    scores = 20 * torch.randn(3, 5, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
+    n = torch.tensor([7.0, 4.0, 2.0], dtype=torch.float64)[:, None, None]
+    mask, s = torch.arange(7) < n, 16
+    wanted = theirs((scores / s ** 0.5).masked_fill(~mask, -math.inf), n, s).nan_to_num(0)     # 0 / 0 there
+    assert difference(NORMALISER[name](scores, mask, n, s, RELU_SCALE[relu_scale]), wanted) < 1e-12
+
+
 def test_squared_relu_of_large_scores_in_float16():
     """Their squares are beyond float16 before they are divided."""
     scores = torch.tensor([[[300.0, -1.0, 400.0]]]).half()
