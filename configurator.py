@@ -23,10 +23,6 @@ KINDS = {bool: 'true or false', int: 'a whole number', float: 'a number', str: '
 SIZES = ('batch_size', 'block_size', 'clip_distance', 'eval_samples', 'key_size', 'log_interval',
          'max_answer', 'max_iters', 'n_embd', 'n_head', 'n_inner', 'n_layer', 'rank_rows', 'rounds', 'stride',
          'timeout', 'tokenizer_sample', 'total_batch', 'trials', 'unit_bytes', 'vocab_size')
-SIGNED = ('null_threshold',)
-# Ctrl-C while a stage imports PyTorch, which takes seconds, prints no traceback; run() undoes this.
-if os.path.dirname(os.path.abspath(sys.argv[0])) == ROOT:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 class UserError(ValueError):
@@ -42,13 +38,11 @@ def shown(value):
 
 def run(main):
     """Call a stage's main(); a mistake, a file or a package that is missing: one line and exit status 2."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         main()
         sys.stdout.flush()
     except BrokenPipeError:                     # the reader has closed the pipe, as `| head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(128 + signal.SIGPIPE)
+        os._exit(128 + signal.SIGPIPE)          # a normal exit would write to it again
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
     except (UserError, OSError, ImportError) as error:
@@ -72,7 +66,7 @@ def configure(scope, arguments=None):
     config = {name: value for name, value in scope.items()
               if name.islower() and name[0] != '_' and type(value) in KINDS}
     arguments = sys.argv[1:] if arguments is None else arguments
-    if '--help' in arguments or '-h' in arguments:
+    if '--help' in arguments:
         print(help_text(scope, config))
         sys.exit()
     for argument in arguments:
@@ -113,14 +107,12 @@ def literal(text):
 def checked(argument, name, value, default):
     """The value in the type of the default; SIZES are at least 1 if their default is."""
     given, kind = shown(f'{argument}: {name}={value!r}'), type(default)
-    if kind is float and type(value) is int:
-        value = float(value)
-    if kind is tuple and type(value) is int:
-        value = (value,)
+    if type(value) is int and kind in (float, tuple):
+        value = float(value) if kind is float else (value,)
     if type(value) is not kind:
         raise UserError(f'{given} must be {KINDS[kind]}')
     low = 1 if name in SIZES and default else 0
-    if kind in (int, float) and (not math.isfinite(value) or (value < low and name not in SIGNED)):
+    if kind in (int, float) and (not math.isfinite(value) or (value < low and name != 'null_threshold')):
         raise UserError(f'{given} must be finite and at least {low}')
     return value
 

@@ -152,16 +152,19 @@ def test_where_a_curve_leaves_the_plateau():
     assert end([9, math.nan, 6], 6.5) == 20 and end([9, 6.5, 6.4], 6.5) == 20
 
 
-def test_finished_runs_by_name(call, tmp_path):
+def test_finished_runs_by_name(call, tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(train, 'plot', lambda path, lines, labels: drawn.append(lines))
     for name, losses in [('plain_rank_4-1', (6, 5, 4, 3)), ('plain_rank_4-2', (6, 5.9, 5.8, 4)),
                          ('plain_rank_4-3', (6, 5, 4)),             # stopped, or diverged
                          ('base_pairwise', (6, 5, 4, 3))]:          # Courtois et al.: a folder of config/
-        lines = [{'kind': 'val', 'step': 10 * i, 'loss': loss, 'accuracy': i / 100, 'unigram': 5.6}
+        lines = [{'kind': 'val', 'step': 10 * i, 'loss': loss, 'ptb_loss': loss + 1, 'accuracy': i / 100,
+                  'unigram': 5.6}
                  for i, loss in enumerate(losses)] + [{'kind': 'train', 'step': 30, 'loss': 1.0}]
         (tmp_path / name).mkdir()
         (tmp_path / name / 'metrics.jsonl').write_text('\n'.join(map(json.dumps, lines)))
     done, frame = call('--what=runs', runs=f'{tmp_path}/plain_*,{tmp_path}/base_pairwise', plateau=1.1,
-                       target_loss=3.5, pictures=True)
+                       target_loss=3.5)
     plain, stopped, pairwise = frame.astype(object).where(frame.notna(), None).to_dict('records')
     assert (plain['system'], plain['runs'], plain['steps']) == ('plain_rank_4', 2, 30)
     assert (plain['loss'], plain['accuracy, %']) == ('3.5 (0.71)', '3 (0)')
@@ -169,7 +172,10 @@ def test_finished_runs_by_name(call, tmp_path):
     assert (stopped['runs'], stopped['steps'], stopped['plateau']) == (1, 20, '20')
     assert (pairwise['system'], pairwise['target']) == ('base_pairwise', 30)
     assert pairwise['printed'].startswith('until 12,000, ends where original does (courtois base: ')
-    assert '3.5 (0.71)' in done.out and (tmp_path / 'runs.png').stat().st_size > 1000
+    assert '3.5 (0.71)' in done.out
+    assert [*drawn[0]] == [f'{name} {key}' for name in ('plain_rank_4', 'base_pairwise')
+                           for key in ('loss', 'ptb_loss')]             # of a second validation corpus
+    assert drawn[0]['base_pairwise ptb_loss'] == [(0, 7), (10, 6), (20, 5), (30, 4)]
 
 
 # ---- attention ----
@@ -235,8 +241,6 @@ def test_a_run_of_train_and_its_rank_and_pictures(stage, call, corpus, tmp_path)
     for name in ('runs', 'attention_mine', 'partition'):
         assert (tmp_path / f'{name}.png').stat().st_size > 1000
     assert frame.made.nunique() == 1 and f'torch {torch.__version__}' in done.out
-    plain, _ = call('--what=partition')
-    assert plain.err == 'no partition.png without matplotlib: pip install matplotlib\n'
     content = torch.load(train.newest(str(run)))
     content['data']['tokenizer'] = 'another'
     train.write_checkpoint(train.newest(str(run)), content)
@@ -246,12 +250,6 @@ def test_a_run_of_train_and_its_rank_and_pictures(stage, call, corpus, tmp_path)
 def test_cells():
     assert [bench.cell(value) for value in (109514298, 3366.6, 0.51234, 7.0, 'a')] == [
         '109,514,298', '3,367', '0.5123', '7', 'a']
-
-
-def test_without_transformers_the_others_are_compared(call, monkeypatch):
-    monkeypatch.setattr(bench.importlib.util, 'find_spec', lambda name: None)
-    done, frame = call('--what=speed', variants='original,hf_bert', lengths=16, batches=1, rounds=1)
-    assert [*frame.system] == ['original'] and done.err.startswith('no hf_bert without transformers')
 
 
 @pytest.mark.parametrize('knob, message', [
