@@ -102,7 +102,8 @@ def test_a_mistake_is_one_line_for_torchruns_summary_too(error, monkeypatch, tmp
     assert json.loads((tmp_path / 'error.json').read_text())['message']['message'] + '\n' == line
 
 
-@pytest.mark.parametrize('error, number', [(BrokenPipeError, signal.SIGPIPE), (KeyboardInterrupt, signal.SIGINT)])
+@pytest.mark.parametrize('error, number', [(BrokenPipeError, signal.SIGPIPE),
+                                           (KeyboardInterrupt, signal.SIGINT)])
 def test_a_closed_pipe_and_an_interrupt_end_quietly(error, number, monkeypatch, capsys):
     def main():
         raise error
