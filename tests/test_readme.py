@@ -11,7 +11,7 @@ import subprocess
 
 import pytest
 import torch
-from conftest import ROOT, process, words
+from conftest import ROOT, knobs_of, process, words
 from test_configs import resolved
 from test_papers import read, unrolled
 
@@ -19,10 +19,9 @@ import bench
 import finetune
 import prepare_data
 import train
-from model import ALLOWED_POSITIONS, ATTENTION, POSITION, EncoderConfig, MaskedLM, model_config
+from model import ATTENTION, POSITION, model_config
 
 PAGE, FOLDERS = read('README.md'), {'README.md': '.', 'running.md': 'results', 'machines.md': 'results'}
-SHAPES = (4, 8, 512, 2048), (12, 12, 768, 3072), (24, 16, 1024, 4096)
 FOUR = '--path=email unittest asyncio logging'          # packages of the standard library
 SMALL = {               # stage -> knobs that make a command of the page small
     'prepare_data': {'vocab_size': 400, 'val_fraction': 0.1, 'num_proc': 1},
@@ -141,24 +140,19 @@ def test_the_tables_of_systems_are_those_of_the_model():
     own = re.findall(rf'^\| `(\w+)` \|[^|]*\|[^|]*\| {number} \| {number}? ?\|$', page, re.M)
     assert [row[0] for row in shared + own] == list(ATTENTION)
     assert [row[0] for row in order] == list(POSITION)
-    for row in shared:
-        assert list(row[1:]) == [count(shape, attention=row[0]) for shape in SHAPES]
-    for position, printed in order:
-        assert printed == count(SHAPES[1], position=position)
-    for attention, printed, matrices in own:
-        gau = {'norm': 'rms', 'bias': False, 'lm_head': 'decoder'} if attention == 'gau' else {}
-        shape = (24, *SHAPES[1][1:]) if attention == 'gau' else SHAPES[1]
-        settings = {'attention': attention, 'position': ALLOWED_POSITIONS[attention][0], **gau}
-        assert printed == count(shape, **settings)
-        assert matrices in ('', count(shape, matrices=True, **settings))
+    for name, *printed in shared:
+        assert printed == [count(name, size) for size in bench.SHAPES]
+    systems = {'absolute': 'original', 'none': 'no_position', 'rope': 'roformer_v1'}
+    for name, printed in order:
+        assert printed == count(systems.get(name, name))
+    for name, printed, matrices in own:
+        assert printed == count(name) and matrices in ('', count(name, matrices=True))
 
 
-def count(shape, matrices=False, **settings):
-    """Parameters of a masked LM, or of the matrices of its blocks, as the page prints them."""
-    def counted(n_layer):
-        with torch.device('meta'):
-            model = MaskedLM(EncoderConfig(30522, 512, n_layer, *shape[1:], **settings))
-        part = model.encoder.blocks if matrices else model
-        return sum(p.numel() for p in part.parameters() if p.dim() > 1 or not matrices)
-    one, two = counted(1), counted(2)                   # all blocks are alike
-    return f'{one + (shape[0] - 1) * (two - one):,}'
+def count(name, size='base', matrices=False):
+    """Parameters of a system of bench.py, or those of the matrices of its blocks, as the page prints them."""
+    config = {**knobs_of(bench), **dict(zip(bench.SIZES, bench.SHAPES[size], strict=True))}
+    with torch.device('meta'):
+        model = bench.build(name, config, 512)
+    part = model.encoder.blocks if matrices else model
+    return f'{sum(p.numel() for p in part.parameters() if p.dim() > 1 or not matrices):,}'
