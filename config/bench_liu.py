@@ -3,8 +3,8 @@
 # $ python bench.py config/bench_liu.py
 # Expect his ratios to GAU in the column "printed": at 512 tokens 1.45 and 1.224 times its time, 124.6 and
 # 118.7 % of its memory. Not run yet on a GPU. Ours: random tokens, float32 (the paper names a T40 and no
-# precision), logits of all positions (as in the code it builds on), and PyTorch's fused attention, which
-# keeps no T x T weights of the RoFormers on a GPU. A small form for a CPU:
+# precision), ten timed steps (1,000 there), logits of all positions (as in the code it builds on), and
+# PyTorch's fused attention, which keeps no T x T weights of the RoFormers on a GPU. A small form for a CPU:
 # $ python bench.py config/bench_liu.py --device=cpu --n_layer=2 --batches=1 --rounds=3
 what = 'params,memory,speed'
 variants = 'gau_12k,roformer_v1_50k,roformer_v2_12k'

@@ -3,8 +3,9 @@
 # $ python bench.py config/bench_tian.py
 # Expect their ratios to BERT beside ours: Shatter 0.95 times its time at 256 tokens on V100s, 0.85 at 512 on
 # TPUs; memory at 256 tokens below half of that at 512. Not run yet.
-# Not in the paper, so ours: one GPU, 16 rows, bfloat16, torch.compile, random tokens, the head on the
-# predicted 15 %. The attention of `original` is PyTorch's fused kernel, which their BERT did not have.
+# Not in the paper, so ours: one GPU, 16 rows, ten timed steps, bfloat16, torch.compile, random tokens, the
+# head on the predicted 15 %. The attention of `original` is PyTorch's fused kernel, which their BERT did not
+# have.
 what = 'speed,memory'
 variants = 'original,shatter,rpe,rab,xlnet_plm'
 out_dir = 'out/bench_tian'

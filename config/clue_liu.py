@@ -7,11 +7,14 @@
 # Not in the paper, but in its code (github.com/HJHGJGHHG/GAU-PyTorch, CLUE/): clipping at 1 (evaluate.py),
 # windows 128 tokens apart and answers of at most 50 tokens in CMRC (preprocess/cmrc2018_preprocess.py,
 # run_mrc.py).
-# Where run_CLUE.sh, run_CMRC.sh and run_c3.sh differ from table 6 (CMRC with 16 rows and 2e-5, C3 with 16 and
-# 3e-5), the paper's values are kept. The head of the last code has a dense layer that the count has not.
-# Ours: 5 seeds (one, 1234, there) and the weights of the last step (the caption of table 5 says "best
-# averaged results"; for CMRC and C3 the code keeps the best on dev); the form of the texts of WSC, CHID and
-# C3, which is that of CLUE's baseline; dtype auto.
+# Where run_CMRC.sh, run_c3.sh and CHID's script differ from table 6 (CMRC with 16 rows and 2e-5, C3 with 16
+# and 3e-5, CHID with 64 tokens), the paper's values are kept. The head of the last code has a dense layer
+# that the count has not. Ours: 5 seeds (one, 1234, there); the weights of the last step (the caption of table
+# 5 says "best averaged results"; for CMRC, CHID and C3 the code keeps the best on dev); no decay of the gains
+# of q and k; segments 0 and 1 (0 alone there); dtype auto. Ours are also the texts of WSC, CHID and C3, after
+# CLUE's baseline. His code has in CHID 28 tokens on each side of a blank (56 characters here) and no idiom
+# twice in a passage (here each blank has its best), in C3 a [SEP] before the choice and the state of the last
+# token.
 out_dir = 'out/clue_liu'
 init_from = 'out/base_gau'
 tasks = 'afqmc,csl,iflytek,tnews,wsc,cmnli,cmrc,chid,c3'

@@ -5,8 +5,9 @@
 # The paper says 20 epochs of 3.2 billion tokens, 236,742 steps, but its figure 2 has 200k steps, 16.9 epochs:
 # here 200k; --max_iters=236742 for 20 epochs. Not in the paper, so ours: rate 1e-4 after 10k steps, linear
 # decay and Adam's epsilon 1e-12 (Courtois et al.'s), weight decay 0.01 and clipping at 1 (BERT's), joined
-# documents, weights from N(0, 0.02), dtype auto. Weights with their code are at
-# huggingface.co/Kowsher/shared-weight-bert-based; the code was not read for this.
+# documents, weights from N(0, 0.02), dtype auto, a masked LM alone (the paper does not say whether BERT's
+# next sentences were predicted too), and the 10,000 held-out documents of the loss. Weights with their code
+# are at huggingface.co/Kowsher/shared-weight-bert-based; the code was not read for this.
 # Expect: see config/kowsher_shared.py, the only one of the four whose loss the paper shows.
 from config.base import *
 

@@ -7,10 +7,14 @@
 # Not in the paper, but in its code (github.com/HJHGJGHHG/GAU-PyTorch): clipping at 1 (pretrain/pretrain.sh),
 # 15 % predicted (pretrain/run_mlm_wwm.py), 12,000 characters (utils/modeling.py), and a text a row, padded
 # and masked: documents are cut at line ends after 512 characters and not joined (data/run_chinese_ref.py).
-# Here a document is cut every 510 tokens (packing). pretrain.sh has rate 2e-4; the paper's 3e-4 is kept.
-# Ours: words by jieba (rjieba there); dtype auto (float16 there); a vocabulary made from the corpus
-# (RoFormer's there); weights from N(0, 0.02), there from a truncated normal of deviation 0.004 to 0.008; no
-# decay of the gains of q and k.
+# Here a document is cut every 510 tokens (packing); there what exceeds 512 tokens is dropped, and texts
+# without a word of several characters too. pretrain.sh has rate 2e-4; the paper's 3e-4 is kept. Older
+# versions of it have 128 x 8 rows and 1e-3 (a2359ed), or warmup 2,000 of 10,000 (4ac943b): which one made a
+# printed row is not known. The masked accuracy that he prints is of training batches, with dropout
+# (mlm_trainer.py); ours is of held-out documents. Ours: words by jieba (rjieba there); dtype auto (float16
+# there); seed 1 (1234 there); a vocabulary made from the corpus (RoFormer's there); weights from N(0, 0.02),
+# which is RoFormerV1's there too, while GAU's have a deviation of 0.004 to 0.008 and RoFormerV2's of 0.006 to
+# 0.012; no decay of the gains of q and k.
 out_dir = 'out/liu_base'
 dataset = 'clue'
 packing = 'documents'

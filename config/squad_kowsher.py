@@ -11,7 +11,8 @@
 # Expect (their table 2, EM/F1): v1.1 83.53/92.32, v2.0 79.87/83.59 for `shared`; 82.18/90.01 and 79.35/83.65
 # for `original`; with TriviaQA 83.94/92.97, 81.16/86.78 and 83.46/92.43, 81.06/86.79.
 # Not in the paper, so ours: 384 tokens, windows 128 tokens apart, answers of at most 30 tokens (BERT's code),
-# no question of TriviaQA whose cut text lacks the answer, and what config/glue_kowsher.py names.
+# no answer where it scores higher than the best span (null_threshold 0), no question of TriviaQA whose cut
+# text lacks the answer, and what config/glue_kowsher.py names.
 from config.glue_kowsher import *
 
 out_dir = 'out/squad_kowsher'

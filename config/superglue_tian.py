@@ -12,7 +12,8 @@
 # 84.3 and 84.5, after 400k steps 82.8 and 81.8. The test scores (MultiRC: F1a) come from
 # super.gluebenchmark.com: --predict=test writes predictions (of MultiRC a line an answer).
 # Not in the paper, so ours: rate 1e-5, which it gives for GLUE; the schedule and optimizer of
-# config/glue_tian.py; accuracy on the reported dev set chooses the step; one run; BoolQ at 512 tokens.
+# config/glue_tian.py; accuracy on the reported dev set chooses the step; one run; BoolQ at 512 tokens; the
+# segments, passage and question (BoolQ), passage and question with answer (MultiRC).
 from config.glue_tian import *
 
 out_dir = 'out/superglue_tian'

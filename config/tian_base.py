@@ -1,8 +1,8 @@
 # BERT-base with Tian et al.'s TPU recipe (2021, table 1 and appendix A.2), which their other models share: 1M
 # steps of 256 x 512 tokens, rate 1e-4 after 10k steps, linear decay, weight decay 0.01 (the default).
-# Not in the paper, so ours: dropout 0.1, weights from N(0, 0.02), clipping at 1 and Adam's epsilon 1e-6
-# (Devlin et al. 2018 and their code), joined documents, dtype auto, and which steps are milestones (tables 2
-# and 5 name 400,000).
+# Not in the paper, so ours: dropout 0.1, weights from N(0, 0.02), clipping at 1, Adam's betas 0.9 and 0.999
+# and epsilon 1e-6 (Devlin et al. 2018 and their code), joined documents, dtype auto, and which steps are
+# milestones (tables 2 and 5 name 400,000).
 # Their losses (figures 1, 4 and 5) are on the Penn Treebank: prepare it with config/data_ptb.py and train
 # with --validation=ptb, as for all configs that import this one; the losses on held-out documents, which are
 # always logged, are not comparable.
