@@ -468,7 +468,7 @@ def test_a_sample_is_of_the_whole_corpus(tmp_path):
     ('--corpus=good.jsonl --tokenizer=data/x', 'data/x: not prepared: run python prepare_data.py config/dat'),
     ('--corpus=cluecorpussmall', 'no --path: no .txt,'),
     ('--corpus=good.jsonl --text_field=body', "text_field='body': the first row has id, text"),
-    ('--corpus=good.jsonl --vocab_size=90000', 'Vocabulary size too high'),
+    ('--corpus=good.jsonl --vocab_size=90000', 'high (90000). Please set it to a value <= '),
     ('--corpus=good.jsonl --tokenizer=wordpiece:good.jsonl', "KeyError: '[PAD]'"),
     ('--corpus=good.jsonl --tokenizer=sentencepiece:good.jsonl', "tokenizer='sentencepiece:good.jsonl': "),
     ('--corpus=good.jsonl --tokenizer=character:no.txt', 'no.txt'),
@@ -476,7 +476,7 @@ def test_a_sample_is_of_the_whole_corpus(tmp_path):
     ('--corpus=cut.jsonl.gz', 'cut.jsonl.gz: cannot be read: '),
     ('--path=nosuchpackage', "'nosuchpackage' is"),
     ('--corpus=good.jsonl --part=4/4', "part='4/4': must be i/n with i from 0 to n - 1, as in 0/4"),
-    ('--corpus=texts --data_dir=.', 'texts lies in ./texts, its own result: give another --name'),
+    ('--corpus=texts --data_dir=.', 'texts lies in ./texts, for the result: give another --name'),
     ('--check=texts', 'texts: not prepared: run python prepare_data.py config/data_texts.py, whose header')])
 def test_mistakes_are_one_line(tmp_path, monkeypatch, stage, arguments, said):
     """And leave nothing behind that a corrected command would trip over."""
