@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 
-os.environ.setdefault('HF_DATASETS_CACHE', tempfile.mkdtemp())     # before `datasets` is imported
+os.environ.update(HF_DATASETS_CACHE=tempfile.mkdtemp(), HF_DATASETS_DISABLE_PROGRESS_BARS='1')
 import numpy as np
 import pytest
 import torch
@@ -55,11 +55,6 @@ def pretrained(folder, step=3, seed=0, kind=MaskedLM, **changes):
         'model': model.state_dict(), 'model_config': asdict(model.config),
         'config': {'objective': 'mlm' if kind is MaskedLM else 'plm'}})
     return str(folder)
-
-
-@pytest.fixture(scope='module')
-def tokenizer(tmp_path_factory):
-    return write_tokenizer(tmp_path_factory.mktemp('tokenizer'))
 
 
 @pytest.fixture(scope='module')
@@ -123,8 +118,6 @@ RECORDS = {     # name: (record, its Example)
 def test_a_record_of_the_hub(name):
     record, example = RECORDS[name]
     assert TASKS[name].make(TASKS[name], record, 0)[0] == example
-    if 'label' in record:
-        assert TASKS[name].make(TASKS[name], {**record, 'label': -1}, 0)[0].label is None
 
 
 def test_every_split_of_every_data_set_is_read(copies):
@@ -150,8 +143,6 @@ def test_answers_at_wrong_offsets():
     assert starts('The Cat', ('cat', 4)) == (('cat', 4),)
     assert starts('one two', ('no', 2), ('two', 4)) == (('two', 4), ('no', -1))
     assert starts('one two', ('FAKE', -1), ('FAKE', -1)) is None
-    assert finetune.make_span(TASKS['squad2'], {'context': 'c', 'question': 'q', 'answers': {
-        'text': [], 'answer_start': []}}, 5)[0] == Example(5, ('q', 'c'), ())
 
 
 def test_questions_that_cannot_train_are_left_out(tmp_path):
@@ -164,11 +155,6 @@ def test_questions_that_cannot_train_are_left_out(tmp_path):
     for name, ids in (('squad1', ['a']), ('squad2', ['a', 'c'])):
         task = TASKS[name]._replace(files=(('train', str(path)),))
         assert [one.id for one in finetune.load_examples(task, 'train', knobs())[0]] == ids
-
-
-def test_a_missing_data_set_is_one_line(stage, run, tmp_path):
-    line = refused(stage('finetune', *words(tasks='rte', data_dir=tmp_path, init_from=run)))
-    assert 'nyu-mll/glue:rte train' in line and 'hf download nyu-mll/glue' in line
 
 
 # ---- rows and windows ----
@@ -184,17 +170,18 @@ def test_pairs_are_joined_and_cut_as_in_bert():
         assert first == len(ids[0]) + 2
 
 
-def test_windows_hold_every_token_and_the_answer(tokenizer):
+def test_windows_hold_every_token_and_the_answer(run):
     """Each token of the context is in a window, and the span that the target names is the answer's text."""
+    tokenizer = load_tokenizer(run)
     context = 'the house 山水 (1998) walks under a river, ' * 6 + 'it ends at last'
     answers = ['the', '山水', '1998', 'house 山水 (1998)', 'last']
     examples = [Example(i, ('what ?', context), ((answer, context.index(answer)),))
                 for i, answer in enumerate(answers)]
     features = finetune.span_features(examples, tokenizer, 48, 16)
+    tokens = {*map(tuple, tokenizer.encode_offsets([context])[0][1].tolist())}
     for i, answer in enumerate(answers):
         own = [feature for feature in features if feature.example == i]
-        assert {tuple(pair) for one in own for pair in one.offsets.tolist()} == {
-            tuple(pair) for pair in tokenizer.encode_offsets([context])[0][1].tolist()}
+        assert {tuple(pair) for one in own for pair in one.offsets.tolist()} == tokens
         assert len(own) > 2 and max(len(one.rows[0][0]) for one in own) == 48
         hits = [one for one in own if one.target != (0, 0)]
         assert hits and all(one.offsets[1][0] > 0 for one in own[1:])
@@ -267,11 +254,10 @@ def test_windows_are_joined_by_their_scores_and_the_least_score_of_no_answer():
 def test_a_hugging_face_bert_gives_its_own_logits(tmp_path):
     """Encoder, pooler and vocabulary come from the folder; only the classifier is copied by hand."""
     transformers = pytest.importorskip('transformers')
+    torch.manual_seed(1)
     theirs = transformers.BertForSequenceClassification(transformers.BertConfig(
         vocab_size=65, hidden_size=16, num_hidden_layers=1, num_attention_heads=4, intermediate_size=32,
-        max_position_embeddings=48, num_labels=3)).eval()
-    for parameter in theirs.parameters():
-        parameter.data.add_(0.2 * torch.randn_like(parameter))
+        max_position_embeddings=48, num_labels=3, initializer_range=0.2)).eval()
     theirs.save_pretrained(tmp_path)
     pieces = ['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]', *(f'w{i}' for i in range(60))]
     (tmp_path / 'vocab.txt').write_text('\n'.join(pieces))
@@ -280,10 +266,9 @@ def test_a_hugging_face_bert_gives_its_own_logits(tmp_path):
     examples = [Example(i, (' '.join(f'W{j}' for j in range(i, 20)), 'w44 w45'), 0) for i in range(5)]
     batch = collate(finetune.text_features(examples, tokens, 48, 16), tokens.special)
     assert batch['ids'][0, :3].tolist() == [2, 5, 6]
-    with torch.no_grad():
-        wanted = theirs(batch['ids'], batch['attention_mask'], batch['segments']).logits
-        found = ours.eval()(batch['ids'], batch['segments'], batch['attention_mask'])
-    assert (found - wanted).abs().max() < 1e-5
+    rows = batch['ids'], batch['segments'], batch['attention_mask']
+    wanted = theirs(rows[0], token_type_ids=rows[1], attention_mask=rows[2]).logits
+    assert (ours.eval()(*rows) - wanted).abs().max() < 1e-5 and wanted.std() > 0.1
 
 
 @pytest.mark.parametrize('attention', ATTENTION)
@@ -292,17 +277,12 @@ def test_any_pretrained_encoder_takes_any_head(attention, tmp_path):
     position = ALLOWED_POSITIONS.get(attention, ('absolute',))[0]
     run = pretrained(tmp_path, kind=PermutationLM if attention == 'xlnet' else MaskedLM, attention=attention,
                      position=position, n_layer=1)
-    content = train.read_checkpoint(f'{run}/ckpt_0000003.pt')
-    state = {key[8:]: x for key, x in content['model'].items() if key.startswith('encoder.')}
-    ids, known = torch.randint(5, 40, (2, 9)), None
+    ids, (known, *_) = torch.randint(5, 40, (2, 9)), train.load(run)
     for name, length in itertools.product(('cola', 'c3', 'squad1'), (48, 64)):
         k = knobs(block_size=length, pooling='layerwise' if name == 'c3' else 'first')
         model, _ = finetune.make_model(f'{run}/ckpt_0000003.pt', TASKS[name], 1, k)
-        if length == 48:
-            assert all(torch.equal(x, state[key]) for key, x in model.encoder.state_dict().items())
-        states = model.eval().encoder(ids)
-        known = states if known is None else known
-        assert torch.allclose(states, known, atol=1e-5) and model.config.block_size == length
+        assert torch.allclose(model.eval().encoder(ids), known.encoder(ids), atol=1e-5)
+        assert model.config.block_size == length
         logits = model(ids[:, None].expand(-1, 3, -1) if name == 'c3' else ids)
         assert torch.isfinite(torch.stack(logits) if name == 'squad1' else logits).all()
 
@@ -339,11 +319,8 @@ def test_correlations_are_scipys(targets, predictions):
     expected['pearson_spearman'] = sum(expected.values()) / 2
     for name, value in expected.items():
         assert METRICS[name](targets, predictions) == pytest.approx(value, abs=1e-9), name
-
-
-@pytest.mark.parametrize('name', ['matthews', 'pearson', 'spearman'])
-def test_constants_have_no_correlation(name):
-    assert METRICS[name](np.arange(7.), np.full(7, 0.1)) == METRICS[name](np.full(7, 0.1), np.arange(7.)) == 0
+    for name in expected:                               # none with constants
+        assert METRICS[name](targets, targets * 0 + 0.1) == METRICS[name](targets * 0 + 0.1, targets) == 0
 
 
 def test_multirc_is_scored_by_question():
@@ -421,11 +398,10 @@ def test_words_in_chinese_are_those_of_nltk(text, tokens):
 
 # ---- trials ----
 
-LIKE_ANOTHER = {'mrpc', 'qqp', 'qnli', 'rte', 'sst2', 'boolq', 'squad1', 'cmnli', 'csl', 'iflytek', 'tnews',
-                'wsc', 'cmrc', 'afqmc'}
+FAST = {'cola', 'stsb', 'mnli', 'squad2', 'multirc', 'chid', 'c3'}      # each of the others is like one
 
 
-@pytest.mark.parametrize('name', [pytest.param(name, marks=[pytest.mark.slow] * (name in LIKE_ANOTHER))
+@pytest.mark.parametrize('name', [pytest.param(name, marks=[pytest.mark.slow] * (name not in FAST))
                                   for name in PUBLISHED])
 def test_every_task_from_its_records_to_its_predictions(name, trial):
     tests = 'test' in ' '.join(TASKS[name].splits)
@@ -448,7 +424,7 @@ def test_every_task_from_its_records_to_its_predictions(name, trial):
 
 
 @pytest.mark.parametrize('name, rate, epochs, least', [
-    ('cola', 1e-2, 10, 0.9), ('stsb', 1e-2, 20, 0.75), ('c3', 5e-3, 25, 0.7),
+    ('stsb', 1e-2, 20, 0.75), ('c3', 5e-3, 25, 0.7),
     pytest.param('squad1', 5e-3, 20, 0.5, marks=pytest.mark.slow)])
 def test_a_head_learns(name, rate, epochs, least, trial, tmp_path):
     """Trained and evaluated on the same examples, it passes the majority by far."""
@@ -474,19 +450,17 @@ def test_the_same_command_gives_the_same_weights(trial, stage):
 
 def test_a_finished_trial_is_kept_and_another_recipe_refused(trial, stage, run, copies, tmp_path):
     command = {'init_from': run, 'data_dir': copies, 'tasks': 'rte', 'out_dir': tmp_path / 'out', **QUICK}
-    first = trial('rte')
-    before = (first['folder'] / 'result.json').stat().st_mtime_ns
-    again = trial('rte')
-    assert (again['folder'] / 'result.json').stat().st_mtime_ns == before and again['date'] == first['date']
+    place = trial('rte')['folder'] / 'result.json'
+    before = place.stat().st_mtime_ns
+    assert stage('finetune', *words(**command)).code == 0 and place.stat().st_mtime_ns == before
     line = refused(stage('finetune', *words(**{**command, 'epochs': 2, 'seed': 7})))
     assert 'epochs=1, this' in line and 'out_dir' in line
-    other = Path(pretrained(tmp_path / 'base', seed=1))         # of the same name and step
-    line = refused(stage('finetune', *words(**{**command, 'init_from': other})))
-    assert 'other weights' in line
+    other = pretrained(tmp_path / 'base', seed=1)               # of the same name and step
+    assert 'other weights' in refused(stage('finetune', *words(**{**command, 'init_from': other})))
 
 
 def test_noise_and_predictions_of_a_finished_trial(trial, run, tmp_path):
-    """With epochs=0 its weights, scores and names stay; noise has the stated norm."""
+    """With epochs=0 its weights, scores and names stay."""
     first = trial('sst2', init_from=f'{run}/ckpt_0000003.pt')
     (tmp_path / 'new.csv').write_text('sentence,note\nthe river good,1\n"a ""house"" bad",2\n')
     result = trial('sst2', 'noise', init_from=first['folder'], trials=4, epochs=0, noise='0,0.5,20',
@@ -497,12 +471,11 @@ def test_noise_and_predictions_of_a_finished_trial(trial, run, tmp_path):
     assert [*result['noise']] == ['0', '0.5', '20']
     assert result['noise']['0'] == first['scores']['sst2']['accuracy']
     lines = (result['folder'] / 'predicted_new.csv').read_text().splitlines()
-    assert lines[0] == 'sentence,note,prediction' and lines[2].startswith('"a ""house"" bad",2,')
-    assert lines[1].split(',')[2] in '01'
+    assert lines[0] == 'sentence,note,prediction' and re.fullmatch('"a ""house"" bad",2,[01]', lines[2])
 
 
-def test_the_norm_of_the_noise(run, tokenizer):
-    model, _ = finetune.make_model(f'{run}/ckpt_0000003.pt', TASKS['cola'], 1, knobs())
+def test_the_norm_of_the_noise(run):
+    model, tokenizer = finetune.make_model(f'{run}/ckpt_0000003.pt', TASKS['cola'], 1, knobs())
     examples = [Example(i, ('the river ' * i,), 0) for i in range(1, 6)]
     data = Split(TASKS['cola'], examples, finetune.text_features(examples, tokenizer, 48, 16))
     batch, seen = collate(data.features, SPECIAL), []
@@ -539,11 +512,10 @@ def test_keep_best_keeps_the_best_weights(trial, tmp_path):
     """With a rate that spoils them in the end the reported score is the best that was logged."""
     write_copy(tmp_path, 'stsb', made('stsb', 24, shared=True))
     result = trial('stsb', data_dir=tmp_path, keep_best=True, epochs=20, learning_rate=2e-2)
-    lines = [json.loads(line) for line in (result['folder'] / 'metrics.jsonl').read_text().splitlines()]
+    lines = map(json.loads, (result['folder'] / 'metrics.jsonl').read_text().splitlines())
     logged = [line['pearson_spearman'] for line in lines if line['kind'] == 'val']
-    assert len(logged) == 20
     assert result['scores']['stsb']['pearson_spearman'] == pytest.approx(max(logged))
-    assert max(logged) > logged[-1]
+    assert len(logged) == 20 and max(logged) > logged[-1]
 
 
 def test_the_pooler_of_a_trial_goes_on(trial):
@@ -559,37 +531,28 @@ def test_the_pooler_of_a_trial_goes_on(trial):
     assert (result['run'], result['seed'], result['folder'].name) == ('base', 3, 'qqp_3')
 
 
-def test_a_loss_that_is_not_finite_is_said(stage, run, copies, tmp_path):
-    line = refused(stage('finetune', *words(**{**QUICK, 'tasks': 'cola', 'init_from': run, 'data_dir': copies,
-                                               'out_dir': tmp_path, 'learning_rate': 1e38, 'epochs': 4})))
-    assert 'cola_1' in line and 'not finite' in line and not [*tmp_path.glob('*/*/result.json')]
-
-
 @pytest.mark.slow
 def test_processes_share_the_trials(run, copies, tmp_path):
     """Two processes of torchrun write what one writes."""
     given = {**QUICK, 'init_from': run, 'data_dir': copies, 'tasks': 'cola,rte', 'trials': 2}
-    done = torchrun('finetune.py', *words(**given, out_dir=tmp_path / 'two'))
-    assert done.code == 0 and '## Scores' in (tmp_path / 'two' / 'results.md').read_text(), done
-    assert torchrun('finetune.py', *words(**given, out_dir=tmp_path / 'one'), n=1).code == 0
+    for n, out in enumerate(('one', 'two'), 1):
+        done = torchrun('finetune.py', *words(**given, out_dir=tmp_path / out), n=n)
+        assert done.code == 0 and '## Scores' in (tmp_path / out / 'results.md').read_text(), done
     for name in ('cola_1', 'cola_2', 'rte_1', 'rte_2'):
-        one, two = (train.read_checkpoint(tmp_path / out / 'base' / name / 'model.pt')
-                    for out in ('one', 'two'))
-        assert same(one['model'], two['model'])
+        one, two = (weights({'folder': tmp_path / out / 'base' / name}) for out in ('one', 'two'))
+        assert same(one, two)
 
 
 # ---- files of your own ----
 
-COLOURS = {'red': ['stone', 'good'], 'green': ['garden', 'river'], 'blue': ['teacher', 'quick']}
+CLUES = {'stone': 'red', 'good': 'red', 'garden': 'green', 'river': 'green', 'small': 'blue', 'quick': 'blue'}
 
 
 def easy(path, n, seed=1):
-    """Write a .csv of easy rows of three classes, each named by one of its words."""
+    """Write a .csv of rows of three classes, named by their last word."""
     pick, lines = random.Random(seed), ['title,class']
-    for i in range(n):
-        label = sorted(COLOURS)[i % 3]
-        found = [*pick.choices(['the', 'a', 'house', 'walks', 'reads'], k=5), pick.choice(COLOURS[label])]
-        lines.append(f"{' '.join(found)},{label}")
+    for word, label in itertools.islice(itertools.cycle(CLUES.items()), n):
+        lines.append(f"{' '.join(pick.choices(['the', 'a', 'house', 'walks', 'reads'], k=5))} {word},{label}")
     path.write_text('\n'.join(lines))
     return path
 
@@ -598,12 +561,11 @@ def easy(path, n, seed=1):
 def own(tmp_path):
     """own(train text, suffix='.csv', **knobs) -> the row `custom` of TASKS and its knobs."""
     def make(text, dev='', suffix='.csv', **changes):
-        folder = tmp_path / str(len([*tmp_path.iterdir()]))
-        folder.mkdir()
-        (folder / f'train{suffix}').write_text(text)
-        (folder / f'dev{suffix}').write_text(dev)
-        k = knobs(**{'train_file': str(folder / f'train{suffix}'),
-                     'dev_file': str(folder / f'dev{suffix}') if dev else '',
+        folder = Path(tempfile.mkdtemp(dir=tmp_path))
+        train_file, dev_file = folder / f'train{suffix}', folder / f'dev{suffix}'
+        train_file.write_text(text)
+        dev_file.write_text(dev)
+        k = knobs(**{'train_file': str(train_file), 'dev_file': str(dev_file) if dev else '',
                      'texts': 'text', 'label': 'class', **changes})
         return finetune.custom_task(k), k
     return make
@@ -651,8 +613,7 @@ HEAD = 'text,class\n'
 
 
 @pytest.mark.parametrize('train_text, dev, changes, message', [
-    (HEAD + GOOD, '', {'label': 'clas'}, "train.csv, line 2: no label 'clas' in {'text': 'a 0', 'class'"),
-    ('text, class\na,b\n', '', {}, "line 2: no label 'class' in {'text': 'a', ' class': 'b'}"),
+    ('text, class\na,b\n', '', {}, "train.csv, line 2: no label 'class' in {'text': 'a', ' class': 'b'}"),
     ('text,text,class\na,b,c\n', '', {}, r"two columns have the same name: \['text', 'text', 'class'\]"),
     (HEAD + 'a,1.5\nb,2.5\nc,n/a\nd,3\n', '', {}, "csv, line 4: label 'n/a', a number in most rows"),
     (HEAD, '', {}, 'no rows for train'), (HEAD + GOOD, HEAD, {}, 'no rows for dev'),
@@ -697,25 +658,23 @@ def test_up_to_one_percent_of_bad_rows_is_left_out_and_said(trial, tmp_path):
     ({'schedule': 'steps'}, 'choose one of linear'), ({'pooling': 'mean'}, 'choose one of cls'),
     ({'epochs': 0}, 'epochs=0 evaluates finished trials'),
     ({'init_from': 'out/nothing'}, 'no checkpoint there'),
+    ({'data_dir': 'nowhere'}, 'hf download nyu-mll/glue'), ({'data_dir': 'no'}, 'nyu-mll/glue:rte dev: '),
+    ({'learning_rate': 1e38, 'epochs': 4}, 'rte_1: a loss or gradient up to step 2 is not finite'),
 ])
 def test_a_mistake_on_the_command_line_is_one_line(given, message, stage, run, copies, tmp_path):
     (tmp_path / 'p.csv').write_text('sentence,prediction\na,b\n')
     given = {key: tmp_path / 'p.csv' if value == 'FILE' else value for key, value in given.items()}
     line = refused(stage('finetune', *words(**{'tasks': 'rte', 'init_from': run, 'data_dir': copies,
                                                'out_dir': tmp_path / 'out', **QUICK, **given})))
-    assert message in line
+    assert message in line and not [*tmp_path.glob('out/*/*/result.json')]
 
 
 # ---- the report ----
 
-GLUE = {'mrpc': 'f1_accuracy', 'cola': 'matthews', 'mnli': 'accuracy', 'qqp': 'f1_accuracy',
-        'rte': 'accuracy', 'stsb': 'pearson_spearman', 'qnli': 'accuracy', 'sst2': 'accuracy'}
-
-
 def result(score, task='rte', seed=1, run='ours', step=100, **more):
     """result.json of a trial; MNLI's mm scores a point more.  `score` in points."""
     columns = {task: score / 100, **({'mnli_mm': score / 100 + 0.01} if task == 'mnli' else {})}
-    metric = GLUE.get(task, 'accuracy')
+    metric = 'f1_accuracy' if task == 'qqp' else TASKS[task].metrics[0]
     return {'run': run, 'step': step, 'task': task, 'seed': seed, 'metric': metric, 'seconds': 12.5,
             'notes': [], 'noise': {}, 'cross': {},
             'scores': {column: {metric: value, 'other': 0.25} for column, value in columns.items()},
@@ -724,7 +683,8 @@ def result(score, task='rte', seed=1, run='ours', step=100, **more):
 
 def glue(*scores, **more):
     """All tasks of GLUE; seed i scores scores[i - 1] everywhere."""
-    return [result(score, task, seed, **more) for seed, score in enumerate(scores, 1) for task in GLUE]
+    return [result(score, task, seed, **more) for seed, score in enumerate(scores, 1)
+            for task in finetune.GROUPS['glue'].split()]
 
 
 def cells(text, start):
@@ -777,12 +737,11 @@ def test_runs_with_a_number_are_pretraining_seeds():
     ours = [result(score, seed=seed, run=f'ours-{n}')
             for n, scores in ((1, (70, 74)), (2, (80, 86)), (5, (61,)))
             for seed, score in enumerate(scores, 1)]
-    means = [72, 83, 61]
-    half = 4.303 * np.std(means, ddof=1) / 3 ** 0.5
-    text = report(ours)
-    assert cells(text, 'ours') == [[f'72.00 ({np.std(means, ddof=1):.2f}) ± {half:.2f}', '3']]
     base = [result(score, run=f'base-{n}') for n, score in ((1, 70), (2, 82))]
     text = report(ours + base, '', 'base-*')
+    deviation = np.std([72, 83, 61], ddof=1)
+    half = 4.303 * deviation / 3 ** 0.5
+    assert cells(text, 'ours')[0] == [f'72.00 ({deviation:.2f}) ± {half:.2f}', '3']
     assert cells(text, 'difference') == [['1.50 (0.71) ± 6.35']]
     assert cells(report([result(70, run='ours-1')]), 'ours-1') == [['70.00', '1']]
 
@@ -792,20 +751,18 @@ def test_a_curve_over_pretraining_steps(tmp_path, monkeypatch):
     trials = [result(score + add, task, seed, step=step) for task, add in (('rte', 0), ('cola', 10))
               for step, scores in ((10, (72, 74)), (20, (76, 77)), (30, (80, 80)))
               for seed, score in enumerate(scores, 1)]
-    monkeypatch.setattr(finetune, 'finished', lambda folder: trials)
     seen = []
-    monkeypatch.setattr(train, 'plot', lambda path, lines, labels: seen.append((path, lines)))
+    monkeypatch.setattr(finetune, 'finished', lambda folder: trials)
+    monkeypatch.setattr(train, 'plot', lambda path, lines, labels: seen.extend([path, lines]))
     text = finetune.write_report(str(tmp_path), '', '')
     curve = text[text.index('## ours by pretraining step'):]
     assert [cells(curve, start)[0] for start in ('10', '20', '30', 'first')] == [
         ['73.00', '83.00', '78.00'], ['76.50', '86.50', '81.50'], ['80.00', '90.00', '85.00'], ['20'] * 3]
     assert cells(text, 'ours')[0] == [*(f'{score}.00 (0.00) ± 0.00' for score in (80, 90, 85)), '2']
-    (path, lines), = seen
-    assert path == f'{tmp_path}/curve.png' and lines == {
+    assert seen == [f'{tmp_path}/curve.png', {
         'ours rte.accuracy': [(10, 73), (20, 76.5), (30, 80)],
         'ours cola.matthews': [(10, 83), (20, 86.5), (30, 90)],
-        'ours average': [(10, 78), (20, 81.5), (30, 85)]}
-    assert '81.50' in (tmp_path / 'results.md').read_text()
+        'ours average': [(10, 78), (20, 81.5), (30, 85)]}]
 
 
 def test_noise_cross_and_seconds_have_their_tables():
@@ -817,19 +774,3 @@ def test_noise_cross_and_seconds_have_their_tables():
     assert cells(noise, 'paper: shared base, mnli')[0][:3] == ['80.94', '80.85', '80.02']
     assert cells(across, 'ours, mnli')[0][:3] == ['70.00 (0.00) ± 0.00', '-', '50.00 (0.00) ± 0.00']
     assert cells(text, 'mnli')[-1] == ['12.50']
-
-
-# ---- real files: LABELLED_DATA is the folder of the published files (glue/, squad/, clue/) ----
-
-@pytest.mark.slow
-@pytest.mark.parametrize('name, split, path, n', [
-    ('cmrc', 'train', 'clue/CMRC2018/cmrc2018_public/train.json', 10142),
-    ('cmrc', 'dev', 'clue/CMRC2018/cmrc2018_public/dev.json', 3219),
-    ('squad2', 'dev', 'squad/half-dev-v2.0.json', 6078), ('sst2', 'dev', 'glue/SST-2/train.tsv', 67349)])
-def test_real_files_are_read_whole(name, split, path, n):
-    path = os.path.join(os.environ.get('LABELLED_DATA', ''), path)
-    if not os.path.exists(path):
-        pytest.skip('LABELLED_DATA does not name the folder of the real labelled files')
-    examples, note = finetune.load_examples(TASKS[name]._replace(files=((split, path),)), split, knobs())
-    assert (len(examples), note) == (n, '')
-    assert name != 'squad2' or sum(example.label == () for example in examples) == 3168
