@@ -1,8 +1,4 @@
-"""Made-up records of every row of TASKS in the hub's form, and copies of datasets.
-
-A label can be read off a made-up text: a class has a marker, an answer stands behind a fixed phrase, the
-right choice occurs in the passage.
-"""
+"""Made-up records of TASKS in the hub's form, each with a hint at its label, and copies of datasets."""
 import random
 from pathlib import Path
 
