@@ -1,13 +1,6 @@
-"""Records of every row of TASKS in the hub's form: made up, or from published files; and copies of datasets.
-
-A label can be read off a made-up text: a class has a marker, an answer stands behind a fixed phrase, the
-right choice occurs in the passage.
-"""
-import json
+"""Made-up records of TASKS in the hub's form, each with a hint at its label, and copies of datasets."""
 import random
 from pathlib import Path
-
-import pandas as pd
 
 from finetune import TASKS
 
@@ -31,8 +24,6 @@ def write_copy(data_dir, name, splits):
     known = card.read_text().split('---\n')[1] if card.exists() else 'configs:\n'
     card.write_text('---\n' + known + '\n'.join(lines) + '\n---\n')
 
-
-# ---- made-up records ----
 
 def text_for(pick, marker='.'):
     return ' '.join([*pick.choices(WORDS, k=pick.randint(3, 8)), marker])
@@ -99,53 +90,3 @@ def made(name, n_train=12, n_dev=6, shared=False):
         splits[split] = [make(name, i, pick, split.startswith('test'))
                          for i in range(n_train if train else n_dev)]
     return splits
-
-
-# ---- published files, as their authors distribute them ----
-
-def published_glue(name, folder, split):
-    header = ['source', 'label', 'star', 'sentence'] if name == 'cola' and split != 'test' else None
-    path = Path(folder, 'glue', {'cola': 'CoLA', 'sst2': 'SST-2', 'mrpc': 'MRPC'}[name], f'{split}.tsv')
-    frame = pd.read_csv(path, sep='\t', quoting=3, dtype=str, keep_default_na=False,
-                        names=header, encoding='utf-8-sig')
-    frame = frame.rename(columns={'#1 String': 'sentence1', '#2 String': 'sentence2', 'Quality': 'label'})
-    if split == 'test':
-        frame['label'] = -1
-    frame['label'] = frame['label'].astype(int)
-    return frame[[*TASKS[name].texts, 'label']].to_dict('records')
-
-
-def published_squad(name, folder, split):
-    """CMRC's files, and half of SQuAD 2's dev set, have SQuAD's format."""
-    path = f'clue/CMRC2018/cmrc2018_public/{split}.json' if name == 'cmrc' else 'squad/half-dev-v2.0.json'
-    records = []
-    for article in json.loads(Path(folder, path).read_text('utf-8-sig'))['data']:
-        for paragraph in article['paragraphs']:
-            for one in paragraph['qas']:
-                answers = {key: [item[key] for item in one['answers']] for key in ('text', 'answer_start')}
-                records.append({'id': one['id'], 'context': paragraph['context'],
-                                'question': one['question'], 'answers': answers})
-    return records
-
-
-def published_lines(name, folder, split):
-    """JSON lines."""
-    boolq = f"superglue/BoolQ/{split.replace('dev', 'val')}.jsonl"
-    path = Path(folder, boolq if name == 'boolq' else f'clue/AFQMC/{split}.json')
-    records = map(json.loads, path.read_text('utf-8').splitlines())
-    return [{**{key: record[key] for key in TASKS[name].texts}, 'label': int(record.get('label', -1))}
-            for record in records]
-
-
-def published_c3(name, folder, split):
-    records = []
-    for part in 'dm':
-        passages = json.loads(Path(folder, 'clue/C3', f'c3-{part}-{split}.json').read_text('utf-8'))
-        records += [{'context': context, **question}
-                    for context, questions, *_ in passages for question in questions]
-    return records
-
-
-PUBLISHED = {**dict.fromkeys(('cola', 'sst2', 'mrpc'), published_glue), 'c3': published_c3,
-             **dict.fromkeys(('boolq', 'afqmc'), published_lines),
-             **dict.fromkeys(('cmrc', 'squad2'), published_squad)}

@@ -10,12 +10,11 @@ from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 
-os.environ.setdefault('HF_DATASETS_CACHE', tempfile.mkdtemp())     # before `datasets` is imported
+os.environ.update(HF_DATASETS_CACHE=tempfile.mkdtemp(), HF_DATASETS_DISABLE_PROGRESS_BARS='1')
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-import records
 from conftest import knobs_of, refused, torchrun, words
 from records import MARKERS, WORDS, made, write_copy
 
@@ -56,11 +55,6 @@ def pretrained(folder, step=3, seed=0, kind=MaskedLM, **changes):
         'model': model.state_dict(), 'model_config': asdict(model.config),
         'config': {'objective': 'mlm' if kind is MaskedLM else 'plm'}})
     return str(folder)
-
-
-@pytest.fixture(scope='module')
-def tokenizer(tmp_path_factory):
-    return write_tokenizer(tmp_path_factory.mktemp('tokenizer'))
 
 
 @pytest.fixture(scope='module')
@@ -105,7 +99,6 @@ def same(a, b):
 # ---- records of the hub ----
 
 RECORDS = {     # name: (record, its Example)
-    'mnli': ({'premise': 'p', 'hypothesis': 'h', 'label': 2, 'idx': 7}, Example(7, ('p', 'h'), 2)),
     'boolq': ({'question': 'q', 'passage': 'p', 'label': 1, 'idx': 7}, Example(7, ('p', 'q'), 1)),
     'multirc': ({'paragraph': 'p', 'question': 'q', 'answer': 'a', 'label': 1,
                  'idx': {'paragraph': 5, 'question': 6, 'answer': 7}}, Example((5, 6, 7), ('p', 'q a'), 1)),
@@ -113,9 +106,6 @@ RECORDS = {     # name: (record, its Example)
     'wsc': ({'idx': 3, 'text': '老师说他', 'label': 0, 'target': {
         'span1_text': '老师', 'span2_text': '他', 'span1_index': 0, 'span2_index': 3}},
         Example(3, ('_老师_说[他]',), 0)),
-    'squad1': ({'id': '56', 'context': 'his name is Li', 'question': 'what?',
-                'answers': {'text': ['Li'], 'answer_start': [12]}},
-               Example('56', ('what?', 'his name is Li'), (('Li', 12),))),
     'chid': ({'candidates': ['甲', '乙'], 'content': ['#idiom000001#水#idiom000002#'],
               'answers': {'candidate_id': [1, 0]}},
              Example('#idiom000001#', (('甲', '____水****'), ('乙', '____水****')), 1)),
@@ -128,22 +118,17 @@ RECORDS = {     # name: (record, its Example)
 def test_a_record_of_the_hub(name):
     record, example = RECORDS[name]
     assert TASKS[name].make(TASKS[name], record, 0)[0] == example
-    if 'label' in record:
-        assert TASKS[name].make(TASKS[name], {**record, 'label': -1}, 0)[0].label is None
 
 
 def test_every_split_of_every_data_set_is_read(copies):
     """What was written as parquet comes back as examples, with its labels."""
-    for name in PUBLISHED:
-        for split in TASKS[name].splits:
-            examples, note = finetune.load_examples(TASKS[name], split, knobs(data_dir=copies))
-            factor = 2 if name == 'chid' else 1
-            assert (len(examples), note) == (factor * (12 if split == 'train' else 6), '')
-            assert all((example.label is None) == split.startswith('test') for example in examples)
-        if TASKS[name].labels:
-            labels = [example.label for example in finetune.load_examples(
-                TASKS[name], 'train', knobs(data_dir=copies))[0]]
-            assert labels == [i % min(6, len(TASKS[name].labels)) for i in range(12)]
+    for name, split in [(key, split) for key in PUBLISHED for split in TASKS[key].splits]:
+        examples, note = finetune.load_examples(TASKS[name], split, knobs(data_dir=copies))
+        n, classes = 12 if split == 'train' else 6, min(6, len(TASKS[name].labels))
+        assert (len(examples), note) == (2 * n if name == 'chid' else n, '')
+        labels = [example.label for example in examples]
+        assert not split.startswith('test') or labels == [None] * len(labels)
+        assert split.startswith('test') or not classes or labels == [i % classes for i in range(n)]
 
 
 def test_answers_at_wrong_offsets():
@@ -158,8 +143,6 @@ def test_answers_at_wrong_offsets():
     assert starts('The Cat', ('cat', 4)) == (('cat', 4),)
     assert starts('one two', ('no', 2), ('two', 4)) == (('two', 4), ('no', -1))
     assert starts('one two', ('FAKE', -1), ('FAKE', -1)) is None
-    assert finetune.make_span(TASKS['squad2'], {'context': 'c', 'question': 'q', 'answers': {
-        'text': [], 'answer_start': []}}, 5)[0] == Example(5, ('q', 'c'), ())
 
 
 def test_questions_that_cannot_train_are_left_out(tmp_path):
@@ -172,11 +155,6 @@ def test_questions_that_cannot_train_are_left_out(tmp_path):
     for name, ids in (('squad1', ['a']), ('squad2', ['a', 'c'])):
         task = TASKS[name]._replace(files=(('train', str(path)),))
         assert [one.id for one in finetune.load_examples(task, 'train', knobs())[0]] == ids
-
-
-def test_a_missing_data_set_is_one_line(stage, run, tmp_path):
-    line = refused(stage('finetune', *words(tasks='rte', data_dir=tmp_path, init_from=run)))
-    assert 'nyu-mll/glue:rte train' in line and 'hf download nyu-mll/glue' in line
 
 
 # ---- rows and windows ----
@@ -192,27 +170,24 @@ def test_pairs_are_joined_and_cut_as_in_bert():
         assert first == len(ids[0]) + 2
 
 
-def test_windows_hold_every_token_and_the_answer(tokenizer):
+def test_windows_hold_every_token_and_the_answer(run):
     """Each token of the context is in a window, and the span that the target names is the answer's text."""
+    tokenizer = load_tokenizer(run)
     context = 'the house 山水 (1998) walks under a river, ' * 6 + 'it ends at last'
     answers = ['the', '山水', '1998', 'house 山水 (1998)', 'last']
     examples = [Example(i, ('what ?', context), ((answer, context.index(answer)),))
                 for i, answer in enumerate(answers)]
     features = finetune.span_features(examples, tokenizer, 48, 16)
+    tokens = {*map(tuple, tokenizer.encode_offsets([context])[0][1].tolist())}
     for i, answer in enumerate(answers):
         own = [feature for feature in features if feature.example == i]
-        assert {tuple(pair) for one in own for pair in one.offsets.tolist()} == {
-            tuple(pair) for pair in tokenizer.encode_offsets([context])[0][1].tolist()}
+        assert {tuple(pair) for one in own for pair in one.offsets.tolist()} == tokens
         assert len(own) > 2 and max(len(one.rows[0][0]) for one in own) == 48
         hits = [one for one in own if one.target != (0, 0)]
         assert hits and all(one.offsets[1][0] > 0 for one in own[1:])
         for one in hits:
             begin, end = one.offsets[one.target[0] - one.first][0], one.offsets[one.target[1] - one.first][1]
             assert context[begin:end] == answer
-
-
-def test_an_answer_outside_the_window_points_at_cls():
-    assert finetune.span_target((), np.array([[0, 3]]), 5) == (0, 0)
     assert finetune.span_target((('abc', 0),), np.array([[0, 3]]), 5) == (5, 5)
     assert finetune.span_target((('abcd', 2),), np.array([[0, 3], [3, 5]]), 5) == (0, 0)      # cut off
 
@@ -279,11 +254,10 @@ def test_windows_are_joined_by_their_scores_and_the_least_score_of_no_answer():
 def test_a_hugging_face_bert_gives_its_own_logits(tmp_path):
     """Encoder, pooler and vocabulary come from the folder; only the classifier is copied by hand."""
     transformers = pytest.importorskip('transformers')
+    torch.manual_seed(1)
     theirs = transformers.BertForSequenceClassification(transformers.BertConfig(
         vocab_size=65, hidden_size=16, num_hidden_layers=1, num_attention_heads=4, intermediate_size=32,
-        max_position_embeddings=48, num_labels=3)).eval()
-    for parameter in theirs.parameters():
-        parameter.data.add_(0.2 * torch.randn_like(parameter))
+        max_position_embeddings=48, num_labels=3, initializer_range=0.2)).eval()
     theirs.save_pretrained(tmp_path)
     pieces = ['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]', *(f'w{i}' for i in range(60))]
     (tmp_path / 'vocab.txt').write_text('\n'.join(pieces))
@@ -292,10 +266,9 @@ def test_a_hugging_face_bert_gives_its_own_logits(tmp_path):
     examples = [Example(i, (' '.join(f'W{j}' for j in range(i, 20)), 'w44 w45'), 0) for i in range(5)]
     batch = collate(finetune.text_features(examples, tokens, 48, 16), tokens.special)
     assert batch['ids'][0, :3].tolist() == [2, 5, 6]
-    with torch.no_grad():
-        wanted = theirs(batch['ids'], batch['attention_mask'], batch['segments']).logits
-        found = ours.eval()(batch['ids'], batch['segments'], batch['attention_mask'])
-    assert (found - wanted).abs().max() < 1e-5
+    rows = batch['ids'], batch['segments'], batch['attention_mask']
+    wanted = theirs(rows[0], token_type_ids=rows[1], attention_mask=rows[2]).logits
+    assert (ours.eval()(*rows) - wanted).abs().max() < 1e-5 and wanted.std() > 0.1
 
 
 @pytest.mark.parametrize('attention', ATTENTION)
@@ -304,17 +277,12 @@ def test_any_pretrained_encoder_takes_any_head(attention, tmp_path):
     position = ALLOWED_POSITIONS.get(attention, ('absolute',))[0]
     run = pretrained(tmp_path, kind=PermutationLM if attention == 'xlnet' else MaskedLM, attention=attention,
                      position=position, n_layer=1)
-    content = train.read_checkpoint(f'{run}/ckpt_0000003.pt')
-    state = {key[8:]: x for key, x in content['model'].items() if key.startswith('encoder.')}
-    ids, known = torch.randint(5, 40, (2, 9)), None
+    ids, (known, *_) = torch.randint(5, 40, (2, 9)), train.load(run)
     for name, length in itertools.product(('cola', 'c3', 'squad1'), (48, 64)):
         k = knobs(block_size=length, pooling='layerwise' if name == 'c3' else 'first')
         model, _ = finetune.make_model(f'{run}/ckpt_0000003.pt', TASKS[name], 1, k)
-        if length == 48:
-            assert all(torch.equal(x, state[key]) for key, x in model.encoder.state_dict().items())
-        states = model.eval().encoder(ids)
-        known = states if known is None else known
-        assert torch.allclose(states, known, atol=1e-5) and model.config.block_size == length
+        assert torch.allclose(model.eval().encoder(ids), known.encoder(ids), atol=1e-5)
+        assert model.config.block_size == length
         logits = model(ids[:, None].expand(-1, 3, -1) if name == 'c3' else ids)
         assert torch.isfinite(torch.stack(logits) if name == 'squad1' else logits).all()
 
@@ -322,8 +290,8 @@ def test_any_pretrained_encoder_takes_any_head(attention, tmp_path):
 # ---- metrics ----
 
 numbers = np.random.default_rng(1)
-CLASSES = [numbers.integers(0, 2, (2, n)) for n in (1, 2, 3, 10, 1000)] + [
-    np.array(pair) for pair in ([[0, 0], [0, 0]], [[1, 1], [1, 1]], [[1, 1, 0], [0, 0, 0]], [[0, 0], [1, 0]])]
+CLASSES = [*(numbers.integers(0, 2, (2, n)) for n in (1, 2, 3, 10, 1000)),
+           np.array([[0, 0], [0, 0]]), np.array([[1, 1, 0], [0, 0, 0]]), np.array([[0, 0], [1, 0]])]
 
 
 @pytest.mark.filterwarnings('ignore')
@@ -351,12 +319,8 @@ def test_correlations_are_scipys(targets, predictions):
     expected['pearson_spearman'] = sum(expected.values()) / 2
     for name, value in expected.items():
         assert METRICS[name](targets, predictions) == pytest.approx(value, abs=1e-9), name
-
-
-def test_constants_have_no_correlation():
-    for name, constant in itertools.product(('matthews', 'pearson', 'spearman'), (0.0, 0.1, 1e9 / 3)):
-        assert METRICS[name](np.arange(7.), np.full(7, constant)) == 0
-        assert METRICS[name](np.full(7, constant), np.arange(7.)) == 0
+    for name in expected:                               # none with constants
+        assert METRICS[name](targets, targets * 0 + 0.1) == METRICS[name](targets * 0 + 0.1, targets) == 0
 
 
 def test_multirc_is_scored_by_question():
@@ -404,7 +368,7 @@ MIXED = [*'中国北京大学，《》·-。', ' bert ', ' 2018 ', ' BERT ']
 
 @pytest.mark.parametrize('names, oracle, vocabulary, joint, empty', [
     (('exact', 'f1_words'), squad_oracle, ENGLISH, ' ', 0.4),
-    (('exact_chinese', 'f1_characters'), cmrc_oracle, MIXED, '', 0)])
+    (('exact_chinese', 'f1_characters', 'exact_f1_chinese'), cmrc_oracle, MIXED, '', 0)])
 def test_answers_are_scored_by_the_official_definition(names, oracle, vocabulary, joint, empty):
     pick = random.Random(1)
 
@@ -418,23 +382,9 @@ def test_answers_are_scored_by_the_official_definition(names, oracle, vocabulary
             continue                                    # CMRC has no answers of punctuation alone
         scores.append(oracle(answers, guess))
         target = [[(answer, 0) for answer in answers]]
-        for name, score in zip(names, scores[-1], strict=True):
+        for name, score in zip(names, (*scores[-1], np.mean(scores[-1])), strict=False):
             assert METRICS[name](target, [guess]) == pytest.approx(score), (answers, guess)
     assert len(scores) > 250 and 0.1 < np.mean(scores, 0)[0] < np.mean(scores, 0)[1] < 0.9
-
-
-@pytest.mark.parametrize('metric, answers, prediction, exact, f1', [
-    ('words', ('the', 'cat'), '', 0, 0),                                # an answer of articles is none
-    ('words', (), 'The', 1, 1), ('words', (), 'cat', 0, 0),
-    ('chinese', ('北京大学',), '北大学京', 0, 2 * 2 / 8),              # the run 大学; as a bag it would be 1
-    ('chinese', ('《BERT》 2018年',), 'bert 2018年', 1, 1),
-    ('chinese', ('bert模型',), 'BERTs模型', 0, 2 * 2 / 6), ('chinese', ('中 国',), '中国', 0, 1)])
-def test_answers_by_hand(metric, answers, prediction, exact, f1):
-    names = ('exact', 'f1_words') if metric == 'words' else ('exact_chinese', 'f1_characters')
-    target = [[(answer, 0) for answer in answers]]
-    assert [METRICS[name](target, [prediction]) for name in names] == pytest.approx([exact, f1])
-    if metric == 'chinese':
-        assert METRICS['exact_f1_chinese'](target, [prediction]) == pytest.approx((exact + f1) / 2)
 
 
 @pytest.mark.parametrize('text, tokens', [
@@ -448,37 +398,32 @@ def test_words_in_chinese_are_those_of_nltk(text, tokens):
 
 # ---- trials ----
 
-LIKE_ANOTHER = {'mrpc', 'qqp', 'qnli', 'rte', 'sst2', 'boolq', 'squad1', 'cmnli', 'csl', 'iflytek', 'tnews',
-                'wsc', 'cmrc', 'afqmc'}
+FAST = {'cola', 'stsb', 'mnli', 'squad2', 'multirc', 'chid', 'c3'}      # each of the others is like one
 
 
-@pytest.mark.parametrize('name', [pytest.param(name, marks=[pytest.mark.slow] * (name in LIKE_ANOTHER))
+@pytest.mark.parametrize('name', [pytest.param(name, marks=[pytest.mark.slow] * (name not in FAST))
                                   for name in PUBLISHED])
 def test_every_task_from_its_records_to_its_predictions(name, trial):
-    result = trial(name, predict='test' if 'test' in ' '.join(TASKS[name].splits) else '')
-    columns = [name, 'mnli_mm'] if name == 'mnli' else [name]
+    tests = 'test' in ' '.join(TASKS[name].splits)
+    result, columns = trial(name, predict='test' * tests), [name, 'mnli_mm'] if name == 'mnli' else [name]
     for kind in ('scores', 'majority'):
-        assert {column: tuple(found) for column, found in result[kind].items()} == dict.fromkeys(
+        assert {column: (*found,) for column, found in result[kind].items()} == dict.fromkeys(
             columns, TASKS[name].metrics)
     assert result['n'][name] == [24, 12] if name == 'chid' else [12, 6]
-    for column in columns:
-        text, = [path.read_text() for path in result['folder'].glob(f'{column}.*')]
+    for column in (*columns, *map('test_{}'.format, columns * tests)):
+        path, = result['folder'].glob(f'{column}.*')
         if TASKS[name].hub.startswith('nyu-mll'):
-            lines = [line.split('\t') for line in text.splitlines()]
+            lines = [line.split('\t') for line in path.read_text().splitlines()]
             assert lines[0] == ['index', 'prediction'] and [line[0] for line in lines[1:]] == list('012345')
             assert {line[1] for line in lines[1:]} <= {*TASKS[name].labels} or name == 'stsb'
         elif name in ('squad1', 'squad2', 'cmrc', 'chid'):
-            assert [*json.loads(text)][0] == ('#idiom000000#' if name == 'chid' else 'Q0')
+            assert [*json.loads(path.read_text())][0] == ('#idiom000000#' if name == 'chid' else 'Q0')
         else:
-            rows = [json.loads(line) for line in text.splitlines()]
+            rows = [json.loads(line) for line in path.read_text().splitlines()]
             assert [*rows[1]] == ['idx' if name in ('boolq', 'multirc') else 'id', 'label'] and len(rows) == 6
-    tested = sorted(path.name.split('.')[0] for path in result['folder'].glob('test_*'))
-    assert tested == ([] if name.startswith('squad') else [*map('test_{}'.format, columns)])
 
 
-@pytest.mark.parametrize('name, rate, epochs, least', [
-    ('cola', 1e-2, 10, 0.9), ('stsb', 1e-2, 20, 0.75), ('c3', 5e-3, 25, 0.7),
-    pytest.param('squad1', 5e-3, 20, 0.5, marks=pytest.mark.slow)])
+@pytest.mark.parametrize('name, rate, epochs, least', [('stsb', 1e-2, 20, 0.75), ('c3', 5e-3, 25, 0.7)])
 def test_a_head_learns(name, rate, epochs, least, trial, tmp_path):
     """Trained and evaluated on the same examples, it passes the majority by far."""
     write_copy(tmp_path, name, made(name, 24, shared=True))
@@ -503,19 +448,17 @@ def test_the_same_command_gives_the_same_weights(trial, stage):
 
 def test_a_finished_trial_is_kept_and_another_recipe_refused(trial, stage, run, copies, tmp_path):
     command = {'init_from': run, 'data_dir': copies, 'tasks': 'rte', 'out_dir': tmp_path / 'out', **QUICK}
-    first = trial('rte')
-    before = (first['folder'] / 'result.json').stat().st_mtime_ns
-    again = trial('rte')
-    assert (again['folder'] / 'result.json').stat().st_mtime_ns == before and again['date'] == first['date']
+    place = trial('rte')['folder'] / 'result.json'
+    before = place.stat().st_mtime_ns
+    assert stage('finetune', *words(**command)).code == 0 and place.stat().st_mtime_ns == before
     line = refused(stage('finetune', *words(**{**command, 'epochs': 2, 'seed': 7})))
     assert 'epochs=1, this' in line and 'out_dir' in line
-    other = Path(pretrained(tmp_path / 'base', seed=1))         # of the same name and step
-    line = refused(stage('finetune', *words(**{**command, 'init_from': other})))
-    assert 'other weights' in line
+    other = pretrained(tmp_path / 'base', seed=1)               # of the same name and step
+    assert 'other weights' in refused(stage('finetune', *words(**{**command, 'init_from': other})))
 
 
 def test_noise_and_predictions_of_a_finished_trial(trial, run, tmp_path):
-    """With epochs=0 its weights, scores and names stay; noise has the stated norm."""
+    """With epochs=0 its weights, scores and names stay."""
     first = trial('sst2', init_from=f'{run}/ckpt_0000003.pt')
     (tmp_path / 'new.csv').write_text('sentence,note\nthe river good,1\n"a ""house"" bad",2\n')
     result = trial('sst2', 'noise', init_from=first['folder'], trials=4, epochs=0, noise='0,0.5,20',
@@ -526,12 +469,11 @@ def test_noise_and_predictions_of_a_finished_trial(trial, run, tmp_path):
     assert [*result['noise']] == ['0', '0.5', '20']
     assert result['noise']['0'] == first['scores']['sst2']['accuracy']
     lines = (result['folder'] / 'predicted_new.csv').read_text().splitlines()
-    assert lines[0] == 'sentence,note,prediction' and lines[2].startswith('"a ""house"" bad",2,')
-    assert lines[1].split(',')[2] in '01'
+    assert lines[0] == 'sentence,note,prediction' and re.fullmatch('"a ""house"" bad",2,[01]', lines[2])
 
 
-def test_the_norm_of_the_noise(run, tokenizer):
-    model, _ = finetune.make_model(f'{run}/ckpt_0000003.pt', TASKS['cola'], 1, knobs())
+def test_the_norm_of_the_noise(run):
+    model, tokenizer = finetune.make_model(f'{run}/ckpt_0000003.pt', TASKS['cola'], 1, knobs())
     examples = [Example(i, ('the river ' * i,), 0) for i in range(1, 6)]
     data = Split(TASKS['cola'], examples, finetune.text_features(examples, tokenizer, 48, 16))
     batch, seen = collate(data.features, SPECIAL), []
@@ -550,78 +492,65 @@ def test_cross_tasks_are_reduced_to_yes_and_no(stage, run, tmp_path):
     """MNLI's positive class is 0, QQP's 1; five questions, so that yes and no are not as many."""
     for name in ('mnli', 'qqp'):
         write_copy(tmp_path / 'copies', name, made(name, 12, 5))
-    copies = str(tmp_path / 'copies')
-    done = stage('finetune', *words(init_from=run, data_dir=copies, tasks='mnli,qqp', cross=True,
+    k = knobs(data_dir=str(tmp_path / 'copies'))
+    done = stage('finetune', *words(init_from=run, data_dir=k.data_dir, tasks='mnli,qqp', cross=True,
                                     out_dir=tmp_path, **QUICK))
     assert done.code == 0, done
-    result = json.loads((tmp_path / 'base' / 'mnli_1' / 'result.json').read_text())
-    model = train.read_checkpoint(tmp_path / 'base' / 'mnli_1' / 'model.pt')
-    twin = HEADS['classify'].model(EncoderConfig(**model['model_config']))
-    twin.load_state_dict(model['model'])
-    k, words_ = knobs(data_dir=copies), load_tokenizer(run)
-    data = finetune.load_split(TASKS['qqp'], 'dev', words_, 48, k)
-    says = finetune.predict_split(twin, data, words_.special, k, CPU)
+    folder = tmp_path / 'base' / 'mnli_1'
+    model, tokens, _ = train.load(str(folder))
+    data = finetune.load_split(TASKS['qqp'], 'dev', tokens, 48, k)
+    says = finetune.predict_split(model, data, tokens.special, k, CPU)
     hits = [(guess == 0) == (example.label == 1) for guess, example in zip(says, data.examples, strict=True)]
-    assert result['cross']['qqp'] == pytest.approx(np.mean(hits))
-    assert result['cross']['mnli'] == result['scores']['mnli']['accuracy']
+    result = json.loads((folder / 'result.json').read_text())
+    assert result['cross'] == {'mnli': result['scores']['mnli']['accuracy'],
+                               'qqp': pytest.approx(np.mean(hits))}
 
 
 def test_keep_best_keeps_the_best_weights(trial, tmp_path):
     """With a rate that spoils them in the end the reported score is the best that was logged."""
     write_copy(tmp_path, 'stsb', made('stsb', 24, shared=True))
     result = trial('stsb', data_dir=tmp_path, keep_best=True, epochs=20, learning_rate=2e-2)
-    lines = [json.loads(line) for line in (result['folder'] / 'metrics.jsonl').read_text().splitlines()]
+    lines = map(json.loads, (result['folder'] / 'metrics.jsonl').read_text().splitlines())
     logged = [line['pearson_spearman'] for line in lines if line['kind'] == 'val']
-    assert len(logged) == 20
     assert result['scores']['stsb']['pearson_spearman'] == pytest.approx(max(logged))
-    assert max(logged) > logged[-1]
+    assert len(logged) == 20 and max(logged) > logged[-1]
 
 
-def test_the_pooler_of_a_trial_goes_on(trial, tmp_path):
+def test_the_pooler_of_a_trial_goes_on(trial):
     """So does the classifier, where it has as many classes; a trial keeps its seed."""
     first = trial('rte', seed=3)
-    k, start = knobs(), weights(first)
-    model, _ = finetune.make_model(str(first['folder'] / 'model.pt'), TASKS['mnli'], 1, k)
-    model = model.state_dict()
-    assert torch.equal(model['pooler.dense.weight'], start['pooler.dense.weight'])
-    assert model['classifier.weight'].shape[0] == 3
-    model, _ = finetune.make_model(str(first['folder'] / 'model.pt'), TASKS['qqp'], 1, k)
-    assert torch.equal(model.state_dict()['classifier.weight'], start['classifier.weight'])
+    start = weights(first)
+    for name, same_classes in (('mnli', False), ('qqp', True)):
+        model, _ = finetune.make_model(str(first['folder'] / 'model.pt'), TASKS[name], 1, knobs())
+        found = model.state_dict()
+        assert torch.equal(found['pooler.dense.weight'], start['pooler.dense.weight'])
+        assert torch.equal(found['classifier.weight'], start['classifier.weight']) == same_classes
     result = trial('qqp', 'next', init_from=first['folder'], trials=2)
     assert (result['run'], result['seed'], result['folder'].name) == ('base', 3, 'qqp_3')
-
-
-def test_a_loss_that_is_not_finite_is_said(stage, run, copies, tmp_path):
-    line = refused(stage('finetune', *words(**{**QUICK, 'tasks': 'cola', 'init_from': run, 'data_dir': copies,
-                                               'out_dir': tmp_path, 'learning_rate': 1e38, 'epochs': 4})))
-    assert 'cola_1' in line and 'not finite' in line and not [*tmp_path.glob('*/*/result.json')]
 
 
 @pytest.mark.slow
 def test_processes_share_the_trials(run, copies, tmp_path):
     """Two processes of torchrun write what one writes."""
     given = {**QUICK, 'init_from': run, 'data_dir': copies, 'tasks': 'cola,rte', 'trials': 2}
-    done = torchrun('finetune.py', *words(**given, out_dir=tmp_path / 'two'))
-    assert done.code == 0 and '## Scores' in (tmp_path / 'two' / 'results.md').read_text(), done
-    assert torchrun('finetune.py', *words(**given, out_dir=tmp_path / 'one'), n=1).code == 0
+    for n, out in enumerate(('one', 'two'), 1):
+        done = torchrun('finetune.py', *words(**given, out_dir=tmp_path / out), n=n)
+        assert done.code == 0 and '## Scores' in (tmp_path / out / 'results.md').read_text(), done
     for name in ('cola_1', 'cola_2', 'rte_1', 'rte_2'):
-        one, two = (train.read_checkpoint(tmp_path / out / 'base' / name / 'model.pt')
-                    for out in ('one', 'two'))
-        assert same(one['model'], two['model'])
+        one, two = (weights({'folder': tmp_path / out / 'base' / name}) for out in ('one', 'two'))
+        assert same(one, two)
 
 
 # ---- files of your own ----
 
-COLOURS = {'red': ['stone', 'good'], 'green': ['garden', 'river'], 'blue': ['teacher', 'quick']}
+CLUES = {'stone': 'red', 'good': 'red', 'garden': 'green', 'river': 'green', 'small': 'blue', 'quick': 'blue'}
 
 
 def easy(path, n, seed=1):
-    """Write a .csv of easy rows of three classes, each named by one of its words."""
+    """Write a .csv of rows of three classes, named by their last word."""
     pick, lines = random.Random(seed), ['title,class']
-    for i in range(n):
-        label = sorted(COLOURS)[i % 3]
-        found = [*pick.choices(['the', 'a', 'house', 'walks', 'reads'], k=5), pick.choice(COLOURS[label])]
-        lines.append(f"{' '.join(found)},{label}")
+    for word, label in itertools.islice(itertools.cycle(CLUES.items()), n):
+        lines.append(f"{' '.join(pick.choices(['the', 'a', 'house', 'walks', 'reads'], k=5))} {word},{label}")
     path.write_text('\n'.join(lines))
     return path
 
@@ -630,12 +559,11 @@ def easy(path, n, seed=1):
 def own(tmp_path):
     """own(train text, suffix='.csv', **knobs) -> the row `custom` of TASKS and its knobs."""
     def make(text, dev='', suffix='.csv', **changes):
-        folder = tmp_path / str(len([*tmp_path.iterdir()]))
-        folder.mkdir()
-        (folder / f'train{suffix}').write_text(text)
-        (folder / f'dev{suffix}').write_text(dev)
-        k = knobs(**{'train_file': str(folder / f'train{suffix}'),
-                     'dev_file': str(folder / f'dev{suffix}') if dev else '',
+        folder = Path(tempfile.mkdtemp(dir=tmp_path))
+        train_file, dev_file = folder / f'train{suffix}', folder / f'dev{suffix}'
+        train_file.write_text(text)
+        dev_file.write_text(dev)
+        k = knobs(**{'train_file': str(train_file), 'dev_file': str(dev_file) if dev else '',
                      'texts': 'text', 'label': 'class', **changes})
         return finetune.custom_task(k), k
     return make
@@ -656,21 +584,18 @@ def test_classes_and_numbers_of_your_own(own):
     alone = task._replace(files=(('train', k.train_file),))
     assert finetune.load_examples(alone, 'train', k)[0] == [
         Example(0, ('a',), 2), Example(1, ('b',), 1), Example(2, ('c',), 0)]
-    assert own('text,class\na,1\nb,2\nc,10\n')[0].labels == ('1', '10', '2')
-    lines = '{"text": "a", "class": 0}\n{"text": "b", "class": 1}\n'
-    assert own(lines, suffix='.jsonl')[0].labels == ('0', '1')
+    lines = '{"text": "a", "class": 0}\n{"text": "b", "class": 10}\n{"text": "b", "class": 2}\n'
+    assert own(lines, suffix='.jsonl')[0].labels == ('0', '10', '2')
+
+
+def test_numbers_are_predicted_in_their_own_scale(own, tmp_path):
     task, k = own('text\tclass\n"a\t100\nb"\t300.0\nc\t500\n', 'text\tclass\nd\t350\n', '.tsv')
     assert task.head == 'regress' and task.scale == (300, 200)
     assert finetune.load_examples(task, 'train', k)[0][0] == Example(0, ('"a',), -1)
-    assert finetune.load_examples(task, 'dev', k)[0] == [Example(0, ('d',), 0.25)]
-
-
-def test_numbers_are_predicted_in_their_own_scale(tmp_path):
-    task = TASKS['stsb']._replace(hub='', scale=(300.0, 200.0), texts=('text',))
-    (tmp_path / 'new.tsv').write_text('text\tnote\na "b\t1\n')
-    finetune.write_predictions(str(tmp_path / 'out'), Split(task, [Example(0, ('a "b',))], []), [0.5],
-                               str(tmp_path / 'new.tsv'))
-    assert (tmp_path / 'out.tsv').read_text() == 'text\tnote\tprediction\na "b\t1\t400.0\n'
+    data = Split(task, finetune.load_examples(task, 'dev', k)[0], [])
+    assert data.examples == [Example(0, ('d',), 0.25)]
+    finetune.write_predictions(str(tmp_path / 'out'), data, [0.5], k.dev_file)
+    assert (tmp_path / 'out.tsv').read_text() == 'text\tclass\tprediction\nd\t350\t400.0\n'
 
 
 def test_a_seventh_is_held_out_by_its_text(own):
@@ -686,23 +611,19 @@ HEAD = 'text,class\n'
 
 
 @pytest.mark.parametrize('train_text, dev, changes, message', [
-    (HEAD + GOOD, '', {'label': 'clas'}, r"train.csv: no column 'clas', it has \['text', 'class'\]"),
-    ('text, class\na,b\n', '', {}, r"no column 'class', it has \['text', ' class'\]"),
+    ('text, class\na,b\n', '', {}, "train.csv, line 2: no label 'class' in {'text': 'a', ' class': 'b'}"),
     ('text,text,class\na,b,c\n', '', {}, r"two columns have the same name: \['text', 'text', 'class'\]"),
-    (HEAD + 'a,1.5\nb,2.5\nc,n/a\nd,3\n', '', {}, "csv, line 4: 'class' is 'n/a', a number in most rows"),
-    (HEAD + 'a,red\n' * 5, '', {}, 'has 1 class, two are needed'),
-    (HEAD, '', {}, 'has 0 class'), (HEAD + GOOD, HEAD, {}, 'no rows for dev'),
+    (HEAD + 'a,1.5\nb,2.5\nc,n/a\nd,3\n', '', {}, "csv, line 4: label 'n/a', a number in most rows"),
+    (HEAD, '', {}, 'no rows for train'), (HEAD + GOOD, HEAD, {}, 'no rows for dev'),
     (HEAD + '"a,red\nb,green\n', '', {}, "train.csv: cannot be read: Error\\('unexpected end"),
-    (HEAD + GOOD, HEAD + 'a,pink\n', {}, r"dev.csv, line 2: label 'pink' is not in .* \(1 of 1 rows are bad"),
-    (HEAD + GOOD + 'b\nb\nb\n', HEAD + 'a,red\n', {}, r'train.csv, line 202: 1 cells, not 2 \(3 of 203'),
-    ('\x1b[31mtext,class\na,b\n', '', {}, r"it has \['\\x1b\[31mtext', 'class'\]"),
+    (HEAD + GOOD, HEAD + 'a,pink\n', {}, r"line 2: label class='pink': choose .* \(1 of 1 rows are bad"),
+    (HEAD + GOOD + 'b\n' + 'b,red,c\n' * 2, '', {}, r'line 202: not as many cells as columns \(3 of 203'),
+    ('\x1b[31mtext,class\na,b\n', '', {}, r"'text' is None, not a text, in {'\\x1b\[31mtext': 'a'"),
     ('{"text": 5, "class": "a"}\n{"text": "b", "class": "b"}\n', '', {'suffix': '.jsonl'},
      "train.jsonl, line 1: 'text' is 5, not a text"),
-    ('{"text": "b", "class": "b"}\n{"text": "b", "class": "a"}\n{"text"\n', '', {'suffix': '.jsonl'},
-     'train.jsonl, line 3: broken JSON'),
+    ('{"text": "b", "class": "b"}\n{"text"\n', '', {'suffix': '.jsonl'}, 'train.jsonl, line 2: broken JSON'),
     (HEAD + GOOD, '', {'texts': ''}, 'tasks=custom needs --train_file=FILE'),
     (HEAD + 'a,0.5\nb,1.5\n', HEAD + 'a,high\n', {}, 'dev.csv, line 2: could not convert'),
-    (HEAD + GOOD, HEAD + 'a,\n', {}, 'dev.csv, line 2: no label'),
 ])
 def test_mistakes_in_a_file_are_one_line(train_text, dev, changes, message, own):
     with pytest.raises(UserError, match=message) as error:
@@ -714,20 +635,19 @@ def test_mistakes_in_a_file_are_one_line(train_text, dev, changes, message, own)
 
 def test_up_to_one_percent_of_bad_rows_is_left_out_and_said(trial, tmp_path):
     """Also in results.md."""
-    path, bad = tmp_path / 'a.csv', 'a short row\n'
-    path.write_text(HEAD + GOOD + bad + bad)
-    dev = tmp_path / 'b.csv'
+    path, dev = tmp_path / 'a.csv', tmp_path / 'b.csv'
+    path.write_text(HEAD + GOOD + 'a short row\n' * 2)
     dev.write_text(HEAD + GOOD.replace('red', 'pink', 1))
     result = trial('custom', train_file=path, dev_file=dev, texts='text', label='class', train_samples=16)
     assert result['n'] == {'custom': [16, 199]}
-    notes = [f'custom train: 2 of 202 rows are bad and left out; the first: {path}, line 202: 1 cells, not 2',
-             f"custom dev: 1 of 200 rows are bad and left out; the first: {dev}, line 2: label 'pink' is not"]
+    notes = [f'2 of 202 rows for train are bad and left out; the first: {path}, line 202: not as many cells',
+             f"1 of 200 rows for dev are bad and left out; the first: {dev}, line 2: label class='pink'"]
     report = (tmp_path / 'out' / 'results.md').read_text()
     assert all(note in report and note in result['printed'].err for note in notes)
 
 
 @pytest.mark.parametrize('given, message', [
-    ({'tasks': 'sst2', 'predict': 'FILE'}, "has a column 'prediction' already"),
+    ({'tasks': 'sst2', 'predict': 'FILE'}, "there is a column 'prediction' already"),
     ({'tasks': 'sst2', 'predict': 'a.txt'}, 'choose one of .csv, .tsv, .jsonl, .json'),
     ({'tasks': 'colla'}, 'choose one of cola, sst2'), ({'paper': 'devlin'}, 'choose one of '),
     ({'noise': '0:1'}, 'write fractions'),
@@ -735,25 +655,23 @@ def test_up_to_one_percent_of_bad_rows_is_left_out_and_said(trial, tmp_path):
     ({'schedule': 'steps'}, 'choose one of linear'), ({'pooling': 'mean'}, 'choose one of cls'),
     ({'epochs': 0}, 'epochs=0 evaluates finished trials'),
     ({'init_from': 'out/nothing'}, 'no checkpoint there'),
+    ({'data_dir': 'nowhere'}, 'hf download nyu-mll/glue'), ({'data_dir': 'no'}, 'nyu-mll/glue:rte dev: '),
+    ({'learning_rate': 1e38, 'epochs': 4}, 'rte_1: a loss or gradient up to step 2 is not finite'),
 ])
 def test_a_mistake_on_the_command_line_is_one_line(given, message, stage, run, copies, tmp_path):
     (tmp_path / 'p.csv').write_text('sentence,prediction\na,b\n')
     given = {key: tmp_path / 'p.csv' if value == 'FILE' else value for key, value in given.items()}
     line = refused(stage('finetune', *words(**{'tasks': 'rte', 'init_from': run, 'data_dir': copies,
                                                'out_dir': tmp_path / 'out', **QUICK, **given})))
-    assert message in line
+    assert message in line and not [*tmp_path.glob('out/*/*/result.json')]
 
 
 # ---- the report ----
 
-GLUE = {'mrpc': 'f1_accuracy', 'cola': 'matthews', 'mnli': 'accuracy', 'qqp': 'f1_accuracy',
-        'rte': 'accuracy', 'stsb': 'pearson_spearman', 'qnli': 'accuracy', 'sst2': 'accuracy'}
-
-
 def result(score, task='rte', seed=1, run='ours', step=100, **more):
     """result.json of a trial; MNLI's mm scores a point more.  `score` in points."""
     columns = {task: score / 100, **({'mnli_mm': score / 100 + 0.01} if task == 'mnli' else {})}
-    metric = GLUE.get(task, 'accuracy')
+    metric = 'f1_accuracy' if task == 'qqp' else TASKS[task].metrics[0]
     return {'run': run, 'step': step, 'task': task, 'seed': seed, 'metric': metric, 'seconds': 12.5,
             'notes': [], 'noise': {}, 'cross': {},
             'scores': {column: {metric: value, 'other': 0.25} for column, value in columns.items()},
@@ -762,7 +680,8 @@ def result(score, task='rte', seed=1, run='ours', step=100, **more):
 
 def glue(*scores, **more):
     """All tasks of GLUE; seed i scores scores[i - 1] everywhere."""
-    return [result(score, task, seed, **more) for seed, score in enumerate(scores, 1) for task in GLUE]
+    return [result(score, task, seed, **more) for seed, score in enumerate(scores, 1)
+            for task in finetune.GROUPS['glue'].split()]
 
 
 def cells(text, start):
@@ -797,9 +716,9 @@ def test_a_papers_table_has_its_columns_rows_and_averages():
     some = report([one for one in glue(70, 74) if one['task'] != 'rte'], 'courtois')
     assert cells(some, 'ours')[0][9] == '-'             # no average without all of its tasks
     assert cells(report(glue(70, 74)), 'ours')[0][-2] == '72.11 (2.83) ± 25.41'
-    books = finetune.read_json(finetune.ROOT, 'results/papers.json')
-    averages = {'EM': ['squad1.exact', 'squad2.exact'], 'F1': ['squad1.f1_words', 'squad2.f1_words']}
-    assert finetune.paper_table(books['kowsher']['tables'][1])[1] == averages
+    squad = report([result(60, name, scores={name: {'exact': 0.6, 'f1_words': 0.8}})
+                    for name in ('squad1', 'squad2')], 'kowsher')
+    assert cells(squad, 'ours')[0] == ['60.00', '80.00', '60.00', '80.00', '60.00', '80.00', '1']
 
 
 def test_differences_are_paired_by_seed():
@@ -815,12 +734,11 @@ def test_runs_with_a_number_are_pretraining_seeds():
     ours = [result(score, seed=seed, run=f'ours-{n}')
             for n, scores in ((1, (70, 74)), (2, (80, 86)), (5, (61,)))
             for seed, score in enumerate(scores, 1)]
-    means = [72, 83, 61]
-    half = 4.303 * np.std(means, ddof=1) / 3 ** 0.5
-    text = report(ours)
-    assert cells(text, 'ours') == [[f'72.00 ({np.std(means, ddof=1):.2f}) ± {half:.2f}', '3']]
     base = [result(score, run=f'base-{n}') for n, score in ((1, 70), (2, 82))]
     text = report(ours + base, '', 'base-*')
+    deviation = np.std([72, 83, 61], ddof=1)
+    half = 4.303 * deviation / 3 ** 0.5
+    assert cells(text, 'ours')[0] == [f'72.00 ({deviation:.2f}) ± {half:.2f}', '3']
     assert cells(text, 'difference') == [['1.50 (0.71) ± 6.35']]
     assert cells(report([result(70, run='ours-1')]), 'ours-1') == [['70.00', '1']]
 
@@ -830,20 +748,18 @@ def test_a_curve_over_pretraining_steps(tmp_path, monkeypatch):
     trials = [result(score + add, task, seed, step=step) for task, add in (('rte', 0), ('cola', 10))
               for step, scores in ((10, (72, 74)), (20, (76, 77)), (30, (80, 80)))
               for seed, score in enumerate(scores, 1)]
-    monkeypatch.setattr(finetune, 'finished', lambda folder: trials)
     seen = []
-    monkeypatch.setattr(train, 'plot', lambda path, lines, labels: seen.append((path, lines)))
+    monkeypatch.setattr(finetune, 'finished', lambda folder: trials)
+    monkeypatch.setattr(train, 'plot', lambda path, lines, labels: seen.extend([path, lines]))
     text = finetune.write_report(str(tmp_path), '', '')
     curve = text[text.index('## ours by pretraining step'):]
     assert [cells(curve, start)[0] for start in ('10', '20', '30', 'first')] == [
         ['73.00', '83.00', '78.00'], ['76.50', '86.50', '81.50'], ['80.00', '90.00', '85.00'], ['20'] * 3]
     assert cells(text, 'ours')[0] == [*(f'{score}.00 (0.00) ± 0.00' for score in (80, 90, 85)), '2']
-    (path, lines), = seen
-    assert path == f'{tmp_path}/curve.png' and lines == {
+    assert seen == [f'{tmp_path}/curve.png', {
         'ours rte.accuracy': [(10, 73), (20, 76.5), (30, 80)],
         'ours cola.matthews': [(10, 83), (20, 86.5), (30, 90)],
-        'ours average': [(10, 78), (20, 81.5), (30, 85)]}
-    assert '81.50' in (tmp_path / 'results.md').read_text()
+        'ours average': [(10, 78), (20, 81.5), (30, 85)]}]
 
 
 def test_noise_cross_and_seconds_have_their_tables():
@@ -855,25 +771,3 @@ def test_noise_cross_and_seconds_have_their_tables():
     assert cells(noise, 'paper: shared base, mnli')[0][:3] == ['80.94', '80.85', '80.02']
     assert cells(across, 'ours, mnli')[0][:3] == ['70.00 (0.00) ± 0.00', '-', '50.00 (0.00) ± 0.00']
     assert cells(text, 'mnli')[-1] == ['12.50']
-
-
-# ---- real files: LABELLED_DATA is the folder of the published files (glue/, squad/, clue/) ----
-
-REAL = {'cola': {'train': 8551, 'dev': 1043, 'test': 1063}, 'mrpc': {'train': 3668, 'dev': 408, 'test': 1725},
-        'sst2': {'train': 67349, 'dev': 872, 'test': 1821}, 'boolq': {'dev': 3270, 'test': 3245},
-        'afqmc': {'dev': 4316, 'test': 3861}, 'cmrc': {'train': 10142, 'dev': 3219, 'test': 2000},
-        'c3': {'train': 11869, 'dev': 3816}, 'squad2': {'dev': 6078}}
-
-
-@pytest.mark.slow
-def test_real_data_sets_are_read_whole(tmp_path):
-    """Sizes as published, through parquet and load_dataset."""
-    folder = os.environ.get('LABELLED_DATA', '')
-    if not os.path.isdir(folder):
-        pytest.skip('LABELLED_DATA does not name the folder of the real labelled files')
-    for name, sizes in REAL.items():
-        write_copy(tmp_path, name, {split: records.PUBLISHED[name](name, folder, split) for split in sizes})
-        for split, count in sizes.items():
-            examples, note = finetune.load_examples(TASKS[name], split, knobs(data_dir=str(tmp_path)))
-            assert (len(examples), note) == (count, ''), (name, split)
-    assert sum(example.label == () for example in examples) == 3168    # of squad2
