@@ -15,14 +15,12 @@ import glob
 import json
 import math
 import os
-import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
 import zipfile
-from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from datetime import timedelta
@@ -112,7 +110,6 @@ KINDS = {                       # objective of train.py or head of finetune.py -
     'mlm': MaskedLM, 'plm': PermutationLM, 'classify': SequenceClassifier, 'regress': SequenceClassifier,
     'choose': MultipleChoice, 'span': SpanClassifier,
 }
-MAY_CHANGE = ('dropout', 'attention_dropout', 'n_label', 'pooling', 'pair_init')    # fields of a model
 FUNCTION_WORDS = {'a', 'an', 'and', 'are', 'as', 'at', 'be', 'by', 'for', 'from', 'if', 'in', 'is', 'it',
                   'not', 'of', 'on', 'or', 'that', 'the', 'this', 'to', 'with'}     # for show_sentences
 
@@ -128,9 +125,8 @@ class Rows:
     """
 
     def __init__(self, folder, meta, split, block_size, packing, whole_word=False):
-        self.special, self.dtype = meta['special'], np.dtype(meta['dtype'])
-        self.block_size, self.packing = block_size, packing
-        self.room = block_size - 2                      # tokens of a row between [CLS] and [SEP]
+        self.special, self.block_size, self.packing = meta['special'], block_size, packing
+        self.dtype, self.room = np.dtype(meta['dtype']), block_size - 2     # tokens between [CLS] and [SEP]
         self.word_start = np.fromfile(os.path.join(folder, 'tokenizer', 'word_start.bin'), bool)
         self.segmented = whole_word and 'segmenter' in meta         # word starts are in the .words files
         self.stems = [os.path.join(folder, shard['stem']) for shard in meta['splits'][split]]
@@ -211,25 +207,23 @@ class Masker:
         scores = np.stack([rng.random(self.block_size, np.float32) for rng in rngs])                # (B, T)
         actions = np.stack([rng.random(self.k, np.float32) for rng in rngs])                        # (B, k)
         replacements = self.ordinary[[rng.integers(0, len(self.ordinary), self.k) for rng in rngs]]
-        special = self.is_special[ids]                                      # (B, T)
+        special = self.is_special[ids]                  # (B, T); they come last, as scores are below 1
         wanted = np.minimum(self.count((ids != self.special['pad']).sum(1)), (~special).sum(1))     # (B,)
-        # special tokens come last: scores are below 1
         positions = np.argsort(np.where(special, 2, scores), axis=1, kind='stable')[:, :self.k]
         if self.whole_word:
             for i, row in enumerate(zip(scores, word_starts, special, wanted, strict=True)):
                 positions[i], wanted[i] = whole_words(*row, self.k)
         chosen, targets = np.arange(self.k) < wanted[:, None], np.take_along_axis(ids, positions, axis=1)
-        batch = {'positions': positions, 'targets': targets, 'weights': chosen.astype(np.float32)}
+        batch = {'ids': ids, 'positions': positions, 'targets': targets, 'weights': chosen.astype(np.float32)}
         if self.objective == 'plm':         # place 0: special tokens; the predicted ones are the last
             predicted = np.zeros(ids.shape, bool)
             np.put_along_axis(predicted, positions, chosen, axis=1)
             by_place = np.argsort(np.where(special, -1, scores + 2 * predicted), axis=1, kind='stable')
-            return {'ids': ids, **batch, 'order': np.where(special, 0, np.argsort(by_place, axis=1) + 1)}
+            return {**batch, 'order': np.where(special, 0, np.argsort(by_place, axis=1) + 1)}
         changed = np.where(actions < 0.9, replacements, targets)
         visible = np.where(actions < 0.8, self.special['mask'], changed)
-        inputs = ids.copy()
-        np.put_along_axis(inputs, positions, np.where(chosen, visible, targets), axis=1)
-        return {'ids': inputs, **batch}
+        np.put_along_axis(ids, positions, np.where(chosen, visible, targets), axis=1)       # in place
+        return batch
 
 
 def whole_words(scores, word_starts, special, wanted, k):
@@ -240,8 +234,7 @@ def whole_words(scores, word_starts, special, wanted, k):
     first = word_starts | special | np.append(True, special[:-1])
     words = np.split(np.arange(len(first)), np.flatnonzero(first)[1:])
     chosen = []
-    for number in np.argsort(scores[:len(words)], kind='stable'):
-        word = words[number]
+    for word in [words[number] for number in np.argsort(scores[:len(words)], kind='stable')]:
         if not special[word[0]] and len(chosen) + len(word) <= wanted:
             chosen += [*word]
     others = np.setdiff1d(np.arange(len(first)), chosen)
@@ -307,8 +300,7 @@ def make_loaders(config, pinned):
 
 
 # ---- devices and processes ----
-# XLA, for TPUs, traces lazily: sync() compiles the traced operations as one graph and runs it. A Python
-# number is a constant of the graph, so a new value recompiles; input() makes it a tensor.
+# XLA, for TPUs, traces lazily: sync() compiles and runs the graph. A number is a constant of it: see input().
 
 @dataclass
 class Runtime:
@@ -573,7 +565,7 @@ def read_start(source, config, identity):
         content = {'model': bert.state_dict(), 'model_config': asdict(bert.config), 'data': identity,
                    'config': {'objective': 'mlm'}}
     theirs = {'objective': content['config'].get('objective'), **content['model_config'], **content['data']}
-    ours = {key: value for key, value in config.items() if key not in MAY_CHANGE}
+    ours = {key: x for key, x in config.items() if key not in ('dropout', 'attention_dropout', 'pair_init')}
     refuse_difference(source, theirs, {**ours, **identity})
     return content
 
@@ -584,8 +576,8 @@ def load(source):
     if not path:
         raise UserError(f'{source}: no checkpoint there')
     content = read_checkpoint(path)
-    kind = KINDS[content.get('head') or content['config']['objective']]
-    model = kind(EncoderConfig(**content['model_config']))
+    kind = content.get('head') or content['config']['objective']
+    model = KINDS[kind](EncoderConfig(**content['model_config']))
     model.load_state_dict(content['model'])
     return model.eval(), load_tokenizer(os.path.dirname(path)), content
 
@@ -626,10 +618,9 @@ def read_metrics(folder):
 
 def record_launch(folder, config, runtime):
     """Append this launch to run.json: command, revision, versions, date and knobs."""
-    path = os.path.join(folder, 'run.json')
-    launches = read_json(folder, 'run.json') if os.path.exists(path) else []
+    launches = read_json(folder, 'run.json') if 'run.json' in os.listdir(folder) else []
     revision = subprocess.getoutput(f"git -C '{ROOT}' describe --always --dirty")      # or why there is none
-    write_json(path, [*launches, {
+    write_json(os.path.join(folder, 'run.json'), [*launches, {
         'argv': sys.argv, 'revision': revision, 'torch': torch.__version__, 'world_size': runtime.world,
         'device': str(runtime.device), 'date': time.strftime('%Y-%m-%dT%H:%M:%S%z'), 'config': config}])
 
@@ -689,8 +680,8 @@ def show_sentences(model, tokenizer, documents, n):
                 if tokenizer.pieces[ids[i]].endswith(('.', '\u3002')) and starts[i + 1]]
         end = min(ends, default=0)
         words = {i: tokenizer.decode([ids[i]]).strip() for i in range(3, end) if starts[i] and starts[i + 1]}
-        often = {word for word, times in Counter(words.values()).items() if times > 1 and word.isalpha()}
-        fits = [i for i, word in words.items() if word in FUNCTION_WORDS | often]
+        letters = [word for word in words.values() if word.isalpha()]
+        fits = [i for i, word in words.items() if word in FUNCTION_WORDS or letters.count(word) > 1]
         if end >= 8 and fits:
             n, at = n - 1, fits[len(fits) // 2]
             before, after = ids[1:at].tolist(), ids[at + 1:end + 1].tolist()
@@ -708,7 +699,7 @@ def use_checkpoint(source, fill, export):
         raise UserError(f'fill={shown(fill)}: put a [MASK] where a word is to be filled in')
     if fill:
         print(fill)
-        fill_masks(model, tokenizer, tokenizer.encode(re.split(r'\s*\[MASK\]', fill)))
+        fill_masks(model, tokenizer, tokenizer.encode([part.rstrip() for part in fill.split('[MASK]')]))
     if export:
         twin = to_transformers(model, pad_token_id=tokenizer.special['pad'])
         fast = fast_tokenizer(tokenizer, model.config.block_size)
@@ -804,9 +795,8 @@ def main():
     steps = prefetch(lambda part: loader.micro_batches(part, batch_size), mine)
     bad = torch.zeros((), device=runtime.device)        # steps that are not finite; read where it logs
     looked, since = step, time.perf_counter()           # the step that was last read, and when
-    # disable=None: a bar on a terminal alone
     bar = tqdm(steps, total=max_iters, initial=step, unit='step', disable=runtime.rank > 0 or None)
-    for parts in bar:                                   # micro-batches of this rank
+    for parts in bar:                                   # micro-batches of this rank; bar: on a terminal alone
         count, stopping = runtime.sum(sum(part['weights'].sum().item() for part in parts), len(stop))
         lr = get_lr(step, learning_rate, min_lr, warmup, max_iters, schedule)
         set_lr(optimizer, lr, runtime)
@@ -838,7 +828,6 @@ def main():
             say(f'stopped by a signal after step {step}, which is saved; the same command goes on from there')
             leave(runtime, 128 + max(stop, default=signal.SIGTERM))
 
-    bar.close()
     if runtime.rank == 0:
         plot_losses(out_dir)
     if runtime.rank == 0 and fill_samples:
