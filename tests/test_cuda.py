@@ -188,10 +188,10 @@ def test_every_stage(device, stage, corpus, tmp_path):
     assert stage('train', *tiny(corpus, run, device=device, dtype='auto', fill_samples=2)).code == 0
     done = stage('train', *words(out_dir=run, fill='the [MASK] of a list', export=tmp_path / 'hf'))
     assert 'the [MASK] of a list' in done.out and (tmp_path / 'hf' / 'config.json').exists()
-    file = tmp_path / 'a.csv'
-    file.write_text('text,label\n' + 64 * 'the first value is returned,first\nthe last one,last\n')
-    tune = words(init_from=run, tasks='custom', texts='text', label='label', train_file=file, dev_file=file,
-                 trials=1, epochs=2, device=device, out_dir=tmp_path)
+    for name in ('a.csv', 'b.csv'):
+        (tmp_path / name).write_text('text,label\n' + 64 * 'the first value is returned,first\nthe last,last\n')
+    tune = words(init_from=run, tasks='custom', texts='text', label='label', train_file=tmp_path / 'a.csv',
+                 dev_file=tmp_path / 'b.csv', trials=1, epochs=2, device=device, out_dir=tmp_path)
     assert stage('finetune', *tune).code == 0 and (tmp_path / 'results.md').exists()
     knobs = words(what='speed,memory,rank', runs=run, variants='shatter', n_layer=1, n_embd=64, n_inner=64,
                   vocab_size=400, lengths=16, batches=2, rounds=1, device=device, out_dir=tmp_path)
