@@ -124,11 +124,10 @@ def test_a_model_compiles_once_without_a_graph_break(device, system, corpus):
     scaler = torch.amp.GradScaler(device, enabled=False)
     for batch in batches[:2]:
         update(model, optimizer, scaler, batch, runtime)
-    graphs = counters['stats']['unique_graphs']
     with profile(activities=[ProfilerActivity.CUDA if device == 'cuda' else ProfilerActivity.CPU]) as trace:
         for batch in batches[2:]:
             update(model, optimizer, scaler, batch, runtime)
-    assert not counters['graph_break'] and counters['stats']['unique_graphs'] == graphs == 1
+    assert not counters['graph_break'] and counters['stats']['unique_graphs'] == 1
     if device == 'cuda' and system[:2] == ('original', 'absolute'):
         names = ' '.join(event.key for event in trace.key_averages()).lower()
         assert 'flash' in names or 'cudnn' in names or 'fmha' in names, names
@@ -189,7 +188,7 @@ def test_every_stage(device, stage, corpus, tmp_path):
     done = stage('train', *words(out_dir=run, fill='the [MASK] of a list', export=tmp_path / 'hf'))
     assert 'the [MASK] of a list' in done.out and (tmp_path / 'hf' / 'config.json').exists()
     for name in ('a.csv', 'b.csv'):
-        (tmp_path / name).write_text('text,label\n' + 64 * 'the first value is returned,first\nthe last,last\n')
+        (tmp_path / name).write_text('text,label\n' + 64 * 'the first is returned,first\nthe last,last\n')
     tune = words(init_from=run, tasks='custom', texts='text', label='label', train_file=tmp_path / 'a.csv',
                  dev_file=tmp_path / 'b.csv', trials=1, epochs=2, device=device, out_dir=tmp_path)
     assert stage('finetune', *tune).code == 0 and (tmp_path / 'results.md').exists()
