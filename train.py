@@ -15,14 +15,12 @@ import glob
 import json
 import math
 import os
-import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
 import zipfile
-from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from datetime import timedelta
@@ -112,9 +110,6 @@ KINDS = {                       # objective of train.py or head of finetune.py -
     'mlm': MaskedLM, 'plm': PermutationLM, 'classify': SequenceClassifier, 'regress': SequenceClassifier,
     'choose': MultipleChoice, 'span': SpanClassifier,
 }
-MAY_CHANGE = ('dropout', 'attention_dropout', 'n_label', 'pooling', 'pair_init')    # fields of a model
-NOT_OF_A_RUN = ('out_dir', 'init_from', 'fill', 'export', 'data_dir', 'dataset', 'fill_samples',
-                'wandb_project', 'timeout')             # knobs that tell_changes() leaves out
 FUNCTION_WORDS = {'a', 'an', 'and', 'are', 'as', 'at', 'be', 'by', 'for', 'from', 'if', 'in', 'is', 'it',
                   'not', 'of', 'on', 'or', 'that', 'the', 'this', 'to', 'with'}     # for show_sentences
 
@@ -130,26 +125,23 @@ class Rows:
     """
 
     def __init__(self, folder, meta, split, block_size, packing, whole_word=False):
-        self.special, self.dtype = meta['special'], np.dtype(meta['dtype'])
-        self.block_size, self.packing = block_size, packing
-        self.room = block_size - 2                      # tokens of a row between [CLS] and [SEP]
+        self.special, self.block_size, self.packing = meta['special'], block_size, packing
+        self.dtype, self.room = np.dtype(meta['dtype']), block_size - 2     # tokens between [CLS] and [SEP]
         self.word_start = np.fromfile(os.path.join(folder, 'tokenizer', 'word_start.bin'), bool)
         self.segmented = whole_word and 'segmenter' in meta         # word starts are in the .words files
-        shards = {os.path.join(folder, shard['stem']): shard['tokens'] for shard in meta['splits'][split]}
-        self.stems = list(shards)
-        self.starts = [self.find_starts(stem, tokens) for stem, tokens in shards.items()]
+        self.stems = [os.path.join(folder, shard['stem']) for shard in meta['splits'][split]]
+        self.starts = []                                # of each shard: index of the first token of each row
+        for stem, shard in zip(self.stems, meta['splits'][split], strict=True):
+            starts = range(0, shard['tokens'] - self.room + 1, self.room)   # incomplete ones left out
+            if packing == 'documents':
+                edges = np.fromfile(stem + '.idx', np.int64)        # of documents, which end with [SEP]
+                rows = -(-(np.diff(edges) - 1) // self.room)                # of each document
+                place = np.arange(rows.sum()) - np.repeat(np.cumsum(rows) - rows, rows)     # in its document
+                starts = np.repeat(edges[:-1], rows) + place * self.room
+            self.starts.append(starts)
         self.ends = np.cumsum([0] + [len(starts) for starts in self.starts])        # rows before each shard
         if not len(self):
             raise UserError(f'{folder}: {split} holds less than one row of block_size={block_size}')
-
-    def find_starts(self, stem, tokens):
-        """Index of the first token of each row of a shard."""
-        if self.packing == 'stream':
-            return range(0, tokens - self.room + 1, self.room)      # an incomplete last row is left out
-        edges = np.fromfile(stem + '.idx', np.int64)                # of documents, which end with [SEP]
-        rows = -(-(np.diff(edges) - 1) // self.room)                # of each document
-        place = np.arange(rows.sum()) - np.repeat(np.cumsum(rows) - rows, rows)     # of a row in its document
-        return np.repeat(edges[:-1], rows) + place * self.room
 
     def __len__(self):
         return int(self.ends[-1])
@@ -160,8 +152,7 @@ class Rows:
         stem, start = self.stems[shard], int(self.starts[shard][index - self.ends[shard]])
         tokens = np.fromfile(stem + '.bin', self.dtype, self.room, offset=start * self.dtype.itemsize)
         if self.packing == 'documents':
-            ends = np.flatnonzero(tokens == self.special['sep'])
-            tokens = tokens[:ends[0]] if len(ends) else tokens
+            tokens = tokens[:min(np.flatnonzero(tokens == self.special['sep']), default=self.room)]
         n, ids = len(tokens), np.full(self.block_size, self.special['pad'], np.int64)
         ids[0], ids[1:n + 1], ids[n + 1] = self.special['cls'], tokens, self.special['sep']
         word_starts = self.word_start[ids]
@@ -198,7 +189,6 @@ class Masker:
     Of a row's n tokens ceil(fraction n) are predicted, those with the smallest random scores: 80 % become
     [MASK], 10 % a random token, 10 % stay. Special tokens are neither chosen nor inserted. Every row of the
     batch has k = ceil(fraction T) positions; those that a short row does not need have weight 0.
-    whole_word: words are predicted whole, see whole_words()
     plm: nothing is masked; 'order' is each token's place in XLNet's permutation.  Yang et al. 2019, 2.2, 2.3
     """
 
@@ -211,35 +201,29 @@ class Masker:
     def count(self, n):
         return np.ceil(self.fraction * n - 1e-9).astype(int)                # so that 0.15 * 20 gives 3
 
-    def draw(self, seed, sample):
-        """Random numbers of a sample: scores (T,), actions (k,), replacements (k,)"""
-        rng = np.random.default_rng([seed, sample])
-        return (rng.random(self.block_size, np.float32), rng.random(self.k, np.float32),
-                self.ordinary[rng.integers(0, len(self.ordinary), self.k)])
-
     def __call__(self, ids, word_starts, seed, samples):
         """ids, word_starts (B, T) -> {'ids' (B, T), 'positions', 'targets', 'weights' (B, k)[, 'order']}"""
-        draws = [self.draw(seed, sample) for sample in samples]
-        scores, actions, replacements = (np.stack([draw[i] for draw in draws]) for i in range(3))
-        special = self.is_special[ids]                                      # (B, T)
+        rngs = [np.random.default_rng([seed, sample]) for sample in samples]
+        scores = np.stack([rng.random(self.block_size, np.float32) for rng in rngs])                # (B, T)
+        actions = np.stack([rng.random(self.k, np.float32) for rng in rngs])                        # (B, k)
+        replacements = self.ordinary[[rng.integers(0, len(self.ordinary), self.k) for rng in rngs]]
+        special = self.is_special[ids]                  # (B, T); they come last, as scores are below 1
         wanted = np.minimum(self.count((ids != self.special['pad']).sum(1)), (~special).sum(1))     # (B,)
-        # special tokens come last: scores are below 1
         positions = np.argsort(np.where(special, 2, scores), axis=1, kind='stable')[:, :self.k]
         if self.whole_word:
             for i, row in enumerate(zip(scores, word_starts, special, wanted, strict=True)):
                 positions[i], wanted[i] = whole_words(*row, self.k)
         chosen, targets = np.arange(self.k) < wanted[:, None], np.take_along_axis(ids, positions, axis=1)
-        batch = {'positions': positions, 'targets': targets, 'weights': chosen.astype(np.float32)}
+        batch = {'ids': ids, 'positions': positions, 'targets': targets, 'weights': chosen.astype(np.float32)}
         if self.objective == 'plm':         # place 0: special tokens; the predicted ones are the last
             predicted = np.zeros(ids.shape, bool)
             np.put_along_axis(predicted, positions, chosen, axis=1)
             by_place = np.argsort(np.where(special, -1, scores + 2 * predicted), axis=1, kind='stable')
-            return {'ids': ids, **batch, 'order': np.where(special, 0, np.argsort(by_place, axis=1) + 1)}
+            return {**batch, 'order': np.where(special, 0, np.argsort(by_place, axis=1) + 1)}
         changed = np.where(actions < 0.9, replacements, targets)
         visible = np.where(actions < 0.8, self.special['mask'], changed)
-        inputs = ids.copy()
-        np.put_along_axis(inputs, positions, np.where(chosen, visible, targets), axis=1)
-        return {'ids': inputs, **batch}
+        np.put_along_axis(ids, positions, np.where(chosen, visible, targets), axis=1)       # in place
+        return batch
 
 
 def whole_words(scores, word_starts, special, wanted, k):
@@ -250,8 +234,7 @@ def whole_words(scores, word_starts, special, wanted, k):
     first = word_starts | special | np.append(True, special[:-1])
     words = np.split(np.arange(len(first)), np.flatnonzero(first)[1:])
     chosen = []
-    for number in np.argsort(scores[:len(words)], kind='stable'):
-        word = words[number]
+    for word in [words[number] for number in np.argsort(scores[:len(words)], kind='stable')]:
         if not special[word[0]] and len(chosen) + len(word) <= wanted:
             chosen += [*word]
     others = np.setdiff1d(np.arange(len(first)), chosen)
@@ -298,9 +281,26 @@ def prefetch(make, items):
             yield now.result()
 
 
+def make_loaders(config, pinned):
+    """(meta.json, Loader of training rows, {corpus: Loader of validation rows}); '' is the run's corpus"""
+    k, loaders = SimpleNamespace(**config), {}
+    choose('objective', k.objective, dict.fromkeys(('mlm', 'plm')))
+    choose('packing', k.packing, dict.fromkeys(('stream', 'documents')))
+    folder = os.path.join(k.data_dir, k.dataset)
+    meta = load_meta(folder)                            # says how to prepare the corpus if it is missing
+    masker = Masker(meta, k.block_size, k.mask_fraction, k.objective, k.whole_word)
+    rows = Rows(folder, meta, 'train', k.block_size, k.packing, k.whole_word)
+    for name in ['', *filter(None, k.validation.split(','))]:
+        place = os.path.join(k.data_dir, name or k.dataset)
+        found = load_meta(place)
+        check_sizes(place, found)
+        refuse_difference(place, found['identity'], {'tokenizer': meta['identity']['tokenizer']})
+        loaders[name] = Loader(Rows(place, found, 'val', k.block_size, k.packing, k.whole_word), masker, 0)
+    return meta, Loader(rows, masker, k.seed, pinned), loaders
+
+
 # ---- devices and processes ----
-# XLA, for TPUs, traces lazily: sync() compiles the traced operations as one graph and runs it. A Python
-# number is a constant of the graph, so a new value recompiles; input() makes it a tensor.
+# XLA, for TPUs, traces lazily: sync() compiles and runs the graph. A number is a constant of it: see input().
 
 @dataclass
 class Runtime:
@@ -395,9 +395,8 @@ def make_optimizer(model, lr, betas, eps, weight_decay, runtime):
     """AdamW, fused if possible; weight decay on parameters of two or more dimensions, also pairwise's S."""
     groups = [{'params': [p for p in model.parameters() if p.dim() >= 2], 'weight_decay': weight_decay},
               {'params': [p for p in model.parameters() if p.dim() < 2], 'weight_decay': 0.0}]
-    kernel = {'fused': runtime.device.type in ('cuda', 'cpu')}
-    if runtime.device.type == 'xla':
-        kernel = {'capturable': True, 'foreach': False}
+    is_xla, fused = runtime.device.type == 'xla', runtime.device.type in ('cuda', 'cpu')
+    kernel = {'capturable': True, 'foreach': False} if is_xla else {'fused': fused}
     return torch.optim.AdamW(groups, runtime.input(lr), betas, eps, **kernel)
 
 
@@ -449,10 +448,7 @@ def update(model, optimizer, scaler, parts, count, grad_clip, runtime):
 
 @torch.no_grad()
 def evaluate(model, loader, n, batch_size, runtime, stop=()):
-    """Loss (nats), accuracy and perplexity per predicted token of n samples, or of all, over all ranks.
-
-    stop  list of caught signals; None is returned as soon as any rank has one
-    """
+    """Loss (nats), accuracy and perplexity per predicted token of n samples; None after a rank's signal."""
     model.eval()
     n, sums, size = min(n, len(loader.rows)), np.zeros(3), batch_size * runtime.world   # loss, hits, tokens
     parts = [range(n)[i:i + size][runtime.rank::runtime.world] for i in range(0, n, size)]
@@ -474,7 +470,7 @@ def evaluate(model, loader, n, batch_size, runtime, stop=()):
     return {'loss': loss, 'accuracy': accuracy, 'perplexity': math.exp(min(loss, 700))}
 
 
-# ---- checkpoints ----
+# ---- checkpoints and log ----
 
 def checkpoints(folder):
     """{step: path} of a run's checkpoints, oldest first."""
@@ -486,9 +482,8 @@ def newest(source):
     """Path of a run's newest checkpoint or of a trial's weights, '' if none; a checkpoint's own path."""
     if source.endswith('.pt'):
         return source
-    trial = glob.glob(os.path.join(glob.escape(source), 'model.pt'))
-    paths = [*checkpoints(source).values(), *trial]
-    return paths[-1] if paths else ''
+    trial = os.path.join(source, 'model.pt')
+    return trial if os.path.exists(trial) else max(checkpoints(source).values(), default='')
 
 
 def write_checkpoint(path, content):
@@ -548,8 +543,6 @@ def hold(folder):
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise UserError(f'{folder}: another run uses it: end that one, or choose another --out_dir') from None
-    except OSError as error:                            # some file systems have no locks
-        say(f'{folder} cannot be locked ({error.strerror}): start no second run in it')
     return file
 
 
@@ -561,10 +554,7 @@ def refuse_difference(source, theirs, ours):
 
 
 def read_start(source, config, identity):
-    """Content of a checkpoint, or a BERT's weights in that form; refused if model or data differ.
-
-    config  EncoderConfig as a dict, and the objective;  identity  vocabulary and digests of the corpus
-    """
+    """Content of a checkpoint, or a BERT's weights in that form; refused if model or data differ."""
     if source.endswith('.pt'):
         content = read_checkpoint(source)
     else:
@@ -575,27 +565,22 @@ def read_start(source, config, identity):
         content = {'model': bert.state_dict(), 'model_config': asdict(bert.config), 'data': identity,
                    'config': {'objective': 'mlm'}}
     theirs = {'objective': content['config'].get('objective'), **content['model_config'], **content['data']}
-    ours = {key: value for key, value in config.items() if key not in MAY_CHANGE}
+    ours = {key: x for key, x in config.items() if key not in ('dropout', 'attention_dropout', 'pair_init')}
     refuse_difference(source, theirs, {**ours, **identity})
     return content
 
 
 def load(source):
-    """(model in eval mode, tokenizer, content of the checkpoint) of a run, a checkpoint or a trial.
-
-    The tokenizer has encode(texts), decode(ids), pieces and special: see TOKENIZERS in prepare_data.py.
-    """
+    """(model in eval mode, tokenizer, content of the checkpoint) of a run, a checkpoint or a trial."""
     path = newest(source)
     if not path:
         raise UserError(f'{source}: no checkpoint there')
     content = read_checkpoint(path)
-    kind = KINDS[content.get('head') or content['config']['objective']]
-    model = kind(EncoderConfig(**content['model_config']))
+    kind = content.get('head') or content['config']['objective']
+    model = KINDS[kind](EncoderConfig(**content['model_config']))
     model.load_state_dict(content['model'])
     return model.eval(), load_tokenizer(os.path.dirname(path)), content
 
-
-# ---- log ----
 
 class Log:
     """Lines on stdout, in metrics.jsonl and optionally in Weights & Biases; only on rank 0."""
@@ -618,41 +603,26 @@ class Log:
                          for key, value in values.items())
         with tqdm.external_write_mode():                # above a progress bar
             print(f'{self.name} step {step}, {kind}: {text}', flush=True)
-        finite = {key: value for key, value in values.items() if math.isfinite(value)}
         with open(self.path, 'a') as file:
-            file.write(json.dumps({'kind': kind, 'step': step, **finite}) + '\n')
+            file.write(json.dumps({'kind': kind, 'step': step, **values}) + '\n')
         if self.wandb:
             self.wandb.log({f'{kind}/{key}': value for key, value in values.items()}, step=step)
 
 
 def read_metrics(folder):
     """Lines of a run's metrics.jsonl as dicts; one that a kill cut off is left out."""
-    path, lines = os.path.join(folder, 'metrics.jsonl'), []
-    with contextlib.suppress(FileNotFoundError), open(path) as file:
-        for line in file:
-            with contextlib.suppress(json.JSONDecodeError):
-                lines.append(json.loads(line))
-    return lines
+    with contextlib.suppress(FileNotFoundError), open(os.path.join(folder, 'metrics.jsonl')) as file:
+        return [json.loads(line) for line in file if line.endswith('\n')]
+    return []
 
 
 def record_launch(folder, config, runtime):
     """Append this launch to run.json: command, revision, versions, date and knobs."""
-    place, revision = os.path.join(folder, 'run.json'), None
-    launches = read_json(folder, 'run.json') if os.path.exists(place) else []
-    with contextlib.suppress(OSError):                  # git may not be installed
-        revision = subprocess.run(['git', '-C', ROOT, 'describe', '--always', '--dirty'],
-                                  capture_output=True, text=True).stdout.strip()
-    write_json(place, [*launches, {
+    launches = read_json(folder, 'run.json') if 'run.json' in os.listdir(folder) else []
+    revision = subprocess.getoutput(f"git -C '{ROOT}' describe --always --dirty")      # or why there is none
+    write_json(os.path.join(folder, 'run.json'), [*launches, {
         'argv': sys.argv, 'revision': revision, 'torch': torch.__version__, 'world_size': runtime.world,
         'device': str(runtime.device), 'date': time.strftime('%Y-%m-%dT%H:%M:%S%z'), 'config': config}])
-
-
-def tell_changes(config, before):
-    """Say in a line which knobs differ from those of a checkpoint, but for NOT_OF_A_RUN."""
-    changes = [f'{name} {shown(before[name])} -> {shown(value)}' for name, value in config.items()
-               if name not in NOT_OF_A_RUN and before.get(name, value) != value]
-    if changes:
-        say(f'knobs that differ from the checkpoint: {", ".join(changes)}')
 
 
 def plot(path, lines, labels):
@@ -685,13 +655,12 @@ def plot_losses(folder):
 @torch.no_grad()
 def fill_masks(model, tokenizer, parts):
     """Join parts (lists of ids) by [MASK], print the likeliest tokens of each; returns (n, V) chances."""
-    special = tokenizer.special
-    ids = [special['cls'], *parts[0]]
+    ids = [tokenizer.special['cls'], *parts[0]]
     for part in parts[1:]:
-        ids += [special['mask'], *part]
-    ids = torch.tensor([[*ids, special['sep']]], device=next(model.parameters()).device)
-    positions = (ids[0] == special['mask']).nonzero().T                     # (1, n)
-    chances = model.eval()(ids, positions=positions)[0].float().softmax(-1)
+        ids += [tokenizer.special['mask'], *part]
+    ids = torch.tensor([[*ids, tokenizer.special['sep']]])
+    positions = (ids[0] == tokenizer.special['mask']).nonzero().T           # (1, n)
+    chances = model.eval()(ids, positions=positions)[0].softmax(-1)
     for row in chances:
         best = row.topk(5)
         words = [tokenizer.pieces[i].strip('\u2581') or '\u2581' for i in best.indices]
@@ -705,22 +674,22 @@ def show_sentences(model, tokenizer, documents, n):
     The middle one of those that are FUNCTION_WORDS or occur twice: fixed before any output was seen.
     """
     print('\nheld-out sentences with a masked word: a function word ("the") or one that the sentence repeats')
-    pieces, most = tokenizer.pieces, min(31, model.config.block_size - 1)
     for index in shuffled(range(len(documents)), len(documents), 0, 0):
-        if not n:
-            break
         ids, starts = documents[index]
-        ends = [i for i in range(1, most) if pieces[ids[i]].endswith(('.', '\u3002')) and starts[i + 1]]
-        end = ends[0] if ends else 0
+        ends = [i for i in range(1, min(31, model.config.block_size - 1))
+                if tokenizer.pieces[ids[i]].endswith(('.', '\u3002')) and starts[i + 1]]
+        end = min(ends, default=0)
         words = {i: tokenizer.decode([ids[i]]).strip() for i in range(3, end) if starts[i] and starts[i + 1]}
-        often = {word for word, times in Counter(words.values()).items() if times > 1 and word.isalpha()}
-        fits = [i for i, word in words.items() if word in FUNCTION_WORDS | often]
+        letters = [word for word in words.values() if word.isalpha()]
+        fits = [i for i, word in words.items() if word in FUNCTION_WORDS or letters.count(word) > 1]
         if end >= 8 and fits:
             n, at = n - 1, fits[len(fits) // 2]
             before, after = ids[1:at].tolist(), ids[at + 1:end + 1].tolist()
             print(f'\n{tokenizer.decode(before).strip()} [MASK] {tokenizer.decode(after).strip()}')
             chances = fill_masks(model, tokenizer, [before, after])[0]
             print(f'    masked: {words[at]}, rank {1 + int((chances > chances[ids[at]]).sum())}')
+        if not n:
+            break
 
 
 def use_checkpoint(source, fill, export):
@@ -730,38 +699,20 @@ def use_checkpoint(source, fill, export):
         raise UserError(f'fill={shown(fill)}: put a [MASK] where a word is to be filled in')
     if fill:
         print(fill)
-        fill_masks(model, tokenizer, tokenizer.encode(re.split(r'\s*\[MASK\]', fill)))
+        fill_masks(model, tokenizer, tokenizer.encode([part.rstrip() for part in fill.split('[MASK]')]))
     if export:
-        fast = fast_tokenizer(tokenizer, model.config.block_size)
         twin = to_transformers(model, pad_token_id=tokenizer.special['pad'])
+        fast = fast_tokenizer(tokenizer, model.config.block_size)
         twin.save_pretrained(export)
         fast.save_pretrained(export)
         shutil.copy(os.path.join(tokenizer.home, tokenizer.file_name), export)
-        data = content['config'].get('dataset', content.get('task'))
         card = (f'# {type(twin).__name__}\n\n'
-                f'Trained on {data}, with {count_parameters(model):,} parameters before the export.\n'
+                f"Trained on {content['config'].get('dataset', content.get('task'))}, with "
+                f'{count_parameters(model):,} parameters before the export.\n'
                 f'Its logits are those of {model.config}.\n'
                 'A sentencepiece tokenizer gives the ids of training, but for ties of scores (in 1 of 1,000\n'
                 'sentences) and capitals whose accent is a code point of its own.\n')
         write_bytes(os.path.join(export, 'README.md'), card.encode())
-
-
-# ---- main ----
-
-def make_loaders(config, pinned):
-    """(meta.json, Loader of training rows, {corpus: Loader of validation rows}); '' is the run's corpus"""
-    k, loaders = SimpleNamespace(**config), {}
-    folder = os.path.join(k.data_dir, k.dataset)
-    meta = load_meta(folder)                            # says how to prepare the corpus if it is missing
-    masker = Masker(meta, k.block_size, k.mask_fraction, k.objective, k.whole_word)
-    rows = Rows(folder, meta, 'train', k.block_size, k.packing, k.whole_word)
-    for name in ['', *filter(None, k.validation.split(','))]:
-        place = os.path.join(k.data_dir, name or k.dataset)
-        found = load_meta(place)
-        check_sizes(place, found)
-        refuse_difference(place, found['identity'], {'tokenizer': meta['identity']['tokenizer']})
-        loaders[name] = Loader(Rows(place, found, 'val', k.block_size, k.packing, k.whole_word), masker, 0)
-    return meta, Loader(rows, masker, k.seed, pinned), loaders
 
 
 def main():
@@ -769,8 +720,6 @@ def main():
     if fill or export:
         return use_checkpoint(init_from or out_dir, fill, export)
     choose('schedule', schedule, SCHEDULE)
-    choose('objective', objective, dict.fromkeys(('mlm', 'plm')))
-    choose('packing', packing, dict.fromkeys(('stream', 'documents')))
     runtime = join(device, dtype, n_embd, timeout)
     if total_batch < runtime.world or (runtime.device.type == 'xla' and total_batch % runtime.world):
         raise UserError(f'total_batch={total_batch}: choose a multiple of the {runtime.world} processes')
@@ -810,10 +759,13 @@ def main():
     if runtime.rank == 0:
         copy_tokenizer(load_tokenizer(folder), out_dir)                     # for load()
         record_launch(out_dir, config, runtime)
-        tell_changes(config, content.get('config', {}))
         print(f'{count_parameters(raw):,} parameters on {runtime.world} x {runtime.device} in '
               f'{runtime.dtype}; {len(loader.rows):,} training rows; from step {step} of '
               f'{source or "random weights"}', flush=True)
+    changes = [f'{name} {shown(value)} -> {shown(config[name])}'
+               for name, value in content.get('config', {}).items() if config.get(name, value) != value]
+    if changes:
+        say(f'knobs that differ from the checkpoint: {", ".join(changes)}')
     content.clear()                                     # frees memory
     log, stop = Log(out_dir, step, runtime, wandb_project, config), catch_signals()
 
@@ -843,9 +795,8 @@ def main():
     steps = prefetch(lambda part: loader.micro_batches(part, batch_size), mine)
     bad = torch.zeros((), device=runtime.device)        # steps that are not finite; read where it logs
     looked, since = step, time.perf_counter()           # the step that was last read, and when
-    bar = tqdm(steps, total=max_iters, initial=step, unit='step',
-               disable=runtime.rank > 0 or None)                        # None: unless on a terminal
-    for parts in bar:                                   # micro-batches of this rank
+    bar = tqdm(steps, total=max_iters, initial=step, unit='step', disable=runtime.rank > 0 or None)
+    for parts in bar:                                   # micro-batches of this rank; bar: on a terminal alone
         count, stopping = runtime.sum(sum(part['weights'].sum().item() for part in parts), len(stop))
         lr = get_lr(step, learning_rate, min_lr, warmup, max_iters, schedule)
         set_lr(optimizer, lr, runtime)
@@ -877,7 +828,6 @@ def main():
             say(f'stopped by a signal after step {step}, which is saved; the same command goes on from there')
             leave(runtime, 128 + max(stop, default=signal.SIGTERM))
 
-    bar.close()
     if runtime.rank == 0:
         plot_losses(out_dir)
     if runtime.rank == 0 and fill_samples:

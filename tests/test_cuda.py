@@ -1,17 +1,18 @@
 """What only a GPU can show: reduced precision, compiled graphs, the float16 scaler, host syncs, resume.
 
     $ python -m pytest -m cuda -n 8 tests/test_cuda.py      # on a GPU; results/h200.md names the parts
-
-The slow tests run the same code on a CPU, so that it is known to work where there is no GPU.
+    $ python -m pytest -m slow tests/test_cuda.py           # the same code on a CPU
 """
 import collections
 import copy
 import time
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
 from conftest import kill, launch, process, tiny, words
+from test_train import CPU
 from torch._dynamo.utils import counters
 from torch.profiler import ProfilerActivity, profile
 
@@ -23,19 +24,14 @@ ON_CUDA = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), r
 DEVICES = [pytest.param('cuda', marks=ON_CUDA), pytest.param('cpu', marks=pytest.mark.slow)]
 BACKEND = {'cuda': 'inductor', 'cpu': 'aot_eager'}      # of torch.compile; the second needs no C++ compiler
 STEPS = {'cuda': 200, 'cpu': 4}
-SYSTEMS = [(attention, position, 'mlm') for attention in ATTENTION
-           for position in ALLOWED_POSITIONS.get(attention, POSITION)] + [('xlnet', 'none', 'plm')]
-CASES = [pytest.param(device, system, marks=marks, id=' '.join((device, *system)))
-         for device, marks, systems in (('cuda', ON_CUDA, SYSTEMS), ('cpu', pytest.mark.slow, SYSTEMS[::8]))
-         for system in systems]
+SYSTEMS = [('xlnet', 'none', 'plm'), *((attention, position, 'mlm') for attention in ATTENTION
+                                       for position in ALLOWED_POSITIONS.get(attention, POSITION))]
+CASES = [*(pytest.param('cuda', system, marks=ON_CUDA) for system in SYSTEMS),
+         *(pytest.param('cpu', system, marks=pytest.mark.slow) for system in SYSTEMS[::8])]
 SMALL = {'n_layer': 2, 'n_head': 4, 'n_embd': 64, 'n_inner': 256, 'block_size': 64}
 BASE = {'n_layer': 2, 'n_head': 12, 'n_embd': 768, 'n_inner': 3072, 'block_size': 512}
 LIMITS = {'first loss': 1e-3, 'first norm': 0.02, 'mean loss': 0.05}        # relative, relative, nats
 GRADIENT = {torch.float32: 0.02, torch.float16: 0.02, torch.bfloat16: 0.1}  # relative; scores * 0.9 give 0.13
-
-
-def runtime_of(device, dtype=torch.float32):
-    return train.Runtime(torch.device(device), dtype, 0, 1, None)
 
 
 def make(system, corpus, sizes, rows, steps, packing='stream'):
@@ -51,14 +47,13 @@ def make(system, corpus, sizes, rows, steps, packing='stream'):
 
 def update(model, optimizer, scaler, batch, runtime):
     """A step of train.py on one batch; (2,) loss and gradient norm, float64 on the CPU."""
-    part, count = dict(batch), float(batch['weights'].sum())            # update() takes the weights out
-    both = train.update(model, optimizer, scaler, [part], count, 1.0, runtime)
+    both = train.update(model, optimizer, scaler, [batch], float(batch['weights'].sum()), 1.0, runtime)
     return torch.stack(both).double().cpu()
 
 
 def gradients(model, batch, runtime, scale=1024.0):
     """{name: gradient of the first loss, float64 on the CPU} of the matrices."""
-    part = {key: x.to(runtime.device) for key, x in batch.items()}
+    part = runtime.move(batch)
     weights = part.pop('weights')
     with runtime.autocast():
         losses = model(**part)
@@ -95,8 +90,8 @@ def distances(exact, ours):
 def test_losses_and_gradients_are_those_of_float64(device, system, corpus):
     """Matrices start 6 times larger, as otherwise attention is nearly uniform and an error in it unseen."""
     cases = [('stream', torch.float32, False)]          # TF32 on a GPU
-    cases += [(packing, dtype, compiled) for dtype in (torch.bfloat16, torch.float16)
-              for packing, compiled in (('stream', True), ('documents', False))]
+    for dtype in (torch.bfloat16, torch.float16):
+        cases += [('stream', dtype, True), ('documents', dtype, False)]
     exact, wrong = {}, []
     for packing, dtype, compiled in cases:
         model, batches = make(system, corpus, SMALL, 8, STEPS[device], packing)
@@ -104,8 +99,9 @@ def test_losses_and_gradients_are_those_of_float64(device, system, corpus):
             for parameter in model.parameters():
                 parameter.mul_(6 if parameter.dim() >= 2 else 1)
         if packing not in exact:
-            exact[packing] = follow(copy.deepcopy(model).double(), batches, runtime_of('cpu'))
-        ours = follow(model, batches, runtime_of(device, dtype), BACKEND[device] if compiled else None)
+            exact[packing] = follow(copy.deepcopy(model).double(), batches, CPU)
+        runtime = replace(CPU, device=torch.device(device), dtype=dtype)
+        ours = follow(model, batches, runtime, BACKEND[device] if compiled else None)
         found = distances(exact[packing], ours)
         print(packing, dtype, 'compiled' if compiled else 'eager', found)
         limits = {**LIMITS, 'gradient': GRADIENT[dtype]}
@@ -119,7 +115,7 @@ def test_a_model_compiles_once_without_a_graph_break(device, system, corpus):
     """At BERT-base's width; PyTorch's fused attention kernels run where our operators use them."""
     sizes, rows = (BASE, 16) if device == 'cuda' else (SMALL, 2)
     model, batches = make(system, corpus, sizes, rows, 4)
-    runtime = runtime_of(device, torch.bfloat16)
+    runtime = replace(CPU, device=torch.device(device), dtype=torch.bfloat16)
     model.to(device)
     torch.compiler.reset()
     counters.clear()
@@ -128,11 +124,10 @@ def test_a_model_compiles_once_without_a_graph_break(device, system, corpus):
     scaler = torch.amp.GradScaler(device, enabled=False)
     for batch in batches[:2]:
         update(model, optimizer, scaler, batch, runtime)
-    graphs = counters['stats']['unique_graphs']
     with profile(activities=[ProfilerActivity.CUDA if device == 'cuda' else ProfilerActivity.CPU]) as trace:
         for batch in batches[2:]:
             update(model, optimizer, scaler, batch, runtime)
-    assert not counters['graph_break'] and counters['stats']['unique_graphs'] == graphs == 1
+    assert not counters['graph_break'] and counters['stats']['unique_graphs'] == 1
     if device == 'cuda' and system[:2] == ('original', 'absolute'):
         names = ' '.join(event.key for event in trace.key_averages()).lower()
         assert 'flash' in names or 'cudnn' in names or 'fmha' in names, names
@@ -141,7 +136,7 @@ def test_a_model_compiles_once_without_a_graph_break(device, system, corpus):
 @pytest.mark.parametrize('device', DEVICES)
 def test_the_scaler_skips_a_step_that_overflows_float16(device, corpus):
     model, (batch,) = make(('original', 'rope', 'mlm'), corpus, SMALL, 8, 1)
-    runtime = runtime_of(device, torch.float16)
+    runtime = replace(CPU, device=torch.device(device), dtype=torch.float16)
     model.to(device)
     optimizer = train.make_optimizer(model, 1e-3, (0.9, 0.999), 1e-12, 0.01, runtime)
     scaler, before = torch.amp.GradScaler(device, 2.0 ** 40), model.encoder.token.weight.clone()
@@ -153,32 +148,26 @@ def test_the_scaler_skips_a_step_that_overflows_float16(device, corpus):
 @pytest.mark.parametrize('device', DEVICES)
 def test_resume_after_kill(device, corpus, tmp_path):
     """Against an undisturbed run; a repeat of that shows how far two runs are apart on this device."""
-    n, commands = (600, {}) if device == 'cuda' else (60, {})
-    for name in ('cut', 'whole', 'again'):
-        commands[name] = 'train.py', *tiny(corpus, tmp_path / name, device=device, dtype='auto', max_iters=n,
-                                           checkpoint_interval=n // 6, n_embd=64, n_inner=256)
+    n = 600 if device == 'cuda' else 60
+    knobs = {'device': device, 'dtype': 'auto', 'max_iters': n, 'checkpoint_interval': n // 6, 'n_embd': 64}
+    commands = {name: ('train.py', *tiny(corpus, tmp_path / name, **knobs))
+                for name in ('cut', 'whole', 'again')}
     started = launch(*commands['cut'])
     while started.poll() is None and not train.checkpoints(str(tmp_path / 'cut')):
         time.sleep(0.02)
     kill(started)
     assert started.wait() == -9 and train.checkpoints(str(tmp_path / 'cut'))
-    losses = {}
-    for name, command in commands.items():
-        assert process(*command).code == 0
-        losses[name] = torch.tensor([line['loss'] for line in train.read_metrics(str(tmp_path / name))
-                                     if line['kind'] == 'train'])
-    noise = (losses['again'] - losses['whole']).abs().max()
-    assert len(losses['cut']) == n and (losses['cut'] - losses['whole']).abs().max() < 0.02 + 2 * noise
+    assert all(process(*command).code == 0 for command in commands.values())
+    cut, whole, again = (torch.tensor([line['loss'] for line in train.read_metrics(str(tmp_path / name))
+                                       if line['kind'] == 'train']) for name in commands)
+    assert len(cut) == n and (cut - whole).abs().max() < 0.02 + 2 * (again - whole).abs().max()
 
 
 @pytest.mark.parametrize('device', DEVICES)
 @pytest.mark.parametrize('dtype', ['bfloat16', 'float16'])
 def test_the_host_waits_only_for_the_log(dtype, device, stage, corpus, tmp_path, monkeypatch):
     """From the first step to the checkpoint no line of Python waits for the device in each of 60 steps."""
-    def mode(name):
-        if device == 'cuda':
-            torch.cuda.set_sync_debug_mode(name)
-
+    mode = torch.cuda.set_sync_debug_mode if device == 'cuda' else lambda name: None
     step, write = train.update, train.write_checkpoint
     monkeypatch.setattr(train, 'update', lambda *arguments: (mode('warn'), step(*arguments))[1])
     monkeypatch.setattr(train, 'write_checkpoint', lambda *arguments: (mode('default'), write(*arguments)))
@@ -198,11 +187,10 @@ def test_every_stage(device, stage, corpus, tmp_path):
     assert stage('train', *tiny(corpus, run, device=device, dtype='auto', fill_samples=2)).code == 0
     done = stage('train', *words(out_dir=run, fill='the [MASK] of a list', export=tmp_path / 'hf'))
     assert 'the [MASK] of a list' in done.out and (tmp_path / 'hf' / 'config.json').exists()
-    train_file, dev_file = tmp_path / 'a.csv', tmp_path / 'b.csv'
-    for file in (train_file, dev_file):
-        file.write_text('text,label\n' + 64 * 'the first value is returned,first\nthe last one,last\n')
-    tune = words(init_from=run, tasks='custom', texts='text', label='label', train_file=train_file,
-                 dev_file=dev_file, trials=1, epochs=2, device=device, out_dir=tmp_path)
+    for name in ('a.csv', 'b.csv'):
+        (tmp_path / name).write_text('text,label\n' + 64 * 'the first is returned,first\nthe last,last\n')
+    tune = words(init_from=run, tasks='custom', texts='text', label='label', train_file=tmp_path / 'a.csv',
+                 dev_file=tmp_path / 'b.csv', trials=1, epochs=2, device=device, out_dir=tmp_path)
     assert stage('finetune', *tune).code == 0 and (tmp_path / 'results.md').exists()
     knobs = words(what='speed,memory,rank', runs=run, variants='shatter', n_layer=1, n_embd=64, n_inner=64,
                   vocab_size=400, lengths=16, batches=2, rounds=1, device=device, out_dir=tmp_path)

@@ -27,8 +27,7 @@ try:
     RUNTIME = train.join('xla', 'float32', 16)
 except ImportError:
     torch_xla = None
-pytestmark = [pytest.mark.xla, pytest.mark.skipif(
-    torch_xla is None, reason='needs torch_xla: .ci/xla installs and runs it')]
+pytestmark = [pytest.mark.xla, pytest.mark.skipif(torch_xla is None, reason='needs torch_xla: see .ci/xla')]
 SHAPE = {'vocab_size': 50, 'block_size': 16, 'n_layer': 2, 'n_head': 4, 'n_embd': 16, 'n_inner': 32,
          'dropout': 0.0, 'attention_dropout': 0.0}
 KNOBS = {'device': 'xla', 'max_iters': 12, 'batch_size': 4, 'warmup_iters': 6, 'log_interval': 3,
@@ -61,16 +60,6 @@ def batch(seed=0, objective='mlm', padded=False):
     return found
 
 
-def weighted(*seeds):
-    return [{**batch(seed), 'weights': torch.ones(4, 4)} for seed in seeds]
-
-
-def compiled():
-    return counters.counter_value('UncachedCompile') or 0
-
-
-# ---- models ----
-
 @pytest.mark.parametrize('system', SYSTEMS, ids=lambda system: '-'.join(map(str, system.values())))
 def test_losses_and_gradients_are_the_cpus(system):
     """And no operator is computed on the host; rows with and without padding in one graph."""
@@ -97,25 +86,21 @@ def test_bfloat16_is_near(attention):
     assert 0 < abs(loss - ours(**rows).mean()) < 0.02
 
 
-# ---- steps ----
-
 def steps(runtime, looks, **knobs):
-    """[(loss, norm (None but at `looks`), graphs, reads)] of 8 steps with warmup, accumulation; the model
-
-    The rate passes 0.01, the decay: scalars of equal values were once one input, and so another graph.
-    """
+    """[(loss, norm (None but at `looks`), graphs, reads)] of 8 steps with warmup, accumulation; the model"""
     raw = build(**knobs).to(runtime.device)
     optimizer = train.make_optimizer(raw, 1e-3, (0.9, 0.999), 1e-8, 0.01, runtime)
     scaler, found = torch.amp.GradScaler(runtime.device.type, enabled=False), []
     for step in range(8):
         train.seed_step(1, step, runtime)
+        # the rate passes 0.01, the decay: scalars of equal values were once one input, and so another graph
         train.set_lr(optimizer, train.get_lr(step, 1e-2, 0.0, 4, 8, 'linear'), runtime)
-        parts = weighted(2 * step, 2 * step + 1)
+        parts = [{**batch(seed), 'weights': torch.ones(4, 4)} for seed in (2 * step, 2 * step + 1)]
         loss, norm = train.update(raw, optimizer, scaler, parts, 30.0 + step, 1.0, runtime)
         values = (loss.item(), norm.item()) if step in looks else (None, None)
         if runtime is RUNTIME:
             reads = counters.metric_data('TransferFromDeviceTime')
-            values = *values, compiled(), reads[0] if reads else 0
+            values = *values, counters.counter_value('UncachedCompile') or 0, reads[0] if reads else 0
         found.append(values)
     return found, raw
 
@@ -145,13 +130,10 @@ def test_dropout_is_a_function_of_seed_step_and_rank():
     assert losses[0] == losses[1] and len(set(losses)) == 4
 
 
-# ---- runs ----
-
 @pytest.fixture
 def run(stage, corpus, tmp_path):
     def start(name, code=0, **knobs):
-        done = stage('train', *tiny(corpus, tmp_path / name, **{**KNOBS, **knobs}))
-        assert done.code == code, done
+        assert stage('train', *tiny(corpus, tmp_path / name, **{**KNOBS, **knobs})).code == code
     return start
 
 
@@ -160,7 +142,7 @@ def test_a_run_is_steady_and_goes_on_as_if_undisturbed(run, tmp_path, monkeypatc
     graphs, write = {}, train.Log.write
 
     def counting(self, kind, step, **values):
-        graphs[kind, step] = compiled()
+        graphs[kind, step] = counters.counter_value('UncachedCompile') or 0
         write(self, kind, step, **values)
     counters.clear_all()
     with monkeypatch.context() as patch:
@@ -186,15 +168,10 @@ def test_the_cpu_goes_on_from_xlas_checkpoint_and_xla_from_the_cpus(run, tmp_pat
     assert metrics(tmp_path / 'cpu', 'train')[-1]['step'] == 15
 
 
-# ---- processes ----
-
 def test_torchrun_with_one_process(corpus, tmp_path):
+    """DistributedDataParallel on a group of one: gradients are the plain model's."""
     done = torchrun('train.py', *tiny(corpus, tmp_path / 'a', device='xla', max_iters=2), n=1, timeout=600)
     assert done.code == 0 and len(metrics(tmp_path / 'a', 'train')) == 2, done.err
-
-
-def test_the_wrapper_accumulates_on_xla():
-    """DistributedDataParallel on a group of one: gradients are the plain model's."""
     done = torchrun(os.path.abspath(__file__), n=1, timeout=600)
     assert done.code == 0 and 'the same' in done.out, done
 
@@ -208,13 +185,12 @@ def wrapped_twin():
         raw = build().to(runtime.device)
         model = train.DistributedDataParallel(raw, gradient_as_bucket_view=True) if world > 1 else raw
         optimizer = torch.optim.SGD(raw.parameters(), 1.0)
-        start = [parameter.detach().cpu() for parameter in raw.parameters()]
+        start = torch.cat([parameter.detach().cpu().flatten() for parameter in raw.parameters()])
         scaler = torch.amp.GradScaler('xla', enabled=False)
-        count = 32.0 * world                            # DDP divides by 1
-        train.update(model, optimizer, scaler, weighted(0, 1), count, 0.0, runtime)
-        end = [parameter.detach().cpu() for parameter in raw.parameters()]
-        changes.append([one - other for one, other in zip(start, end, strict=True)])
-    assert all(torch.allclose(one, other, atol=1e-6) for one, other in zip(*changes, strict=True))
+        parts, count = [{**batch(seed), 'weights': torch.ones(4, 4)} for seed in (0, 1)], 32.0 * world
+        train.update(model, optimizer, scaler, parts, count, 0.0, runtime)      # where DDP divides by 1
+        changes.append(torch.cat([x.detach().cpu().flatten() for x in raw.parameters()]) - start)
+    assert torch.allclose(*changes, atol=1e-6)
     print('the same')
 
 
