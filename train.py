@@ -8,7 +8,6 @@ Sample n of a run and its masks depend on (data, seed, n) alone, dropout on (see
 any number of processes sees the same batches, and a resumed run of as many processes repeats an
 uninterrupted one, on the CPU to the bit.
 """
-from configurator import ROOT, UserError, configure, run, say, shown  # first: no traceback on Ctrl-C
 import atexit
 import contextlib
 import glob
@@ -33,6 +32,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_map_only
 from tqdm import tqdm
 
+from configurator import ROOT, UserError, configure, run, say, shown
 from model import (EncoderConfig, MaskedLM, MultipleChoice, PermutationLM, SequenceClassifier, SpanClassifier,
                    choose, count_parameters, model_config, to_transformers, token_losses)
 from prepare_data import (check_sizes, copy_tokenizer, fast_tokenizer, load_meta, load_tokenizer, read_json,
@@ -603,8 +603,9 @@ class Log:
                          for key, value in values.items())
         with tqdm.external_write_mode():                # above a progress bar
             print(f'{self.name} step {step}, {kind}: {text}', flush=True)
+        finite = {key: value for key, value in values.items() if math.isfinite(value)}      # JSON has no NaN
         with open(self.path, 'a') as file:
-            file.write(json.dumps({'kind': kind, 'step': step, **values}) + '\n')
+            file.write(json.dumps({'kind': kind, 'step': step, **finite}) + '\n')
         if self.wandb:
             self.wandb.log({f'{kind}/{key}': value for key, value in values.items()}, step=step)
 
