@@ -300,7 +300,7 @@ def make_loaders(config, pinned):
 
 
 # ---- devices and processes ----
-# XLA, for TPUs, traces lazily: sync() compiles and runs the graph. A number is a constant of it: see input().
+# XLA, for TPUs, traces lazily: sync() compiles the traced operations as one graph and runs it.
 
 @dataclass
 class Runtime:
@@ -327,7 +327,7 @@ class Runtime:
         return torch.autocast(self.device.type, self.dtype) if half else contextlib.nullcontext()
 
     def input(self, number):
-        """A number that changes with the step; on XLA (1,), as equal scalars would be merged."""
+        """A number that changes with the step; on XLA (1,): constants recompile, equal scalars are merged."""
         return torch.tensor([number], device=self.device) if self.device.type == 'xla' else number
 
     def sync(self):
