@@ -87,7 +87,7 @@ def settings(argument, config):
         return {name: text if isinstance(config.get(name), str) else literal(text)}
     path = argument if os.path.isfile(argument) else os.path.join(ROOT, argument)
     if not os.path.isfile(path):
-        raise UserError(f'{shown(argument)}: neither a config file nor --key=value')
+        raise UserError(f'{shown(argument)}: neither a config file nor --key=value; see --help')
     try:
         found = runpy.run_path(path)
     except Exception as error:                  # a config file may raise any

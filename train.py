@@ -14,6 +14,7 @@ import glob
 import json
 import math
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -234,7 +235,8 @@ def whole_words(scores, word_starts, special, wanted, k):
     first = word_starts | special | np.append(True, special[:-1])
     words = np.split(np.arange(len(first)), np.flatnonzero(first)[1:])
     chosen = []
-    for word in [words[number] for number in np.argsort(scores[:len(words)], kind='stable')]:
+    for number in np.argsort(scores[:len(words)], kind='stable'):
+        word = words[number]
         if not special[word[0]] and len(chosen) + len(word) <= wanted:
             chosen += [*word]
     others = np.setdiff1d(np.arange(len(first)), chosen)
@@ -448,7 +450,10 @@ def update(model, optimizer, scaler, parts, count, grad_clip, runtime):
 
 @torch.no_grad()
 def evaluate(model, loader, n, batch_size, runtime, stop=()):
-    """Loss (nats), accuracy and perplexity per predicted token of n samples; None after a rank's signal."""
+    """Loss (nats), accuracy and perplexity per predicted token of n samples, over all ranks.
+
+    stop  list of caught signals; None is returned as soon as any rank has one
+    """
     model.eval()
     n, sums, size = min(n, len(loader.rows)), np.zeros(3), batch_size * runtime.world   # loss, hits, tokens
     parts = [range(n)[i:i + size][runtime.rank::runtime.world] for i in range(0, n, size)]
@@ -543,6 +548,8 @@ def hold(folder):
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise UserError(f'{folder}: another run uses it: end that one, or choose another --out_dir') from None
+    except OSError as error:                            # some file systems have no locks
+        say(f'{folder} cannot be locked ({error.strerror}): start no second run in it')
     return file
 
 
@@ -620,7 +627,7 @@ def read_metrics(folder):
 def record_launch(folder, config, runtime):
     """Append this launch to run.json: command, revision, versions, date and knobs."""
     launches = read_json(folder, 'run.json') if 'run.json' in os.listdir(folder) else []
-    revision = subprocess.getoutput(f"git -C '{ROOT}' describe --always --dirty")      # or why there is none
+    revision = subprocess.getoutput(f'git -C {shlex.quote(ROOT)} describe --always --dirty 2>/dev/null')
     write_json(os.path.join(folder, 'run.json'), [*launches, {
         'argv': sys.argv, 'revision': revision, 'torch': torch.__version__, 'world_size': runtime.world,
         'device': str(runtime.device), 'date': time.strftime('%Y-%m-%dT%H:%M:%S%z'), 'config': config}])

@@ -158,9 +158,10 @@ def test_finished_runs_by_name(call, tmp_path, monkeypatch):
     for name, losses in [('plain_rank_4-1', (6, 5, 4, 3)), ('plain_rank_4-2', (6, 5.9, 5.8, 4)),
                          ('plain_rank_4-3', (6, 5, 4)),             # stopped, or diverged
                          ('base_pairwise', (6, 5, 4, 3))]:          # Courtois et al.: a folder of config/
-        lines = [{'kind': 'val', 'step': 10 * i, 'loss': loss, 'ptb_loss': loss + 1, 'accuracy': i / 100,
-                  'unigram': 5.6}
+        lines = [{'kind': 'val', 'step': 10 * i, 'loss': loss, 'accuracy': i / 100, 'unigram': 5.6}
                  for i, loss in enumerate(losses)] + [{'kind': 'train', 'step': 30, 'loss': 1.0}]
+        for line in lines[1:len(losses)]:               # --validation=ptb was given from step 10 on
+            line['ptb_loss'] = line['loss'] + 1
         (tmp_path / name).mkdir()
         (tmp_path / name / 'metrics.jsonl').write_text('\n'.join(map(json.dumps, lines)))
     done, frame = call('--what=runs', runs=f'{tmp_path}/plain_*,{tmp_path}/base_pairwise', plateau=1.1,
@@ -175,7 +176,7 @@ def test_finished_runs_by_name(call, tmp_path, monkeypatch):
     assert '3.5 (0.71)' in done.out
     assert [*drawn[0]] == [f'{name} {key}' for name in ('plain_rank_4', 'base_pairwise')
                            for key in ('loss', 'ptb_loss')]             # of a second validation corpus
-    assert drawn[0]['base_pairwise ptb_loss'] == [(0, 7), (10, 6), (20, 5), (30, 4)]
+    assert drawn[0]['base_pairwise ptb_loss'] == [(10, 6), (20, 5), (30, 4)]
 
 
 # ---- attention ----

@@ -446,6 +446,14 @@ def test_the_same_command_gives_the_same_weights(trial, stage):
     assert trial('rte', 'g', train_samples=9, eval_samples=4)['n'] == {'rte': [9, 4]}
 
 
+def test_a_process_of_torchrun_may_have_no_trial(stage, run, copies, tmp_path, monkeypatch):
+    monkeypatch.setenv('RANK', '1')
+    monkeypatch.setenv('WORLD_SIZE', '2')
+    command = {'init_from': run, 'data_dir': copies, 'tasks': 'rte', 'out_dir': tmp_path / 'out', **QUICK}
+    done = stage('finetune', *words(**{**command, 'trials': 1}))
+    assert done.code == 0 and done.out == '1 trials of other processes go on\n'
+
+
 def test_a_finished_trial_is_kept_and_another_recipe_refused(trial, stage, run, copies, tmp_path):
     command = {'init_from': run, 'data_dir': copies, 'tasks': 'rte', 'out_dir': tmp_path / 'out', **QUICK}
     place = trial('rte')['folder'] / 'result.json'
@@ -611,17 +619,19 @@ HEAD = 'text,class\n'
 
 
 @pytest.mark.parametrize('train_text, dev, changes, message', [
-    ('text, class\na,b\n', '', {}, "train.csv, line 2: no label 'class' in {'text': 'a', ' class': 'b'}"),
+    ('text, class\na,b\n', '', {}, r"train.csv, line 2: no label 'class', the row has \['text', ' class'\]"),
     ('text,text,class\na,b,c\n', '', {}, r"two columns have the same name: \['text', 'text', 'class'\]"),
     (HEAD + 'a,1.5\nb,2.5\nc,n/a\nd,3\n', '', {}, "csv, line 4: label 'n/a', a number in most rows"),
+    (HEAD + 'a,3.0\nb,3.0\n', '', {}, "csv: label 'class' has one class"), ('', '', {}, 'no rows for train'),
     (HEAD, '', {}, 'no rows for train'), (HEAD + GOOD, HEAD, {}, 'no rows for dev'),
     (HEAD + '"a,red\nb,green\n', '', {}, "train.csv: cannot be read: Error\\('unexpected end"),
     (HEAD + GOOD, HEAD + 'a,pink\n', {}, r"line 2: label class='pink': choose .* \(1 of 1 rows are bad"),
     (HEAD + GOOD + 'b\n' + 'b,red,c\n' * 2, '', {}, r'line 202: not as many cells as columns \(3 of 203'),
-    ('\x1b[31mtext,class\na,b\n', '', {}, r"'text' is None, not a text, in {'\\x1b\[31mtext': 'a'"),
+    ('\x1b[31mtext,class\na,b\nb,c\n', '', {}, r"'text' is None, not a text, the row has \['\\x1b\[31mtext'"),
     ('{"text": 5, "class": "a"}\n{"text": "b", "class": "b"}\n', '', {'suffix': '.jsonl'},
      "train.jsonl, line 1: 'text' is 5, not a text"),
-    ('{"text": "b", "class": "b"}\n{"text"\n', '', {'suffix': '.jsonl'}, 'train.jsonl, line 2: broken JSON'),
+    ('{"text": "b", "class": "b"}\n{"text"\n{"text": "b", "class": "a"}\n', '', {'suffix': '.jsonl'},
+     'train.jsonl, line 2: broken JSON'),
     (HEAD + GOOD, '', {'texts': ''}, 'tasks=custom needs --train_file=FILE'),
     (HEAD + 'a,0.5\nb,1.5\n', HEAD + 'a,high\n', {}, 'dev.csv, line 2: could not convert'),
 ])

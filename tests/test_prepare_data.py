@@ -9,6 +9,7 @@ import random
 import shutil
 import signal
 import sys
+import tempfile
 import time
 import types
 
@@ -222,11 +223,13 @@ def test_words_of_mixed_text(tmp_path, monkeypatch, text, cut, tokens):
     assert marked == tokens and ids == found.encode([text])[0]
 
 
-def test_words_stay_with_their_tokens(tmp_path, capfd):
+def test_words_stay_with_their_tokens(tmp_path, capfd, monkeypatch):
+    (tmp_path / 'temporary').mkdir()
+    monkeypatch.setattr(tempfile, 'tempdir', str(tmp_path / 'temporary'))       # where jieba has its cache
     texts = make_texts(60, 0, CHINESE, '') + ['我来到北京清华大学']        # from jieba's README
     usual = {'tokenizer': 'character', 'vocab_size': 100, 'val_fraction': 0.2, 'unit_bytes': 5000}
     folder, meta = prepare(tmp_path, texts, **usual, segmenter='jieba')
-    assert all(line.startswith(folder) for line in capfd.readouterr().err.splitlines())
+    assert not os.listdir(tmp_path / 'temporary') and 'jieba' not in capfd.readouterr().err
     found = prepare_data.load_tokenizer(folder)
     word_start = np.array(found.word_starts())
     marks = {tuple(ids): prepare_data.mark_words(text, ids, offsets, word_start).tolist()
@@ -462,11 +465,11 @@ def test_a_sample_is_of_the_whole_corpus(tmp_path):
 # ---- mistakes and damage ----
 
 @pytest.mark.parametrize('arguments, said', [
-    ('--corpus=nowhere.jsonl', 'nowhere.jsonl: no .txt, .json, .jsonl, .parquet, .gz, .zst file: choose '),
+    ('--corpus=nowhere.jsonl', "corpus='nowhere.jsonl': no such file; choose one of docstrings"),
     ('--corpus=good.jsonl --val_fraction=0', 'val_fraction=0.0: must be above 0 and at most 1'),
     ('--corpus=good.jsonl --tokenizer=wordpeice', "tokenizer='wordpeice': choose one of sentencepiece"),
     ('--corpus=good.jsonl --tokenizer=data/x', 'data/x: not prepared: run python prepare_data.py config/dat'),
-    ('--corpus=cluecorpussmall', 'no --path: no .txt,'),
+    ('--corpus=cluecorpussmall', 'needs --path='),
     ('--corpus=good.jsonl --text_field=body', "text_field='body': the first row has id, text"),
     ('--corpus=good.jsonl --vocab_size=90000', 'high (90000). Please set it to a value <= '),
     ('--corpus=good.jsonl --tokenizer=wordpiece:good.jsonl', "KeyError: '[PAD]'"),
@@ -477,7 +480,7 @@ def test_a_sample_is_of_the_whole_corpus(tmp_path):
     ('--path=nosuchpackage', "'nosuchpackage' is"),
     ('--corpus=good.jsonl --part=4/4', "part='4/4': must be i/n with i from 0 to n - 1, as in 0/4"),
     ('--corpus=texts --data_dir=.', 'texts lies in ./texts, for the result: give another --name'),
-    ('--check=texts', 'texts: not prepared: run python prepare_data.py config/data_texts.py, whose header')])
+    ('--check=texts', 'texts: not prepared: run python prepare_data.py config/data_texts.py --data_dir=')])
 def test_mistakes_are_one_line(tmp_path, monkeypatch, stage, arguments, said):
     """And leave nothing behind that a corrected command would trip over."""
     monkeypatch.chdir(tmp_path)
@@ -494,7 +497,7 @@ def test_mistakes_are_one_line(tmp_path, monkeypatch, stage, arguments, said):
 def test_a_config_is_called_as_the_corpus_that_it_prepares():
     """As load_meta names it where the corpus is missing."""
     for file in glob.glob(f'{ROOT}/config/data_*.py'):
-        config = configure(dict(vars(prepare_data)), [file])
+        config = configure(dict(vars(prepare_data)), [file, '--path=files'])
         assert file.endswith(f"/data_{config['name'] or prepare_data.find_corpus(config)[0]}.py")
 
 

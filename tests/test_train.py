@@ -461,6 +461,12 @@ def test_a_second_run_in_a_folder_is_refused(run, tmp_path):
     run('a', max_iters=1)                               # the system took the lock back
 
 
+def test_a_file_system_without_locks(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr('fcntl.lockf', lambda *arguments: os.stat('/no/lock'))      # raises an OSError
+    train.hold(str(tmp_path)).close()
+    assert 'cannot be locked (No such file or directory)' in capsys.readouterr().err
+
+
 @pytest.mark.parametrize('dtype', ['float32', 'float16'])
 @pytest.mark.parametrize('what', ['loss', 'gradient'])
 def test_what_is_not_finite_is_never_saved(what, dtype, run, tmp_path, monkeypatch):
