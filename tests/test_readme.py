@@ -105,7 +105,7 @@ def test_every_command_runs(home):
         more = [FOUR] if command == 'python prepare_data.py' else []
         more += base if 'config/base' in command else []
         run_small(command, home, *more)
-    assert (home / 'out' / 'bert' / 'config.json').exists()
+    assert (home / 'out' / 'quickstart_hf' / 'config.json').exists()
     assert 'majority' in (home / 'out' / 'finetune' / 'results.md').read_text()
 
 
