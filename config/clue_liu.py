@@ -12,9 +12,10 @@
 # that the count has not. Ours: 5 seeds (one, 1234, there); the weights of the last step (the caption of table
 # 5 says "best averaged results"; for CMRC, CHID and C3 the code keeps the best on dev); no decay of the gains
 # of q and k; segments 0 and 1 (0 alone there); dtype auto. Ours are also the texts of WSC, CHID and C3, after
-# CLUE's baseline. His code has in CHID 28 tokens on each side of a blank (56 characters here) and no idiom
-# twice in a passage (here each blank has its best), in C3 a [SEP] before the choice and the state of the last
-# token.
+# CLUE's baseline. His code has in CHID 28 tokens on each side of a blank (56 characters here), [unused1] and
+# [MASK] for this and other blanks (____ and **** here) and no idiom twice in a passage (here each blank has
+# its best); in C3 a [SEP] before the choice, the state of the last token, and a text for missing choices
+# (masked here).
 out_dir = 'out/clue_liu'
 init_from = 'out/base_gau'
 tasks = 'afqmc,csl,iflytek,tnews,wsc,cmnli,cmrc,chid,c3'
