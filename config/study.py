@@ -1,6 +1,6 @@
 # The study on which the README's answer rests: 4 layers x 256, 11 million tokens; see results/study.md.
 # $ python train.py config/study.py --attention=shared --seed=2
-# Expect 20 to 30 minutes on one core with AMX; bfloat16 is slow on other CPUs.
+# Expect 16 to 22 minutes on one core with AMX; bfloat16 is slow on other CPUs.
 out_dir = 'out/study'
 dataset = 'study'
 block_size = 128
@@ -8,14 +8,14 @@ n_layer = 4
 n_head = 4
 n_embd = 256
 n_inner = 1024
-total_batch = 16
-batch_size = 16
-max_iters = 5400
+total_batch = 32
+batch_size = 32
+max_iters = 2700
 learning_rate = 1e-3
-warmup_iters = 540
-eval_interval = 300
+warmup_iters = 270
+eval_interval = 150
 eval_samples = 1024
 log_interval = 50
-checkpoint_interval = 300
+checkpoint_interval = 150
 fill_samples = 0
 dtype = 'bfloat16'
