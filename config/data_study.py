@@ -1,4 +1,5 @@
-# The corpus of the study: Wikipedia articles and docstrings that the commands of results/study.md write to data/texts
+# The corpus of the study: Wikipedia articles and docstrings, which the commands of results/study.md write to
+# data/texts
 # $ python prepare_data.py config/data_study.py
 # Expect 44,069 documents, 29M tokens, 60 MB on disk, a quarter of a minute on two cores
 corpus = 'data/texts'

@@ -1,6 +1,7 @@
-# The tasks of the study, two seeds of one pretrained run: GLUE's CoLA, SST-2 (8,000 examples) and MRPC, and the package
-# of a docstring; see results/study.md.
-# $ python finetune.py config/finetune_study.py --init_from=out/study/shatter-1 --out_dir=out/finetune_study/shatter-1
+# The tasks of the study for one pretrained run, two seeds each: GLUE's CoLA, SST-2 (8,000 examples) and MRPC,
+# and the package of a docstring; see results/study.md
+# $ python finetune.py config/finetune_study.py --init_from=out/study/shatter-1 \
+#       --out_dir=out/finetune_study/shatter-1
 # Expect ten minutes on one core with AMX, and the scores of results/study.md.
 out_dir = 'out/finetune_study'
 init_from = 'out/study'
