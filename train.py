@@ -362,11 +362,12 @@ def join(device, dtype, width, timeout=600, group=True):
 
 
 def choose_dtype(dtype, device, width):
-    """torch dtype; auto is bfloat16 on CUDA from Ampere on, and with AMX from width 256: results/dtype"""
+    """torch dtype; auto is bfloat16 on CUDA from Ampere on, on some CPUs from width 256: results/dtype"""
     if dtype == 'auto':
         fast = device.type == 'cuda' and torch.cuda.get_device_capability() >= (8, 0)
         if device.type == 'cpu' and width >= 256 and hasattr(torch.cpu, 'get_capabilities'):    # new in 2.11
-            fast = torch.cpu.get_capabilities().get('amx_bf16')
+            able = torch.cpu.get_capabilities()
+            fast = able.get('amx_bf16') or able.get('avx512_bf16')
         dtype = 'bfloat16' if fast else 'float32'
     return choose('dtype', dtype, {name: getattr(torch, name) for name in ('float32', 'bfloat16', 'float16')})
 

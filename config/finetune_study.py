@@ -2,7 +2,7 @@
 # and the package of a docstring; see results/study.md
 # $ python finetune.py config/finetune_study.py --init_from=out/study/shatter-1 \
 #       --out_dir=out/finetune_study/shatter-1
-# Expect ten minutes on one core with AMX, and the scores of results/study.md.
+# Expect ten minutes on one core with AMX or AVX512_BF16, and the scores of results/study.md.
 out_dir = 'out/finetune_study'
 init_from = 'out/study'
 tasks = 'cola,sst2,mrpc,custom'

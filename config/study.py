@@ -1,6 +1,6 @@
 # A run of the study of eleven systems: 4 layers x 256, 11 million tokens; see results/study.md.
 # $ python train.py config/study.py --attention=shared --seed=2 --out_dir=out/study/shared-2
-# Expect 14 to 24 minutes on one core with AMX (results/study.md); bfloat16 is slow on other CPUs.
+# Expect 14 to 24 minutes on one core with AMX or AVX512_BF16 (results/study.md); bfloat16 is slow on others.
 out_dir = 'out/study'
 dataset = 'study'
 block_size = 128

@@ -290,10 +290,11 @@ def test_dropout_is_a_function_of_seed_step_and_rank():
     assert len(set(numbers)) == 4 and numbers[0] == numbers[-1]
 
 
-@pytest.mark.parametrize('amx, width, dtype', [
-    (True, 256, torch.bfloat16), (True, 255, torch.float32), (False, 256, torch.float32)])
-def test_automatic_precision_on_a_cpu(amx, width, dtype, monkeypatch):
-    monkeypatch.setattr(torch.cpu, 'get_capabilities', lambda: {'amx_bf16': amx}, raising=False)
+@pytest.mark.parametrize('able, width, dtype', [
+    ('amx_bf16', 256, torch.bfloat16), ('avx512_bf16', 256, torch.bfloat16), ('amx_bf16', 255, torch.float32),
+    ('avx512_f', 256, torch.float32)])
+def test_automatic_precision_on_a_cpu(able, width, dtype, monkeypatch):
+    monkeypatch.setattr(torch.cpu, 'get_capabilities', lambda: {able: True}, raising=False)
     assert train.choose_dtype('auto', CPU.device, width) == dtype
 
 
