@@ -149,6 +149,17 @@ def test_the_tables_of_systems_are_those_of_the_model():
         assert printed == count(name) and matrices in ('', count(name, matrices=True))
 
 
+def test_the_table_of_the_study_is_that_of_its_rows(home):
+    """The last script of results/study.md prints the mean losses and intervals of its table."""
+    pytest.importorskip('scipy')
+    pytest.importorskip('matplotlib')
+    page = read('results', 'study.md')
+    done = process('-c', re.findall(r'```python\n(.*?)```', page, re.S)[-1], cwd=home)
+    losses = done.out.partition('\nvalidation loss')[2].partition('\n\n')[0]
+    rows = re.findall(r'^(\w+) .*?: (\S+ ± \S+)', losses, re.M)
+    assert len(rows) > 7 and all(f'| `{name}` | {cell} |' in page for name, cell in rows), done.err
+
+
 def count(name, size='base', matrices=False):
     """Parameters of a system of bench.py, or those of the matrices of its blocks, as the page prints them."""
     config = {**knobs_of(bench), **dict(zip(bench.SIZES, bench.SHAPES[size], strict=True))}
