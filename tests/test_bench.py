@@ -9,13 +9,13 @@ import pandas as pd
 import pytest
 import torch
 from conftest import knobs_of, process, refused, tiny, words
+from test_train import CPU
 
 import bench
 import train
 from bench import GROUPS, MATRICES, VARIANTS
 from model import SHATTER, MaskedLM, PermutationLM, SequenceClassifier
 
-CPU = train.Runtime(torch.device('cpu'), torch.float32, 0, 1, None)
 SHAPE = {'n_layer': 2, 'n_head': 4, 'n_embd': 16, 'n_inner': 32, 'vocab_size': 60, 'device': 'cpu',
          'dtype': 'float32'}
 CONFIG = {**knobs_of(bench), **SHAPE}
@@ -73,9 +73,10 @@ def test_systems_take_turns_and_ratios_are_of_one_round(monkeypatch):
 
 
 def test_printed_values_are_those_of_a_system_and_its_qualifiers():
-    found = bench.printed('time', 'roformer_v2_12k', 'gau', 'train', '512')
+    found = bench.printed('time', 'roformer_v2_12k', 'train', '512')
     assert found == '1.224 (liu gau train 512: table 4, 8 rows, one T40)'
-    assert bench.printed('time', 'roformer_v2', 'train', '512') is None
+    assert bench.printed('memory', 'roformer_v2', '512', 'half').startswith('10047 MiB, 118.7% (liu gau 512')
+    assert bench.printed('time', 'roformer_v2', 'train', '300') is None
 
 
 def rows_of(n, length):
@@ -246,11 +247,6 @@ def test_a_run_of_train_and_its_rank_and_pictures(stage, call, corpus, tmp_path)
     content['data']['tokenizer'] = 'another'
     train.write_checkpoint(train.newest(str(run)), content)
     assert 'tokenizer' in refused(call('--what=rank', *knobs)[0])
-
-
-def test_cells():
-    assert [bench.cell(value) for value in (109514298, 3366.6, 0.51234, 7.0, 'a')] == [
-        '109,514,298', '3,367', '0.5123', '7', 'a']
 
 
 @pytest.mark.parametrize('knob, message', [
