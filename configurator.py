@@ -14,7 +14,6 @@ import re
 import runpy
 import signal
 import sys
-import textwrap
 import time
 
 ROOT = os.path.dirname(os.path.abspath(__file__))
@@ -67,7 +66,7 @@ def configure(scope, arguments=None):
               if name.islower() and name[0] != '_' and type(value) in KINDS}
     arguments = sys.argv[1:] if arguments is None else arguments
     if '--help' in arguments:
-        print(help_text(scope, config))
+        print(help_text(scope))
         sys.exit()
     for argument in arguments:
         for name, value in settings(argument, config).items():
@@ -117,13 +116,9 @@ def checked(argument, name, value, default):
     return value
 
 
-def help_text(scope, config):
-    """How to call a stage, then its knobs, each with its default and the comment on its line."""
+def help_text(scope):
+    """How to call a stage, then its knobs: the lines of its file, with their defaults and comments."""
     with open(scope['__file__'], encoding='utf-8') as file:
-        comments = dict(re.findall(r'^(\w+) = .*?  # (.*)', file.read(), re.M))
-    lines = [f"python {os.path.basename(scope['__file__'])} [config/FILE.py ...] [--key=value ...]", '',
-             *textwrap.wrap(scope['__doc__'].partition('\n')[0], 100), '']
-    for name, value in config.items():
-        line = f'--{name}={value} '.ljust(28) + comments.get(name, '')
-        lines += textwrap.wrap(line, 98, initial_indent='  ', subsequent_indent=' ' * 30)
-    return '\n'.join(lines)
+        knobs = re.findall(r'^[a-z]\w* = .*', file.read(), re.M)
+    usage = f"python {os.path.basename(scope['__file__'])} [config/FILE.py ...] [--key=value ...]"
+    return '\n'.join([usage, '', scope['__doc__'].partition('\n')[0], '', *knobs])

@@ -78,11 +78,10 @@ def test_a_refused_command_line_changes_nothing():
 
 
 @pytest.mark.parametrize('name', STAGES)
-def test_help_is_100_columns_wide_and_ends_with_the_knobs(name, stage):
-    lines = stage(name, '--help').out.splitlines()
-    assert max(map(len, lines)) <= 100 and lines[0].startswith(f'python {name}.py ')
-    knobs = [line.split('=')[0].strip() for line in lines if line.startswith('  --')]
-    assert knobs == [f'--{knob}' for knob in knobs_of(STAGES[name])] and lines[-1].startswith('  ')
+def test_help_ends_with_the_knobs(name, stage):
+    usage, _, _, _, *lines = stage(name, '--help').out.splitlines()
+    assert usage.startswith(f'python {name}.py ') and all(' # ' in line for line in lines)
+    assert [line.split(' = ')[0] for line in lines] == [*knobs_of(STAGES[name])]
 
 
 def test_sizes_are_knobs_of_a_stage():
