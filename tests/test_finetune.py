@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from conftest import knobs_of, refused, torchrun, words
 from records import MARKERS, WORDS, made, write_copy
+from test_train import CPU
 
 import finetune
 import train
@@ -25,7 +26,6 @@ from finetune import HEADS, METRICS, TASKS, Example, Feature, Split, collate, jo
 from model import ALLOWED_POSITIONS, ATTENTION, EncoderConfig, MaskedLM, PermutationLM
 from prepare_data import file_sum, load_tokenizer, write_json
 
-CPU = train.Runtime(torch.device('cpu'), torch.float32, 0, 1, None)
 SPECIAL = {'pad': 0, 'unk': 1, 'cls': 2, 'sep': 3, 'mask': 4}
 QUICK = {'trials': 1, 'epochs': 1, 'total_batch': 8, 'batch_size': 8, 'learning_rate': 5e-3, 'stride': 16,
          'device': 'cpu', 'dtype': 'float32'}
@@ -431,7 +431,7 @@ def test_a_head_learns(name, rate, epochs, least, trial, tmp_path):
     assert result['scores'][name][result['metric']] > max(least, result['majority'][name][result['metric']])
 
 
-def test_the_same_command_gives_the_same_weights(trial, stage):
+def test_the_same_command_gives_the_same_weights(trial):
     """Another seed, dropout, number of examples or pooling others; batch_size and what is free the same."""
     plain = {'dropout': 0, 'attention_dropout': 0, 'adam_eps': 1, 'learning_rate': 0.1}     # as plain descent
     first = trial('rte', **plain)
@@ -621,7 +621,7 @@ HEAD = 'text,class\n'
 @pytest.mark.parametrize('train_text, dev, changes, message', [
     ('text, class\na,b\n', '', {}, r"train.csv, line 2: no label 'class', the row has \['text', ' class'\]"),
     ('text,text,class\na,b,c\n', '', {}, r"two columns have the same name: \['text', 'text', 'class'\]"),
-    (HEAD + 'a,1.5\nb,2.5\nc,n/a\nd,3\n', '', {}, "csv, line 4: label 'n/a', a number in most rows"),
+    (HEAD + 'a,1.5\nb,2.5\nc,n/a\nd,3\n', '', {}, "csv, line 4: could not convert string to float: 'n/a'"),
     (HEAD + 'a,3.0\nb,3.0\n', '', {}, "csv: label 'class' has one class"), ('', '', {}, 'no rows for train'),
     (HEAD, '', {}, 'no rows for train'), (HEAD + GOOD, HEAD, {}, 'no rows for dev'),
     (HEAD + '"a,red\nb,green\n', '', {}, "train.csv: cannot be read: Error\\('unexpected end"),
@@ -663,7 +663,7 @@ def test_up_to_one_percent_of_bad_rows_is_left_out_and_said(trial, tmp_path):
     ({'noise': '0:1'}, 'write fractions'),
     ({'overrides': 'rta.epochs=3'}, "TASK='rta': choose"), ({'metric': 'f1'}, 'choose one of , accuracy'),
     ({'schedule': 'steps'}, 'choose one of linear'), ({'pooling': 'mean'}, 'choose one of cls'),
-    ({'epochs': 0}, 'epochs=0 evaluates finished trials'),
+    ({'epochs': 0}, 'epochs=0 evaluates finished trials'), ({'init_from': ''}, "no trial: init_from is ''"),
     ({'init_from': 'out/nothing'}, 'no checkpoint there'),
     ({'data_dir': 'nowhere'}, 'hf download nyu-mll/glue'), ({'data_dir': 'no'}, 'nyu-mll/glue:rte dev: '),
     ({'learning_rate': 1e38, 'epochs': 4}, 'rte_1: a loss or gradient up to step 2 is not finite'),
