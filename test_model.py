@@ -915,11 +915,6 @@ def test_config_error_names_key_value_and_choices(settings, words):
     assert '\n' not in str(error.value)
 
 
-def test_model_config_takes_the_knobs_it_knows():
-    settings = {'n_layer': 3, 'attention': 'shared', 'batch_size': 7, 'vocab_size': 9}
-    assert source.model_config(settings, 31) == EncoderConfig(vocab_size=31, n_layer=3, attention='shared')
-
-
 def test_other_classes_say_what_they_need():
     with pytest.raises(UserError, match="only attention='xlnet'"):
         PermutationLM(EncoderConfig(**SMALL))

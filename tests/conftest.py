@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -24,6 +25,13 @@ class Done(NamedTuple):
     code: int
     out: str
     err: str
+
+
+def flip(path, place=None, bit=0):
+    """Flip a bit of a byte of a file, by default of its middle one."""
+    data = bytearray(Path(path).read_bytes())
+    data[len(data) // 2 if place is None else place] ^= 1 << bit
+    Path(path).write_bytes(data)
 
 
 def words(**knobs):

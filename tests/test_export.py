@@ -2,7 +2,6 @@
 import json
 import os
 import re
-import shutil
 
 import numpy as np
 import pytest
@@ -68,16 +67,6 @@ def test_auto_classes_open_the_folder(exported):
 
 
 @pytest.mark.slow
-def test_the_fill_mask_pipeline_predicts_what_ours_does(exported):
-    model, tokenizer, folder = exported
-    found = transformers.pipeline('fill-mask', str(folder))('Returns the [MASK] of a file.')
-    before, after = tokenizer.encode(['Returns the', ' of a file.'])
-    best = train.fill_masks(model, tokenizer, [before, after])[0].topk(5)
-    assert [one['token'] for one in found] == best.indices.tolist()
-    assert [one['score'] for one in found] == pytest.approx(best.values.tolist(), rel=1e-4)
-
-
-@pytest.mark.slow
 def test_sentence_transformers_open_the_folder(exported):
     """As the mean of the states over [CLS], the tokens and [SEP]."""
     package = pytest.importorskip('sentence_transformers')
@@ -95,17 +84,7 @@ def test_a_trial_is_loaded_and_exported(corpus, tmp_path, stage):
     theirs = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / 'out').eval()
     ids, _ = row_of(tokenizer, 'the parser')
     assert (theirs(ids).logits - model(ids)).abs().max() < 1e-4
-    assert 'sst2' in (tmp_path / 'out' / 'README.md').read_text()
-
-
-def test_load_needs_the_run_alone(corpus, tmp_path, monkeypatch):
-    """Its folder, wherever it lies, or one of its checkpoints."""
-    shutil.move(make_run(tmp_path / 'run', corpus), tmp_path / 'moved')
-    monkeypatch.chdir(tmp_path)
-    for path in ('moved', 'moved/ckpt_0000001.pt'):
-        model, tokenizer, content = train.load(path)
-        assert type(model) is MaskedLM and not model.training and content['step'] == 1
-        assert tokenizer.encode(['the parser']) == load_tokenizer(corpus).encode(['the parser'])
+    assert not model.training and 'sst2' in (tmp_path / 'out' / 'README.md').read_text()
 
 
 def test_a_run_starts_from_a_bert(corpus, tmp_path, stage):

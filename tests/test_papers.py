@@ -5,18 +5,12 @@ import math
 import os
 import re
 
-from conftest import ROOT
-from test_configs import knobs, resolved
+from test_configs import knobs, read, resolved
 
 import bench
 import finetune
 import prepare_data
 import train
-
-
-def read(*names):
-    with open(os.path.join(ROOT, *names), encoding='utf-8') as file:
-        return file.read()
 
 
 PAPERS, PAGE = json.loads(read('results', 'papers.json')), read('results', 'reproduce.md')
@@ -52,8 +46,16 @@ def unrolled(text):
     return text
 
 
-SCRIPT = re.sub(r'\s+# [A-Z]\d+$', '', '\n'.join(re.findall(r'```sh\n(.*?)```', PAGE, re.S)), flags=re.M)
-COMMANDS = [line.strip() for line in unrolled(SCRIPT.replace('\\\n', '')).splitlines() if line.strip()]
+def commands_of(page):
+    """Commands of the sh blocks of a page, one a line, without comments."""
+    lines = []
+    for script in re.findall(r'```sh\n(.*?)```', page, re.S):
+        for line in unrolled(script.replace('\\\n', '')).splitlines():
+            lines += re.sub(r'\s+#.*', '', line).strip().split(' && ')
+    return [line for line in lines if line]
+
+
+COMMANDS = commands_of(PAGE)
 
 
 def is_made(source, runs):

@@ -21,7 +21,7 @@ import pytest
 import scipy.stats
 import tiktoken
 import zstandard
-from conftest import ROOT, launch, process, refused, torchrun, words
+from conftest import ROOT, flip, launch, process, refused, torchrun, words
 
 import prepare_data
 from configurator import UserError, configure
@@ -201,9 +201,10 @@ def test_exported_copy_gives_our_ids(tmp_path, specs, kind, lower_case):
             scores = [sum(map(ours.model.get_score, one)) for one in (ids, other)]
             assert scores[0] == pytest.approx(scores[1], rel=1e-5), text
     assert ours.decode(ours.encode(['The Red'])[0]) == ('the red' if lower_case else 'The Red')
-    cls, mask, sep = (ours.special[key] for key in ('cls', 'mask', 'sep'))
-    assert theirs('the [MASK]')['input_ids'] == [cls, *ours.encode(['the'])[0], mask, sep]
-    assert theirs.model_max_length == 64 and theirs.pad_token_id == ours.special['pad']
+    pad, cls, mask, sep = (ours.special[key] for key in ('pad', 'cls', 'mask', 'sep'))
+    the, of = ours.encode(['the', 'of'])
+    assert theirs('the [MASK] of')['input_ids'] == [cls, *the, mask, *of, sep]
+    assert (theirs.model_max_length, theirs.pad_token_id, theirs.mask_token_id) == (64, pad, mask)
 
 
 # ---- Chinese words ----
@@ -512,12 +513,6 @@ def sound(tmp_path_factory):
 
 def copied(sound, tmp_path):
     return pathlib.Path(shutil.copytree(sound[0] / 'data', tmp_path / 'data')) / 'x'
-
-
-def flip(file, place=None, bit=0):
-    data = bytearray(file.read_bytes())
-    data[len(data) // 2 if place is None else place] ^= 1 << bit
-    file.write_bytes(data)
 
 
 def test_check_covers_every_file_and_names_what_mends_it(sound, tmp_path, stage):

@@ -15,13 +15,12 @@ import subprocess
 import sys
 import time
 import types
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import launch, process, refused, tiny, torchrun
+from conftest import flip, launch, process, refused, tiny, torchrun
 from torch.utils._pytree import tree_leaves
 
 import train
@@ -385,13 +384,6 @@ def test_a_signal_in_the_first_validation_in_the_last_save_and_under_nohup(run, 
 
 # ---- damage ----
 
-def flip(path, position):
-    """Flip a bit of a file."""
-    content = bytearray(Path(path).read_bytes())
-    content[position // 8] ^= 1 << position % 8
-    Path(path).write_bytes(content)
-
-
 def test_damage_is_found_or_changes_nothing(pair, tmp_path):
     """Bits of the content and of the archive's table of contents; truncations; emptied; code of others."""
     path, rng, found = tmp_path / 'x.pt', np.random.default_rng(1), 0
@@ -399,7 +391,7 @@ def test_damage_is_found_or_changes_nothing(pair, tmp_path):
     table = 8 * whole.index(b'PK\1\2')
     for position in (*rng.integers(0, 8 * len(whole), 20), *rng.integers(table, 8 * len(whole), 20)):
         path.write_bytes(whole)
-        flip(path, int(position))
+        flip(path, *divmod(int(position), 8))
         try:
             for x, y in zip(tree_leaves(train.read_checkpoint(path)), good, strict=True):
                 assert torch.equal(x, y) if torch.is_tensor(x) else x == y
@@ -419,7 +411,7 @@ def test_damaged_checkpoints_are_set_aside_and_work_stays(run, tmp_path, monkeyp
     folder = shutil.copytree(tmp_path / 'whole', tmp_path / 'run')
     shutil.copy(folder / 'ckpt_0000008.pt', folder / 'ckpt_0000300.pt')
     for name in ('ckpt_0000008.pt', 'ckpt_0000300.pt'):
-        flip(folder / name, 80_000)
+        flip(folder / name, 10_000)
     with signalled(monkeypatch, 'seed_step', 1):
         done = run('run', 143, checkpoint_interval=4)
     for name in ('ckpt_0000008.pt', 'ckpt_0000300.pt'):
@@ -428,7 +420,7 @@ def test_damaged_checkpoints_are_set_aside_and_work_stays(run, tmp_path, monkeyp
     run('run', checkpoint_interval=4)
     same_run(tmp_path / 'whole', folder)
     for path in train.checkpoints(str(folder)).values():
-        flip(path, 80_000)
+        flip(path, 10_000)
     line = run('run', 2).err.splitlines()[-1]           # after those on the newer ones
     assert 'every checkpoint is damaged' in line and 'remove' not in line
     assert train.checkpoints(str(folder))               # the oldest keeps its name: no fresh start

@@ -122,14 +122,6 @@ def test_a_steady_run_compiles_nothing_and_reads_where_it_logs_alone(attention):
     assert [step for step in range(1, 8) if reads[step] > reads[step - 1]] == [4, 7], reads
 
 
-def test_dropout_is_a_function_of_seed_step_and_rank():
-    model, rows, losses = build(dropout=0.5).to(RUNTIME.device), RUNTIME.move(batch()), []
-    for seed, step, rank in ((1, 1, 0), (1, 1, 0), (2, 1, 0), (1, 2, 0), (1, 1, 1)):
-        train.seed_step(seed, step, dataclasses.replace(RUNTIME, rank=rank))
-        losses.append(model(**rows).mean().item())
-    assert losses[0] == losses[1] and len(set(losses)) == 4
-
-
 @pytest.fixture
 def run(stage, corpus, tmp_path):
     def start(name, code=0, **knobs):
