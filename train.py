@@ -246,8 +246,8 @@ def whole_words(scores, word_starts, special, wanted, k):
 class Loader:
     """Samples 0, 1, 2 ... of a run: every row once per epoch, each epoch in another order."""
 
-    def __init__(self, rows, masker, seed, pinned=False):
-        self.rows, self.masker, self.seed, self.pinned = rows, masker, seed, pinned
+    def __init__(self, rows, masker, seed):
+        self.rows, self.masker, self.seed = rows, masker, seed
 
     def indices(self, samples):
         """Row of each sample, (B,)"""
@@ -264,8 +264,7 @@ class Loader:
         batch = self.masker(ids, word_starts, self.seed, samples)
         if self.rows.packing == 'documents':
             batch['attention_mask'] = ids != self.rows.special['pad']
-        batch = {key: torch.from_numpy(x) for key, x in batch.items()}
-        return {key: x.pin_memory() for key, x in batch.items()} if self.pinned else batch
+        return {key: torch.from_numpy(x) for key, x in batch.items()}
 
     def micro_batches(self, samples, size):
         """Batches of at most `size` samples."""
@@ -283,7 +282,7 @@ def prefetch(make, items):
             yield now.result()
 
 
-def make_loaders(config, pinned):
+def make_loaders(config):
     """(meta.json, Loader of training rows, {corpus: Loader of validation rows}); '' is the run's corpus"""
     k, loaders = SimpleNamespace(**config), {}
     choose('objective', k.objective, dict.fromkeys(('mlm', 'plm')))
@@ -298,7 +297,7 @@ def make_loaders(config, pinned):
         check_sizes(place, found)
         refuse_difference(place, found['identity'], {'tokenizer': meta['identity']['tokenizer']})
         loaders[name] = Loader(Rows(place, found, 'val', k.block_size, k.packing, k.whole_word), masker, 0)
-    return meta, Loader(rows, masker, k.seed, pinned), loaders
+    return meta, Loader(rows, masker, k.seed), loaders
 
 
 # ---- devices and processes ----
@@ -321,8 +320,10 @@ class Runtime:
         return tensor.tolist()
 
     def move(self, batch):
-        """The tensors of a batch on the device; the copy of pinned memory is asynchronous."""
-        return {key: x.to(self.device, non_blocking=x.is_pinned()) for key, x in batch.items()}
+        """The tensors of a batch on the device; on CUDA the host does not wait for the copy."""
+        pin = self.device.type == 'cuda'                # only copies from pinned memory are asynchronous
+        return {key: (x.pin_memory() if pin else x).to(self.device, non_blocking=pin)
+                for key, x in batch.items()}
 
     def autocast(self):
         half = self.dtype != torch.float32
@@ -734,7 +735,7 @@ def main():
         raise UserError(f'total_batch={total_batch}: choose a multiple of the {runtime.world} processes')
 
     # data
-    meta, loader, val_loaders = make_loaders(config, runtime.device.type == 'cuda')
+    meta, loader, val_loaders = make_loaders(config)
     identity, folder = {'vocab_size': meta['vocab_size'], **meta['identity']}, os.path.join(data_dir, dataset)
 
     # model and optimizer: from the newest checkpoint of out_dir, else from init_from, else new
