@@ -13,6 +13,7 @@ import pytest
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 sys.path.insert(0, ROOT)
 os.environ.setdefault('HF_HUB_OFFLINE', '1')            # Hugging Face's names: local files only
+os.environ.setdefault('OMP_NUM_THREADS', '1')           # else two pytest workers get in each other's way
 TINY = {'n_layer': 2, 'n_head': 4, 'n_embd': 16, 'n_inner': 32, 'block_size': 32, 'total_batch': 8,
         'max_iters': 8, 'learning_rate': 1e-3, 'warmup_iters': 2, 'eval_interval': 0, 'eval_samples': 32,
         'log_interval': 1, 'checkpoint_interval': 0, 'fill_samples': 0, 'dropout': 0.1,
@@ -89,8 +90,7 @@ def launch(*command, **keywords):
     """Start `python command...` in the repository, in its own session; returns the subprocess.Popen."""
     return subprocess.Popen([sys.executable, *map(str, command)], **{
         'cwd': ROOT, 'text': True, 'stdout': subprocess.PIPE, 'stderr': subprocess.PIPE,
-        'start_new_session': True, **keywords, 'env': {'OMP_NUM_THREADS': '1', **os.environ,
-                                                       **keywords.get('env', {})}})
+        'start_new_session': True, **keywords, 'env': {**os.environ, **keywords.get('env', {})}})
 
 
 def process(*command, timeout=180, **keywords):
