@@ -17,11 +17,8 @@ import sys
 import time
 
 ROOT = os.path.dirname(os.path.abspath(__file__))
-KINDS = {bool: 'true or false', int: 'a whole number', float: 'a number', str: 'a text',
+KNOB_TYPES = {bool: 'true or false', int: 'a whole number', float: 'a number', str: 'a text',
          tuple: 'whole numbers with commas between them'}       # types of knobs
-SIZES = ('batch_size', 'block_size', 'clip_distance', 'eval_samples', 'key_size', 'log_interval',
-         'max_answer', 'max_iters', 'n_embd', 'n_head', 'n_inner', 'n_layer', 'rank_rows', 'rounds', 'stride',
-         'timeout', 'tokenizer_sample', 'total_batch', 'trials', 'unit_bytes', 'vocab_size')
 
 
 class UserError(ValueError):
@@ -33,6 +30,13 @@ def shown(value):
     text = value if isinstance(value, str) else repr(value)
     text = ''.join(character if character.isprintable() else repr(character)[1:-1] for character in text)
     return text if len(text) <= 200 else text[:197] + '...'
+
+
+def choose(key, name, table):
+    """table[name]; raises a UserError that lists the keys if there is no such key."""
+    if name not in table:
+        raise UserError(f'{key}={shown(repr(name))}: choose one of {", ".join(table)}')
+    return table[name]
 
 
 def run(main):
@@ -60,10 +64,13 @@ def say(message):
         print(over_bar + message, file=sys.stderr, flush=True)
 
 
-def configure(scope, arguments=None):
-    """Override the knobs in `scope`, the globals() of a stage; returns {name: value} of all of them."""
+def configure(scope, minimum, arguments=None):
+    """Override the knobs in `scope`, the globals() of a stage; returns {name: value} of all of them.
+
+    minimum  {knob: its least value}; of a number that is not there: 0
+    """
     config = {name: value for name, value in scope.items()
-              if name.islower() and name[0] != '_' and type(value) in KINDS}
+              if name.islower() and name[0] != '_' and type(value) in KNOB_TYPES}
     arguments = sys.argv[1:] if arguments is None else arguments
     if '--help' in arguments:
         print(help_text(scope))
@@ -74,7 +81,7 @@ def configure(scope, arguments=None):
                 near = difflib.get_close_matches(name, config, n=1)
                 hint = f'did you mean {near[0]}?' if near else 'see --help'
                 raise UserError(f'{shown(argument)}: no knob {shown(name)}, {hint}')
-            config[name] = checked(argument, name, value, scope[name])
+            config[name] = checked(argument, name, value, scope[name], minimum.get(name, 0))
     scope.update(config)
     return config
 
@@ -103,16 +110,16 @@ def literal(text):
         return text
 
 
-def checked(argument, name, value, default):
-    """The value in the type of the default; SIZES are at least 1 if their default is."""
+def checked(argument, name, value, default, least):
+    """The value in the type of the default; a number must be finite and at least `least`."""
     given, kind = shown(f'{argument}: {name}={value!r}'), type(default)
     if type(value) is int and kind in (float, tuple):
         value = float(value) if kind is float else (value,)
     if type(value) is not kind:
-        raise UserError(f'{given} must be {KINDS[kind]}')
-    low = 1 if name in SIZES and default else 0
-    if kind in (int, float) and (not math.isfinite(value) or (value < low and name != 'null_threshold')):
-        raise UserError(f'{given} must be finite and at least {low}')
+        raise UserError(f'{given} must be {KNOB_TYPES[kind]}')
+    if kind in (int, float) and not (math.isfinite(value) and value >= least):
+        limit = 'finite' if least == -math.inf else f'finite and at least {least}'
+        raise UserError(f'{given} must be {limit}')
     return value
 
 

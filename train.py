@@ -4,6 +4,17 @@
     $ torchrun --standalone --nproc_per_node=8 train.py config/base_pairwise.py
     $ python train.py --init_from=out/quickstart --fill="the [MASK] of a matrix"
 
+The first half of this file is pretraining, in the order in which data flows; main() ends it. The second
+half keeps a run of weeks alive and shows what came of it. No loss depends on it: read it when you need it.
+
+    1  rows       the prepared tokens of a corpus, cut into sequences
+    2  batches    sample n of the run -> its row -> its masks
+    3  steps      learning rate, update, the loop, evaluation
+    4  main       the run
+
+    5  care       devices and processes, checkpoints, signals
+    6  results    log, pictures, predictions, export
+
 Sample n of a run and its masks depend on (data, seed, n) alone, dropout on (seed, step, rank). So
 any number of processes sees the same batches, and a resumed run of as many processes repeats an
 uninterrupted one, on the CPU to the bit.
@@ -24,7 +35,8 @@ import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from datetime import timedelta
-from types import SimpleNamespace
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -33,10 +45,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_map_only
 from tqdm import tqdm
 
-from configurator import ROOT, UserError, configure, run, say, shown
+from configurator import ROOT, UserError, choose, configure, run, say, shown
 from model import (EncoderConfig, MaskedLM, MultipleChoice, PermutationLM, SequenceClassifier, SpanClassifier,
-                   choose, count_parameters, model_config, to_transformers, token_losses)
-from prepare_data import (check_sizes, copy_tokenizer, fast_tokenizer, load_meta, load_tokenizer, read_json,
+                   count_parameters, model_config, to_transformers, token_losses)
+from prepare_data import (check_corpus, copy_tokenizer, fast_tokenizer, load_meta, load_tokenizer, read_json,
                           write_bytes, write_json)
 
 # the run
@@ -101,21 +113,16 @@ dtype = 'auto'                  # auto (bfloat16 where it is faster), float32, b
 compile = True                  # torch.compile, on CUDA
 timeout = 600                   # seconds a process waits for another before it exits; 0: no limit
 
-SCHEDULE = {                    # progress after the warmup, 0 to 1 -> fraction of (learning_rate - min_lr)
-    'linear': lambda progress: 1 - progress,
-    'cosine': lambda progress: (1 + math.cos(math.pi * progress)) / 2,
-    'constant': lambda progress: 1.0,
-    'thirds': lambda progress: (1.0, 0.2, 0.02)[min(2, int(3 * progress))],    # 1e-4, 2e-5, 2e-6: Kowsher A.4
-}
-KINDS = {                       # objective of train.py or head of finetune.py -> class of the model
+MINIMUM = {**dict.fromkeys((                # least values of knobs; of the others 0
+    'batch_size', 'block_size', 'clip_distance', 'eval_samples', 'key_size', 'log_interval',
+    'n_embd', 'n_head', 'n_inner', 'n_layer', 'total_batch'), 1)}
+MODEL_CLASSES = {                       # objective of train.py or head of finetune.py -> class of the model
     'mlm': MaskedLM, 'plm': PermutationLM, 'classify': SequenceClassifier, 'regress': SequenceClassifier,
     'choose': MultipleChoice, 'span': SpanClassifier,
 }
-FUNCTION_WORDS = {'a', 'an', 'and', 'are', 'as', 'at', 'be', 'by', 'for', 'from', 'if', 'in', 'is', 'it',
-                  'not', 'of', 'on', 'or', 'that', 'the', 'this', 'to', 'with'}     # for show_sentences
 
 
-# ---- data: rows, their order, masks, batches ----
+# ---- 1. rows: the tokens of a corpus, cut into sequences ----
 
 class Rows:
     """Sequences [CLS] tokens [SEP] of a split, each read from its shard's file when it is asked for.
@@ -126,23 +133,33 @@ class Rows:
     """
 
     def __init__(self, folder, meta, split, block_size, packing, whole_word=False):
-        self.special, self.block_size, self.packing = meta['special'], block_size, packing
-        self.dtype, self.room = np.dtype(meta['dtype']), block_size - 2     # tokens between [CLS] and [SEP]
+        self.folder, self.special_ids, self.dtype = folder, meta['special'], np.dtype(meta['dtype'])
+        self.block_size, self.packing = block_size, packing
+        self.room = block_size - 2                      # tokens between [CLS] and [SEP]
+
+        # An id of the vocabulary starts a word or does not. In Chinese that depends on the text: then the
+        # segmenter of prepare_data.py has written it down for each token.
         self.word_start = np.fromfile(os.path.join(folder, 'tokenizer', 'word_start.bin'), bool)
-        self.segmented = whole_word and 'segmenter' in meta         # word starts are in the .words files
-        self.stems = [os.path.join(folder, shard['stem']) for shard in meta['splits'][split]]
-        self.starts = []                                # of each shard: index of the first token of each row
-        for stem, shard in zip(self.stems, meta['splits'][split], strict=True):
-            starts = range(0, shard['tokens'] - self.room + 1, self.room)   # incomplete ones left out
-            if packing == 'documents':
-                edges = np.fromfile(stem + '.idx', np.int64)        # of documents, which end with [SEP]
-                rows = -(-(np.diff(edges) - 1) // self.room)                # of each document
-                place = np.arange(rows.sum()) - np.repeat(np.cumsum(rows) - rows, rows)     # in its document
-                starts = np.repeat(edges[:-1], rows) + place * self.room
-            self.starts.append(starts)
+        self.segmented = whole_word and 'segmenter' in meta
+
+        shards = meta['splits'][split]
+        self.stems = [os.path.join(folder, shard['stem']) for shard in shards]
+        self.starts = [self.row_starts(stem, shard['tokens'])
+                       for stem, shard in zip(self.stems, shards, strict=True)]
         self.ends = np.cumsum([0] + [len(starts) for starts in self.starts])        # rows before each shard
         if not len(self):
             raise UserError(f'{folder}: {split} holds less than one row of block_size={block_size}')
+
+    def row_starts(self, stem, n_tokens):
+        """Index of the first token of each row of a shard."""
+        if self.packing == 'stream':
+            return range(0, n_tokens - self.room + 1, self.room)        # an incomplete last row is left out
+        edges = np.fromfile(stem + '.idx', np.int64)    # first token of each document, then n_tokens
+        lengths = np.diff(edges) - 1                    # of the documents, without the [SEP] that ends each
+        n_rows = -(-lengths // self.room)               # of each document: the quotient, rounded up
+        first_row = np.cumsum(n_rows) - n_rows          # of each document, counted from the shard's first row
+        place = np.arange(n_rows.sum()) - np.repeat(first_row, n_rows)      # of each row in its document
+        return np.repeat(edges[:-1], n_rows) + place * self.room
 
     def __len__(self):
         return int(self.ends[-1])
@@ -150,32 +167,43 @@ class Rows:
     def __getitem__(self, index):
         """(ids (T,) int64, whether each token starts a word (T,) bool) of a row"""
         shard = np.searchsorted(self.ends, index, side='right') - 1
-        stem, start = self.stems[shard], int(self.starts[shard][index - self.ends[shard]])
+        stem = self.stems[shard]
+        start = int(self.starts[shard][index - self.ends[shard]])
         tokens = np.fromfile(stem + '.bin', self.dtype, self.room, offset=start * self.dtype.itemsize)
-        if self.packing == 'documents':
-            tokens = tokens[:min(np.flatnonzero(tokens == self.special['sep']), default=self.room)]
-        n, ids = len(tokens), np.full(self.block_size, self.special['pad'], np.int64)
-        ids[0], ids[1:n + 1], ids[n + 1] = self.special['cls'], tokens, self.special['sep']
+        if self.packing == 'documents':                 # what follows [SEP] is of the next document
+            separators = np.flatnonzero(tokens == self.special_ids['sep'])
+            tokens = tokens[:separators[0]] if len(separators) else tokens
+
+        n = len(tokens)
+        ids = np.full(self.block_size, self.special_ids['pad'], np.int64)
+        ids[0] = self.special_ids['cls']
+        ids[1:n + 1] = tokens
+        ids[n + 1] = self.special_ids['sep']
+
         word_starts = self.word_start[ids]
         if self.segmented:
             word_starts[1:n + 1] = np.fromfile(stem + '.words', bool, n, offset=start)
         return ids, word_starts
 
 
+# ---- 2. batches: sample n of the run -> its row -> its masks ----
+
 def shuffled(places, n, seed, epoch):
     """The items at `places`, (B,), of range(n) in random order: one order for each (seed, epoch).
 
-    A Feistel network permutes all numbers of some even number of bits; a result of n or more is put through
-    it again. This takes no memory; a list of 10^9 rows in random order takes 8 GB in each process.
+    A list of 10^9 rows in random order would take 8 GB in each process; this takes no memory. A Feistel
+    network is a cipher: it permutes all numbers of some even number of bits, without a table. The next even
+    number of bits above n gives up to 4n numbers; a result of n or more is put through the network again,
+    until it is one of ours. That is still a permutation, as a cycle that leaves range(n) comes back to it.
     """
     half = np.uint64(max(1, ((n - 1).bit_length() + 1) // 2))       # bits of each half of a number
-    low = (np.uint64(1) << half) - np.uint64(1)
-    keys = np.random.SeedSequence([seed, epoch]).generate_state(8, np.uint64)
+    low = (np.uint64(1) << half) - np.uint64(1)                     # mask of the right half
+    keys = np.random.SeedSequence([seed, epoch]).generate_state(8, np.uint64)       # of the eight rounds
     x = np.array(places, np.uint64)
     again = np.ones(len(x), bool)
     while again.any():
         left, right = x[again] >> half, x[again] & low
-        for key in keys:
+        for key in keys:                                            # any function of (right, key) would do
             mixed = (right ^ key) * np.uint64(0x9E3779B97F4A7C15)           # 2^64 / golden ratio, mod 2^64
             mixed = (mixed ^ (mixed >> np.uint64(29))) * (key | np.uint64(1))
             left, right = right, left ^ (mixed >> np.uint64(32)) & low
@@ -195,36 +223,51 @@ class Masker:
 
     def __init__(self, meta, block_size, fraction, objective, whole_word):
         self.fraction, self.objective, self.whole_word = fraction, objective, whole_word
-        self.special, self.block_size = meta['special'], block_size
-        self.is_special = np.isin(np.arange(meta['vocab_size']), list(self.special.values()))
-        self.ordinary, self.k = np.flatnonzero(~self.is_special), self.count(block_size)
+        self.special_ids, self.block_size = meta['special'], block_size
+        self.is_special = np.isin(np.arange(meta['vocab_size']), list(self.special_ids.values()))       # (V,)
+        self.ordinary = np.flatnonzero(~self.is_special)                                            # ids
+        self.k = self.count(block_size)
 
     def count(self, n):
         return np.ceil(self.fraction * n - 1e-9).astype(int)                # so that 0.15 * 20 gives 3
 
     def __call__(self, ids, word_starts, seed, samples):
         """ids, word_starts (B, T) -> {'ids' (B, T), 'positions', 'targets', 'weights' (B, k)[, 'order']}"""
+        # The random numbers of a sample depend on its number alone, never on the rest of its batch.
         rngs = [np.random.default_rng([seed, sample]) for sample in samples]
         scores = np.stack([rng.random(self.block_size, np.float32) for rng in rngs])                # (B, T)
         actions = np.stack([rng.random(self.k, np.float32) for rng in rngs])                        # (B, k)
         replacements = self.ordinary[[rng.integers(0, len(self.ordinary), self.k) for rng in rngs]]
-        special = self.is_special[ids]                  # (B, T); they come last, as scores are below 1
-        wanted = np.minimum(self.count((ids != self.special['pad']).sum(1)), (~special).sum(1))     # (B,)
-        positions = np.argsort(np.where(special, 2, scores), axis=1, kind='stable')[:, :self.k]
+
+        # Which tokens: the k of the smallest scores, of which the first `wanted` count.
+        special = self.is_special[ids]                                                              # (B, T)
+        n_tokens = (ids != self.special_ids['pad']).sum(1)                                              # (B,)
+        wanted = np.minimum(self.count(n_tokens), (~special).sum(1))
+        ranked = np.where(special, 2, scores)           # scores are below 1: special tokens come last
+        positions = np.argsort(ranked, axis=1, kind='stable')[:, :self.k]
         if self.whole_word:
             for i, row in enumerate(zip(scores, word_starts, special, wanted, strict=True)):
                 positions[i], wanted[i] = whole_words(*row, self.k)
-        chosen, targets = np.arange(self.k) < wanted[:, None], np.take_along_axis(ids, positions, axis=1)
+        chosen = np.arange(self.k) < wanted[:, None]                                                # (B, k)
+        targets = np.take_along_axis(ids, positions, axis=1)
         batch = {'ids': ids, 'positions': positions, 'targets': targets, 'weights': chosen.astype(np.float32)}
-        if self.objective == 'plm':         # place 0: special tokens; the predicted ones are the last
-            predicted = np.zeros(ids.shape, bool)
-            np.put_along_axis(predicted, positions, chosen, axis=1)
-            by_place = np.argsort(np.where(special, -1, scores + 2 * predicted), axis=1, kind='stable')
-            return {**batch, 'order': np.where(special, 0, np.argsort(by_place, axis=1) + 1)}
+        if self.objective == 'plm':
+            return {**batch, 'order': self.permutation(scores, special, positions, chosen)}
+
+        # What the model sees in their place.
         changed = np.where(actions < 0.9, replacements, targets)
-        visible = np.where(actions < 0.8, self.special['mask'], changed)
+        visible = np.where(actions < 0.8, self.special_ids['mask'], changed)
         np.put_along_axis(ids, positions, np.where(chosen, visible, targets), axis=1)       # in place
         return batch
+
+    def permutation(self, scores, special, positions, chosen):
+        """(B, T) place of each token: 0 for special tokens, the predicted ones last, else by score."""
+        predicted = np.zeros(special.shape, bool)
+        np.put_along_axis(predicted, positions, chosen, axis=1)
+        ranked = np.where(special, -1, scores + 2 * predicted)
+        by_place = np.argsort(ranked, axis=1, kind='stable')                # token at each place
+        place = np.argsort(by_place, axis=1) + 1                            # place of each token
+        return np.where(special, 0, place)
 
 
 def whole_words(scores, word_starts, special, wanted, k):
@@ -232,14 +275,15 @@ def whole_words(scores, word_starts, special, wanted, k):
 
     A word with more tokens than are still wanted is passed over, as in BERT. A special token is a word.
     """
-    first = word_starts | special | np.append(True, special[:-1])
+    after_special = np.append(True, special[:-1])
+    first = word_starts | special | after_special                   # (T,) does a word start here?
     words = np.split(np.arange(len(first)), np.flatnonzero(first)[1:])
     chosen = []
     for number in np.argsort(scores[:len(words)], kind='stable'):
         word = words[number]
         if not special[word[0]] and len(chosen) + len(word) <= wanted:
             chosen += [*word]
-    others = np.setdiff1d(np.arange(len(first)), chosen)
+    others = np.setdiff1d(np.arange(len(first)), chosen)            # fill up to k, with weight 0
     return np.array([*chosen, *others])[:k], len(chosen)
 
 
@@ -252,7 +296,7 @@ class Loader:
     def indices(self, samples):
         """Row of each sample, (B,)"""
         epochs, places = np.divmod(np.array(samples), len(self.rows))
-        for epoch in np.unique(epochs):
+        for epoch in np.unique(epochs):                 # a batch may begin in one epoch and end in the next
             here = epochs == epoch
             places[here] = shuffled(places[here], len(self.rows), self.seed, int(epoch))
         return places
@@ -260,16 +304,19 @@ class Loader:
     def batch(self, samples):
         """{'ids', 'positions', 'targets', 'weights'[, 'order'][, 'attention_mask']}, tensors of B rows"""
         rows = [self.rows[index] for index in self.indices(samples)]
-        ids, word_starts = np.stack([ids for ids, _ in rows]), np.stack([starts for _, starts in rows])
+        ids = np.stack([ids for ids, _ in rows])
+        word_starts = np.stack([starts for _, starts in rows])
         batch = self.masker(ids, word_starts, self.seed, samples)
-        if self.rows.packing == 'documents':
-            batch['attention_mask'] = ids != self.rows.special['pad']
+        if self.rows.packing == 'documents':            # else no row has padding
+            batch['attention_mask'] = ids != self.rows.special_ids['pad']
         return {key: torch.from_numpy(x) for key, x in batch.items()}
 
     def micro_batches(self, samples, size):
-        """Batches of at most `size` samples."""
-        n, parts = len(samples), -(-len(samples) // size)
-        return [self.batch(samples[n * i // parts:n * (i + 1) // parts]) for i in range(parts)]
+        """Batches of at most `size` samples, as equal as possible."""
+        n = len(samples)
+        parts = -(-n // size)
+        edges = [n * i // parts for i in range(parts + 1)]
+        return [self.batch(samples[begin:end]) for begin, end in zip(edges[:-1], edges[1:], strict=True)]
 
 
 def prefetch(make, items):
@@ -284,136 +331,59 @@ def prefetch(make, items):
 
 def make_loaders(config):
     """(meta.json, Loader of training rows, {corpus: Loader of validation rows}); '' is the run's corpus"""
-    k, loaders = SimpleNamespace(**config), {}
-    choose('objective', k.objective, dict.fromkeys(('mlm', 'plm')))
-    choose('packing', k.packing, dict.fromkeys(('stream', 'documents')))
-    folder = os.path.join(k.data_dir, k.dataset)
+    choose('objective', config['objective'], dict.fromkeys(('mlm', 'plm')))
+    choose('packing', config['packing'], dict.fromkeys(('stream', 'documents')))
+    home, whole_word = config['data_dir'], config['whole_word']
+    how = config['block_size'], config['packing'], whole_word
+
+    folder = os.path.join(home, config['dataset'])
     meta = load_meta(folder)                            # says how to prepare the corpus if it is missing
-    masker = Masker(meta, k.block_size, k.mask_fraction, k.objective, k.whole_word)
-    rows = Rows(folder, meta, 'train', k.block_size, k.packing, k.whole_word)
-    for name in ['', *filter(None, k.validation.split(','))]:
-        place = os.path.join(k.data_dir, name or k.dataset)
+    masker = Masker(meta, config['block_size'], config['mask_fraction'], config['objective'], whole_word)
+    loader = Loader(Rows(folder, meta, 'train', *how), masker, config['seed'])
+
+    val_loaders = {}
+    for name in ['', *filter(None, config['validation'].split(','))]:
+        place = os.path.join(home, name or config['dataset'])
         found = load_meta(place)
-        check_sizes(place, found)
+        check_corpus(place, found)
         refuse_difference(place, found['identity'], {'tokenizer': meta['identity']['tokenizer']})
-        loaders[name] = Loader(Rows(place, found, 'val', k.block_size, k.packing, k.whole_word), masker, 0)
-    return meta, Loader(rows, masker, k.seed), loaders
+        val_loaders[name] = Loader(Rows(place, found, 'val', *how), masker, 0)      # seed 0: of every run
+    return meta, loader, val_loaders
 
 
-# ---- devices and processes ----
-# XLA, for TPUs, traces lazily: sync() compiles the traced operations as one graph and runs it.
+# ---- 3. steps: learning rate, update, the loop, evaluation ----
 
-@dataclass
-class Runtime:
-    """Where this process runs: its device and precision, and its place among those that torchrun started."""
-    device: torch.device
-    dtype: torch.dtype
-    rank: int
-    world: int
-    host: object                # gloo group for values on the CPU; None: no other process
-
-    def sum(self, *numbers):
-        """Each number summed over the ranks, as floats."""
-        tensor = torch.tensor(numbers, dtype=torch.float64)
-        if self.host is not None:
-            dist.all_reduce(tensor, group=self.host)
-        return tensor.tolist()
-
-    def move(self, batch):
-        """The tensors of a batch on the device; on CUDA the host does not wait for the copy."""
-        pin = self.device.type == 'cuda'                # only copies from pinned memory are asynchronous
-        return {key: (x.pin_memory() if pin else x).to(self.device, non_blocking=pin)
-                for key, x in batch.items()}
-
-    def autocast(self):
-        half = self.dtype != torch.float32
-        return torch.autocast(self.device.type, self.dtype) if half else contextlib.nullcontext()
-
-    def input(self, number):
-        """A number that changes with the step; on XLA (1,): constants recompile, equal scalars are merged."""
-        return torch.tensor([number], device=self.device) if self.device.type == 'xla' else number
-
-    def sync(self):
-        if self.device.type == 'xla':
-            sys.modules['torch_xla'].sync()
-
-
-def join(device, dtype, width, timeout=600, group=True):
-    """Runtime of this process for models `width` wide; with `group` it joins torchrun's other processes."""
-    rank, world, local = (int(os.environ.get(name, default)) for name, default in
-                          (('RANK', 0), ('WORLD_SIZE', 1), ('LOCAL_RANK', 0)))
-    if device == 'auto':
-        found = torch.accelerator.is_available()
-        device = torch.accelerator.current_accelerator().type if found else 'cpu'
-    choose('device', device, dict.fromkeys(('cpu', 'cuda', 'mps', 'xla')))
-    if device == 'cuda':
-        if not torch.cuda.is_available():
-            raise UserError("device='cuda': PyTorch finds none here")
-        torch.cuda.set_device(local)
-        torch.set_float32_matmul_precision('high')      # TF32 for float32 matmuls
-    if device == 'xla':
-        import torch_xla.distributed.xla_backend        # noqa: F401 (of torch_xla[tpu]==2.9.0)
-    host, limit = None, timedelta(seconds=timeout or 10 ** 8)
-    if group and world > 1:
-        backend = {'cuda': 'nccl', 'xla': 'xla'}.get(device, 'gloo')
-        dist.init_process_group(backend, 'xla://' if device == 'xla' else None, limit)
-        rank, host = dist.get_rank(), dist.new_group(backend='gloo', timeout=limit)
-    device = torch.zeros(1, device=device).device       # with its number; on XLA after the group is made
-    return Runtime(device, choose_dtype(dtype, device, width), rank, world, host)
-
-
-def choose_dtype(dtype, device, width):
-    """torch dtype; auto is bfloat16 on CUDA from Ampere on, on some CPUs from width 256: results/dtype"""
-    if dtype == 'auto':
-        fast = device.type == 'cuda' and torch.cuda.get_device_capability() >= (8, 0)
-        if device.type == 'cpu' and width >= 256 and hasattr(torch.cpu, 'get_capabilities'):    # new in 2.11
-            able = torch.cpu.get_capabilities()
-            fast = able.get('amx_bf16') or able.get('avx512_bf16')
-        dtype = 'bfloat16' if fast else 'float32'
-    return choose('dtype', dtype, {name: getattr(torch, name) for name in ('float32', 'bfloat16', 'float16')})
-
-
-def leave(runtime, status=0):
-    """Exit; in a group without interpreter shutdown, where PyTorch's threads may hang: pytorch#190489"""
-    if runtime.host is not None:
-        dist.barrier(runtime.host)
-        dist.destroy_process_group()
-        atexit._run_exitfuncs()                         # of wandb and torch_xla
-        sys.stdout.flush()
-        os._exit(status)
-    sys.exit(status)
-
-
-def catch_signals():
-    """From now on SIGTERM, SIGINT and SIGHUP only append their numbers to the list that is returned."""
-    caught = []
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        if signal.getsignal(number) != signal.SIG_IGN:                  # as nohup ignores SIGHUP
-            signal.signal(number, lambda number, frame: caught.append(number))
-    return caught
-
-
-# ---- one step ----
-
-def make_optimizer(model, lr, betas, eps, weight_decay, runtime):
-    """AdamW, fused if possible; weight decay on parameters of two or more dimensions, also pairwise's S."""
-    groups = [{'params': [p for p in model.parameters() if p.dim() >= 2], 'weight_decay': weight_decay},
-              {'params': [p for p in model.parameters() if p.dim() < 2], 'weight_decay': 0.0}]
-    is_xla, fused = runtime.device.type == 'xla', runtime.device.type in ('cuda', 'cpu')
-    kernel = {'capturable': True, 'foreach': False} if is_xla else {'fused': fused}
-    return torch.optim.AdamW(groups, runtime.input(lr), betas, eps, **kernel)
+SCHEDULE = {                    # progress after the warmup, 0 to 1 -> fraction of (learning_rate - min_lr)
+    'linear': lambda progress: 1 - progress,
+    'cosine': lambda progress: (1 + math.cos(math.pi * progress)) / 2,
+    'constant': lambda progress: 1.0,
+    'thirds': lambda progress: (1.0, 0.2, 0.02)[min(2, int(3 * progress))],    # 1e-4, 2e-5, 2e-6: Kowsher A.4
+}
 
 
 def get_lr(step, peak, low, warmup, total, schedule):
     """Learning rate of update `step`, from 0: linear warmup to the peak, then SCHEDULE towards `low`."""
     if step < warmup:
         return peak * (step + 1) / warmup
-    return low + (peak - low) * SCHEDULE[schedule]((step - warmup) / max(1, total - warmup))
+    progress = (step - warmup) / max(1, total - warmup)
+    return low + (peak - low) * SCHEDULE[schedule](progress)
 
 
 def set_lr(optimizer, lr, runtime):
     for group in optimizer.param_groups:
-        group['lr'] = runtime.input(lr)
+        group['lr'] = runtime.scalar(lr)
+
+
+def make_optimizer(model, lr, betas, eps, weight_decay, runtime):
+    """AdamW, fused if possible; weight decay on parameters of two or more dimensions, also pairwise's S."""
+    matrices = [p for p in model.parameters() if p.dim() >= 2]
+    vectors = [p for p in model.parameters() if p.dim() < 2]        # biases, norms, diagonals
+    groups = [{'params': matrices, 'weight_decay': weight_decay}, {'params': vectors, 'weight_decay': 0.0}]
+    if runtime.device.type == 'xla':                    # Adam's count of steps stays on the device
+        kernel = {'capturable': True, 'foreach': False}
+    else:
+        kernel = {'fused': runtime.device.type in ('cuda', 'cpu')}
+    return torch.optim.AdamW(groups, runtime.scalar(lr), betas, eps, **kernel)
 
 
 def seed_step(seed, step, runtime):
@@ -430,44 +400,89 @@ def update(model, optimizer, scaler, parts, count, grad_clip, runtime):
     count  predicted tokens of the step over all ranks and micro-batches: the loss is their mean
     Both results are tensors: the host does not wait for the device here.
     """
-    total, count = torch.zeros(1, device=runtime.device), runtime.input(max(1.0, count))
+    total = torch.zeros(1, device=runtime.device)
+    count = runtime.scalar(max(1.0, count))
     for i, part in enumerate(parts):
         part = runtime.move(part)
         weights = part.pop('weights')                               # (b, k)
-        silent = runtime.host is not None and i < len(parts) - 1    # DDP all-reduces once per step
-        with model.no_sync() if silent else contextlib.nullcontext():
+        # DDP all-reduces the gradients in backward(): once a step, with the last micro-batch.
+        accumulates = runtime.cpu_group is not None and i < len(parts) - 1
+        with model.no_sync() if accumulates else contextlib.nullcontext():
             with runtime.autocast():
-                losses = model(**part)
+                losses = model(**part)                              # (b, k)
             loss = (losses * weights).sum() / count
             scaler.scale(loss * runtime.world).backward()           # DDP divides by the number of ranks
         total += loss.detach()
     scaler.unscale_(optimizer)
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), grad_clip or math.inf)
-    scaler.step(optimizer)
+    scaler.step(optimizer)                              # float16: no step if a gradient is not finite
     scaler.update()
     optimizer.zero_grad(set_to_none=True)
     runtime.sync()
     return total[0], norm
 
 
+class Report(NamedTuple):
+    """What the host reads from the device after some steps."""
+    loss: float                 # of the last step
+    norm: float                 # of its gradient
+    lr: float
+    steps: int                  # since the last report
+    seconds: float              # that they took
+
+
+def fit(training, model, batches, rate, seed, grad_clip, due, runtime, stop=()):
+    """The training loop.  Yields a Report after each step that is due; in between nothing is read.
+
+    batches  the micro-batches of each step, for this rank
+    rate     step -> its learning rate
+    due      after a step: does the caller want a Report?
+    stop     list of caught signals: after the step, all ranks raise Stopped
+    """
+    bad = torch.zeros((), device=runtime.device)        # steps that were not finite
+    looked, since = training.step, time.perf_counter()
+    for parts in batches:
+        predicted = sum(part['weights'].sum().item() for part in parts)
+        predicted, signals = runtime.sum(predicted, len(stop))
+        lr = rate(training.step)
+        set_lr(training.optimizer, lr, runtime)
+        seed_step(seed, training.step, runtime)
+        loss, norm = update(model, training.optimizer, training.scaler, parts, predicted, grad_clip, runtime)
+        float16 = training.scaler.is_enabled()
+        finite = loss.isfinite() if float16 else (loss + norm).isfinite()       # its scaler skips a bad norm
+        bad = bad + ~finite
+        training.advance()
+        if not signals and not due():
+            continue                                    # the host runs ahead of the device
+        loss, broken = runtime.sum(loss.item(), bad.item())         # the host waits for the device
+        if broken or (float16 and training.scaler.get_scale() < 1):
+            raise UserError(f'{training.name}: a loss or gradient after step {looked} is not finite; '
+                            'no checkpoint has it; try a lower learning_rate')
+        yield Report(loss, norm.item(), lr, training.step - looked, time.perf_counter() - since)
+        if signals:
+            raise Stopped
+        looked, since = training.step, time.perf_counter()          # without the time of the caller
+
+
 @torch.no_grad()
 def evaluate(model, loader, n, batch_size, runtime, stop=()):
     """Loss (nats), accuracy and perplexity per predicted token of n samples, over all ranks.
 
-    stop  list of caught signals; None is returned as soon as any rank has one
+    stop  list of caught signals; Stopped is raised in all ranks as soon as any rank has one
     """
     model.eval()
-    n, sums, size = min(n, len(loader.rows)), np.zeros(3), batch_size * runtime.world   # loss, hits, tokens
-    parts = [range(n)[i:i + size][runtime.rank::runtime.world] for i in range(0, n, size)]
-    for part in prefetch(lambda part: loader.batch(part) if part else None, parts):
-        if runtime.sum(len(stop)) != [0]:
-            return None
-        if part is None:                                # the last part may have fewer rows than ranks
+    n, size = min(n, len(loader.rows)), batch_size * runtime.world
+    mine = [range(n)[i:i + size][runtime.rank::runtime.world] for i in range(0, n, size)]
+    sums = np.zeros(3)                                              # of losses, hits and predicted tokens
+    for batch in prefetch(lambda samples: loader.batch(samples) if samples else None, mine):
+        if runtime.any(stop):
+            raise Stopped
+        if batch is None:                               # the last part may have fewer rows than ranks
             continue
-        part = runtime.move(part)
-        weights, targets = part.pop('weights'), part.pop('targets')
+        batch = runtime.move(batch)
+        weights, targets = batch.pop('weights'), batch.pop('targets')
         with runtime.autocast():
-            logits = model(**part)                                  # (b, k, V)
+            logits = model(**batch)                                 # (b, k, V)
         losses = token_losses(logits, targets) * weights
         hits = (logits.argmax(-1) == targets) * weights
         sums += torch.stack([losses.sum(), hits.sum(), weights.sum()]).tolist()
@@ -477,7 +492,302 @@ def evaluate(model, loader, n, batch_size, runtime, stop=()):
     return {'loss': loss, 'accuracy': accuracy, 'perplexity': math.exp(min(loss, 700))}
 
 
-# ---- checkpoints and log ----
+def validate(model, loaders, n, batch_size, runtime, stop):
+    """{'loss', ...} on the run's corpus and {'NAME_loss', ...} on each other one; raises Stopped"""
+    values = {}
+    for name, loader in loaders.items():
+        scores = evaluate(model, loader, n, batch_size, runtime, stop)
+        values |= {f'{name}_{key}' if name else key: value for key, value in scores.items()}
+    return values
+
+
+# ---- 4. main: the run ----
+
+@dataclass
+class Training:
+    """All that changes from step to step, so all that a run needs to go on as if nothing had happened."""
+    name: str                       # of the run, in messages
+    model: torch.nn.Module          # as built: neither compiled nor wrapped
+    optimizer: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler
+    total_batch: int                # samples of an update
+    step: int = 0                   # updates done
+    samples: int = 0                # training samples seen
+
+    def advance(self):
+        self.step += 1
+        self.samples += self.total_batch
+
+    def state_dict(self):
+        return {'model': self.model.state_dict(), 'optimizer': self.optimizer.state_dict(),
+                'scaler': self.scaler.state_dict(), 'step': self.step, 'samples': self.samples}
+
+    def load_state_dict(self, content):
+        self.model.load_state_dict(content['model'])
+        if 'step' not in content:                       # the weights of a BERT: a new run
+            return
+        self.step, self.samples = content['step'], content['samples']
+        groups = self.optimizer.state_dict()['param_groups']        # decay, betas and kernel of this command
+        self.optimizer.load_state_dict({**content['optimizer'], 'param_groups': groups})
+        if content['scaler']:                           # empty if the run before was not in float16
+            self.scaler.load_state_dict(content['scaler'])
+
+
+def start(config, meta, identity, runtime):
+    """(Training, source of its weights, knobs of that run): from out_dir, else from init_from, else new."""
+    torch.manual_seed(seed)
+    model = MODEL_CLASSES[objective](model_config(config, meta['vocab_size']))
+    source = newest(out_dir) or newest(init_from) or init_from
+    content = {}
+    if source:
+        content = read_start(source, {**asdict(model.config), 'objective': objective}, identity)
+    if dtype == 'auto' and 'dtype' in content:          # a run keeps its precision on another machine
+        runtime.dtype = choose_dtype(content['dtype'], runtime.device, n_embd)
+    model.to(runtime.device)
+    optimizer = make_optimizer(model, learning_rate, (beta1, beta2), adam_eps, weight_decay, runtime)
+    scaler = torch.amp.GradScaler(runtime.device.type, enabled=runtime.dtype == torch.float16)
+    training = Training(out_dir, model, optimizer, scaler, total_batch)
+    if content:
+        training.load_state_dict(content)
+    if runtime.sum(training.step) != [training.step * runtime.world]:
+        raise UserError(f'{out_dir} must be a folder that all machines share')
+    return training, source, content.get('config', {})
+
+
+def main():
+    config = configure(globals(), MINIMUM)
+    if fill or export:
+        return use_checkpoint(init_from or out_dir, fill, export)
+    choose('schedule', schedule, SCHEDULE)
+    runtime = make_runtime(device, dtype, n_embd, timeout)
+    if total_batch < runtime.world or (runtime.device.type == 'xla' and total_batch % runtime.world):
+        raise UserError(f'total_batch={total_batch}: choose a multiple of the {runtime.world} processes')
+
+    # data
+    meta, loader, val_loaders = make_loaders(config)
+    identity = {'vocab_size': meta['vocab_size'], **meta['identity']}
+
+    # the run's folder: one run at a time, and no damaged checkpoint at its end
+    _held = lock_folder(out_dir) if runtime.is_main else None              # until main() returns
+    if runtime.is_main:
+        set_damaged_aside(out_dir)
+    runtime.wait()                                      # the other ranks wait for that
+
+    # model, optimizer and their state; then compile, then wrap
+    training, source, before = start(config, meta, identity, runtime)
+    config['milestones'] = tuple(sorted({*milestones, *before.get('milestones', ())}))
+    model = torch.compile(training.model) if compile and runtime.device.type == 'cuda' else training.model
+    if runtime.cpu_group is not None:
+        model = DistributedDataParallel(model, gradient_as_bucket_view=runtime.device.type == 'xla')
+
+    # log and signals
+    if runtime.is_main:
+        copy_tokenizer(load_tokenizer(loader.rows.folder), out_dir)         # for load()
+        record_launch(out_dir, config, runtime)
+        print(f'{count_parameters(training.model):,} parameters on {runtime.world} x {runtime.device} in '
+              f'{runtime.dtype}; {len(loader.rows):,} training rows; from step {training.step} of '
+              f'{source or "random weights"}', flush=True)
+    say_differences(before, config)
+    log = Log(out_dir, training.step, runtime, wandb_project, config)
+    stop = catch_signals()
+
+    # batches: samples are dealt to the ranks in turn; the next step's are made while the device computes
+    end = training.samples + (max_iters - training.step) * total_batch
+    firsts = range(training.samples, end, total_batch)              # first sample of each step
+    mine = (range(first, first + total_batch)[runtime.rank::runtime.world] for first in firsts)
+    batches = prefetch(lambda samples: loader.micro_batches(samples, batch_size), mine)
+    bar = tqdm(batches, total=max_iters, initial=training.step, unit='step',
+               disable=not runtime.is_main or None)                 # None: only on a terminal
+
+    def due(interval):
+        """Is it time for what is done every `interval` steps, and at the end?"""
+        return training.step == max_iters or bool(interval and training.step % interval == 0)
+
+    def saves():
+        return due(checkpoint_interval) or training.step in milestones
+
+    def save_now():
+        if runtime.is_main:
+            save(out_dir, {**training.state_dict(), 'model_config': asdict(training.model.config),
+                           'config': config, 'data': identity, 'dtype': str(runtime.dtype)[6:]})
+
+    def validate_now():
+        scores = validate(training.model, val_loaders, eval_samples, batch_size, runtime, stop)
+        log.write('val', training.step, unigram=meta['unigram_entropy'], **scores)
+
+    # the run
+    warmup = warmup_iters if warmup_iters <= max_iters else max_iters // 10
+    rate = partial(get_lr, peak=learning_rate, low=min_lr, warmup=warmup, total=max_iters, schedule=schedule)
+    begun = training.step
+    try:
+        # A run is validated before its first step; one that goes on, if a signal cut its validation short.
+        missing = (begun == 0 or due(eval_interval)) and begun not in validated_steps(out_dir)
+        if runtime.any(runtime.is_main and missing):
+            validate_now()
+        for report in fit(training, model, bar, rate, seed, grad_clip,
+                          lambda: due(log_interval) or due(eval_interval) or saves(), runtime, stop):
+            if due(log_interval):
+                seconds = report.seconds / report.steps             # of a step
+                log.write('train', training.step, loss=report.loss, lr=report.lr, norm=report.norm,
+                          tokens_per_second=total_batch * block_size / seconds,
+                          hours_left=(max_iters - training.step) * seconds / 3600)
+                bar.set_postfix(loss=report.loss)
+            if due(eval_interval):
+                validate_now()
+            if saves():
+                save_now()
+    except Stopped:                                     # by a signal; a validation that it cut is done again
+        if training.step > begun:
+            save_now()
+            say(f'stopped by a signal after step {training.step}, which is saved; the same command goes on '
+                'from there')
+        leave(runtime, 128 + max(stop, default=signal.SIGTERM))
+
+    # what came of it
+    if runtime.is_main:
+        plot_losses(out_dir)
+    if runtime.is_main and fill_samples:
+        documents = Rows(loader.rows.folder, meta, 'val', 1 << 16, 'documents')
+        show_sentences(training.model.cpu(), load_tokenizer(loader.rows.folder), documents, fill_samples)
+    leave(runtime)
+
+
+# ======== what follows keeps a run alive and shows what came of it; no loss depends on it ========
+
+# ---- 5. care: devices and processes ----
+
+@dataclass
+class Runtime:
+    """Where this process runs: its device and precision, and its place among those that torchrun started."""
+    device: torch.device
+    dtype: torch.dtype
+    rank: int
+    world: int
+    cpu_group: object           # gloo group for values on the CPU; None: no other process
+
+    @property
+    def is_main(self):
+        """Whether this process writes what all share: checkpoints, the log."""
+        return self.rank == 0
+
+    def sum(self, *numbers):
+        """Each number summed over the ranks, as floats."""
+        tensor = torch.tensor(numbers, dtype=torch.float64)
+        if self.cpu_group is not None:
+            dist.all_reduce(tensor, group=self.cpu_group)
+        return tensor.tolist()
+
+    def wait(self):
+        """Until every rank is here."""
+        self.sum(0)
+
+    def any(self, flag):
+        """Whether the flag is set in at least one rank."""
+        return self.sum(bool(flag)) != [0]
+
+    def move(self, batch):
+        """The tensors of a batch on the device; on CUDA the host does not wait for the copy."""
+        if self.device.type == 'cuda':                  # only copies from pinned memory are asynchronous
+            return {key: x.pin_memory().to(self.device, non_blocking=True) for key, x in batch.items()}
+        return {key: x.to(self.device) for key, x in batch.items()}
+
+    def autocast(self):
+        if self.dtype == torch.float32:
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, self.dtype)
+
+    # XLA, for TPUs, traces lazily: operations are recorded; sync() compiles them as one graph and runs it.
+
+    def sync(self):
+        if self.device.type == 'xla':
+            sys.modules['torch_xla'].sync()
+
+    def scalar(self, number):
+        """A number that changes with the step; on XLA (1,): constants recompile, equal scalars are merged."""
+        return torch.tensor([number], device=self.device) if self.device.type == 'xla' else number
+
+
+def make_runtime(device, dtype, width, timeout=600, group=True):
+    """Runtime of this process for models `width` wide; with `group` it joins torchrun's other processes."""
+    rank = int(os.environ.get('RANK', 0))
+    world = int(os.environ.get('WORLD_SIZE', 1))
+    local = int(os.environ.get('LOCAL_RANK', 0))
+    if device == 'auto':
+        found = torch.accelerator.is_available()
+        device = torch.accelerator.current_accelerator().type if found else 'cpu'
+    choose('device', device, dict.fromkeys(('cpu', 'cuda', 'mps', 'xla')))
+    if device == 'cuda':
+        if not torch.cuda.is_available():
+            raise UserError("device='cuda': PyTorch finds none here")
+        torch.cuda.set_device(local)
+        torch.set_float32_matmul_precision('high')      # TF32 for float32 matmuls
+    if device == 'xla':
+        import torch_xla.distributed.xla_backend        # noqa: F401 (of torch_xla[tpu]==2.9.0)
+
+    cpu_group = None
+    if group and world > 1:
+        limit = timedelta(seconds=timeout or 10 ** 8)
+        backend = {'cuda': 'nccl', 'xla': 'xla'}.get(device, 'gloo')
+        dist.init_process_group(backend, 'xla://' if device == 'xla' else None, limit)
+        rank, cpu_group = dist.get_rank(), dist.new_group(backend='gloo', timeout=limit)
+    device = torch.zeros(1, device=device).device       # with its number; on XLA after the group is made
+    return Runtime(device, choose_dtype(dtype, device, width), rank, world, cpu_group)
+
+
+def choose_dtype(dtype, device, width):
+    """torch dtype; auto is bfloat16 on CUDA from Ampere on, on some CPUs from width 256: results/dtype"""
+    if dtype == 'auto':
+        fast = False
+        if device.type == 'cuda':
+            fast = torch.cuda.get_device_capability() >= (8, 0)
+        elif device.type == 'cpu' and width >= 256 and hasattr(torch.cpu, 'get_capabilities'):  # new in 2.11
+            able = torch.cpu.get_capabilities()
+            fast = able.get('amx_bf16') or able.get('avx512_bf16')
+        dtype = 'bfloat16' if fast else 'float32'
+    return choose('dtype', dtype, {name: getattr(torch, name) for name in ('float32', 'bfloat16', 'float16')})
+
+
+def leave(runtime, status=0):
+    """Exit; in a group without interpreter shutdown, where PyTorch's threads may hang: pytorch#190489"""
+    if runtime.cpu_group is not None:
+        dist.barrier(runtime.cpu_group)
+        dist.destroy_process_group()
+        atexit._run_exitfuncs()                         # of wandb and torch_xla
+        sys.stdout.flush()
+        os._exit(status)
+    sys.exit(status)
+
+
+# ---- care: signals, and one run in a folder ----
+
+class Stopped(Exception):
+    """A signal came to some rank: all ranks leave the training loop or a validation."""
+
+
+def catch_signals():
+    """From now on SIGTERM, SIGINT and SIGHUP only append their numbers to the list that is returned."""
+    caught = []
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:                  # as nohup ignores SIGHUP
+            signal.signal(number, lambda number, frame: caught.append(number))
+    return caught
+
+
+def lock_folder(folder):
+    """Lock a folder, until this process ends, against a second run.  Returns the open file."""
+    import fcntl
+    os.makedirs(folder, exist_ok=True)
+    file = open(os.path.join(folder, 'lock'), 'a')                      # noqa: SIM115, it stays open
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise UserError(f'{folder}: another run uses it: end that one, or choose another --out_dir') from None
+    except OSError as error:                            # some file systems have no locks
+        say(f'{folder} cannot be locked ({error.strerror}): start no second run in it')
+    return file
+
+
+# ---- care: checkpoints ----
 
 def checkpoints(folder):
     """{step: path} of a run's checkpoints, oldest first."""
@@ -491,6 +801,15 @@ def newest(source):
         return source
     trial = os.path.join(source, 'model.pt')
     return trial if os.path.exists(trial) else max(checkpoints(source).values(), default='')
+
+
+def save(folder, content):
+    """Write a run's checkpoint; of the older ones the newest stays, and those of milestones."""
+    write_checkpoint(os.path.join(folder, f"ckpt_{content['step']:07}.pt"), content)
+    older = [path for step, path in checkpoints(folder).items()
+             if step < content['step'] and step not in content['config']['milestones']]
+    for path in older[:-1]:
+        os.remove(path)
 
 
 def write_checkpoint(path, content):
@@ -532,36 +851,6 @@ def set_damaged_aside(folder):
             say(f'{error}: now {path}.damaged; the run goes on from the checkpoint before it')
 
 
-def save(folder, content):
-    """Write a run's checkpoint; of the older ones the newest stays, and those of milestones."""
-    write_checkpoint(os.path.join(folder, f"ckpt_{content['step']:07}.pt"), content)
-    older = [path for step, path in checkpoints(folder).items()
-             if step < content['step'] and step not in content['config']['milestones']]
-    for path in older[:-1]:
-        os.remove(path)
-
-
-def hold(folder):
-    """Lock a folder, until this process ends, against a second run.  Returns the open file."""
-    import fcntl
-    os.makedirs(folder, exist_ok=True)
-    file = open(os.path.join(folder, 'lock'), 'a')                      # noqa: SIM115, it stays open
-    try:
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise UserError(f'{folder}: another run uses it: end that one, or choose another --out_dir') from None
-    except OSError as error:                            # some file systems have no locks
-        say(f'{folder} cannot be locked ({error.strerror}): start no second run in it')
-    return file
-
-
-def refuse_difference(source, theirs, ours):
-    """Raise a UserError naming the first key of `ours` whose value in `theirs` differs."""
-    for key, value in ours.items():
-        if theirs.get(key) != value:
-            raise UserError(f'{source} has {key}={shown(theirs.get(key))}, this run has {shown(value)}')
-
-
 def read_start(source, config, identity):
     """Content of a checkpoint, or a BERT's weights in that form; refused if model or data differ."""
     if source.endswith('.pt'):
@@ -574,9 +863,25 @@ def read_start(source, config, identity):
         content = {'model': bert.state_dict(), 'model_config': asdict(bert.config), 'data': identity,
                    'config': {'objective': 'mlm'}}
     theirs = {'objective': content['config'].get('objective'), **content['model_config'], **content['data']}
-    ours = {key: x for key, x in config.items() if key not in ('dropout', 'attention_dropout', 'pair_init')}
+    may_differ = 'dropout', 'attention_dropout', 'pair_init'
+    ours = {key: value for key, value in config.items() if key not in may_differ}
     refuse_difference(source, theirs, {**ours, **identity})
     return content
+
+
+def refuse_difference(source, theirs, ours):
+    """Raise a UserError naming the first key of `ours` whose value in `theirs` differs."""
+    for key, value in ours.items():
+        if theirs.get(key) != value:
+            raise UserError(f'{source} has {key}={shown(theirs.get(key))}, this run has {shown(value)}')
+
+
+def say_differences(theirs, ours):
+    """A line with the knobs that are not those of the checkpoint: allowed, but seldom meant."""
+    changes = [f'{name} {shown(value)} -> {shown(ours[name])}'
+               for name, value in theirs.items() if name in ours and ours[name] != value]
+    if changes:
+        say(f'knobs that differ from the checkpoint: {", ".join(changes)}')
 
 
 def load(source):
@@ -586,10 +891,12 @@ def load(source):
         raise UserError(f'{source}: no checkpoint there')
     content = read_checkpoint(path)
     kind = content.get('head') or content['config']['objective']
-    model = KINDS[kind](EncoderConfig(**content['model_config']))
+    model = MODEL_CLASSES[kind](EncoderConfig(**content['model_config']))
     model.load_state_dict(content['model'])
     return model.eval(), load_tokenizer(os.path.dirname(path)), content
 
+
+# ---- 6. results: log and pictures ----
 
 class Log:
     """Lines on stdout, in metrics.jsonl and optionally in Weights & Biases; only on rank 0."""
@@ -599,6 +906,7 @@ class Log:
         self.main, self.wandb = runtime.rank == 0, None
         if not self.main:
             return
+        # Lines of steps after the checkpoint are of a run that was killed; its steps will be repeated.
         kept = [line for line in read_metrics(folder) if step and line['step'] <= step]
         write_bytes(self.path, ''.join(json.dumps(line) + '\n' for line in kept).encode())
         if project:
@@ -626,13 +934,18 @@ def read_metrics(folder):
     return []
 
 
+def validated_steps(folder):
+    return [line['step'] for line in read_metrics(folder) if line['kind'] == 'val']
+
+
 def record_launch(folder, config, runtime):
     """Append this launch to run.json: command, revision, versions, date and knobs."""
     launches = read_json(folder, 'run.json') if 'run.json' in os.listdir(folder) else []
     revision = subprocess.getoutput(f'git -C {shlex.quote(ROOT)} describe --always --dirty 2>/dev/null')
-    write_json(os.path.join(folder, 'run.json'), [*launches, {
+    launches.append({
         'argv': sys.argv, 'revision': revision, 'torch': torch.__version__, 'world_size': runtime.world,
-        'device': str(runtime.device), 'date': time.strftime('%Y-%m-%dT%H:%M:%S%z'), 'config': config}])
+        'device': str(runtime.device), 'date': time.strftime('%Y-%m-%dT%H:%M:%S%z'), 'config': config})
+    write_json(os.path.join(folder, 'run.json'), launches)
 
 
 def plot(path, lines, labels):
@@ -645,7 +958,8 @@ def plot(path, lines, labels):
     axis = figure.add_subplot(xlabel=labels[0], ylabel=labels[1])
     for name, points in lines.items():
         xs = sorted({x for x, _ in points})
-        axis.plot(xs, [np.mean([y for other, y in points if other == x]) for x in xs], '.-', label=name)
+        means = [np.mean([y for other, y in points if other == x]) for x in xs]
+        axis.plot(xs, means, '.-', label=name)
     axis.legend()
     figure.savefig(path)
 
@@ -660,16 +974,20 @@ def plot_losses(folder):
     plot(os.path.join(folder, 'loss.png'), lines, ('step', 'nats per predicted token'))
 
 
-# ---- use of a checkpoint ----
+# ---- results: predictions and export ----
+
+FUNCTION_WORDS = {'a', 'an', 'and', 'are', 'as', 'at', 'be', 'by', 'for', 'from', 'if', 'in', 'is', 'it',
+                  'not', 'of', 'on', 'or', 'that', 'the', 'this', 'to', 'with'}     # for show_sentences
+
 
 @torch.no_grad()
 def fill_masks(model, tokenizer, parts):
     """Join parts (lists of ids) by [MASK], print the likeliest tokens of each; returns (n, V) chances."""
-    ids = [tokenizer.special['cls'], *parts[0]]
+    ids = [tokenizer.special_ids['cls'], *parts[0]]
     for part in parts[1:]:
-        ids += [tokenizer.special['mask'], *part]
-    ids = torch.tensor([[*ids, tokenizer.special['sep']]])
-    positions = (ids[0] == tokenizer.special['mask']).nonzero().T           # (1, n)
+        ids += [tokenizer.special_ids['mask'], *part]
+    ids = torch.tensor([[*ids, tokenizer.special_ids['sep']]])
+    positions = (ids[0] == tokenizer.special_ids['mask']).nonzero().T           # (1, n)
     chances = model.eval()(ids, positions=positions)[0].softmax(-1)
     for row in chances:
         best = row.topk(5)
@@ -678,26 +996,36 @@ def fill_masks(model, tokenizer, parts):
     return chances
 
 
-def show_sentences(model, tokenizer, documents, n):
-    """Mask a word in the first sentence, 8 to 30 tokens, of n documents; print predictions and its rank.
+def masked_word(ids, starts, tokenizer, longest):
+    """(place of the word to mask, end of the first sentence) of a document; None if none fits.
 
-    The middle one of those that are FUNCTION_WORDS or occur twice: fixed before any output was seen.
+    The sentence has 8 to 30 tokens. Of its words that are FUNCTION_WORDS or occur twice, and are one token
+    each, the middle one is taken: this rule was fixed before any output was seen.
     """
+    ends = [i for i in range(1, min(31, longest - 1))
+            if tokenizer.pieces[ids[i]].endswith(('.', '\u3002')) and starts[i + 1]]
+    end = min(ends, default=0)
+    words = {i: tokenizer.decode([ids[i]]).strip() for i in range(3, end) if starts[i] and starts[i + 1]}
+    letters = [word for word in words.values() if word.isalpha()]
+    fits = [i for i, word in words.items() if word in FUNCTION_WORDS or letters.count(word) > 1]
+    return (fits[len(fits) // 2], end) if end >= 8 and fits else None
+
+
+def show_sentences(model, tokenizer, documents, n):
+    """Mask a word in the first sentence of n documents; print the predictions and the true word's rank."""
     print('\nheld-out sentences with a masked word: a function word ("the") or one that the sentence repeats')
     for index in shuffled(range(len(documents)), len(documents), 0, 0):
         ids, starts = documents[index]
-        ends = [i for i in range(1, min(31, model.config.block_size - 1))
-                if tokenizer.pieces[ids[i]].endswith(('.', '\u3002')) and starts[i + 1]]
-        end = min(ends, default=0)
-        words = {i: tokenizer.decode([ids[i]]).strip() for i in range(3, end) if starts[i] and starts[i + 1]}
-        letters = [word for word in words.values() if word.isalpha()]
-        fits = [i for i, word in words.items() if word in FUNCTION_WORDS or letters.count(word) > 1]
-        if end >= 8 and fits:
-            n, at = n - 1, fits[len(fits) // 2]
-            before, after = ids[1:at].tolist(), ids[at + 1:end + 1].tolist()
-            print(f'\n{tokenizer.decode(before).strip()} [MASK] {tokenizer.decode(after).strip()}')
-            chances = fill_masks(model, tokenizer, [before, after])[0]
-            print(f'    masked: {words[at]}, rank {1 + int((chances > chances[ids[at]]).sum())}')
+        found = masked_word(ids, starts, tokenizer, model.config.block_size)
+        if not found:
+            continue
+        at, end = found
+        before, after = ids[1:at].tolist(), ids[at + 1:end + 1].tolist()
+        print(f'\n{tokenizer.decode(before).strip()} [MASK] {tokenizer.decode(after).strip()}')
+        chances = fill_masks(model, tokenizer, [before, after])[0]
+        rank = 1 + int((chances > chances[ids[at]]).sum())
+        print(f'    masked: {tokenizer.decode([ids[at]]).strip()}, rank {rank}')
+        n -= 1
         if not n:
             break
 
@@ -711,139 +1039,23 @@ def use_checkpoint(source, fill, export):
         print(fill)
         fill_masks(model, tokenizer, tokenizer.encode([part.rstrip() for part in fill.split('[MASK]')]))
     if export:
-        twin = to_transformers(model, pad_token_id=tokenizer.special['pad'])
-        fast = fast_tokenizer(tokenizer, model.config.block_size)
-        twin.save_pretrained(export)
-        fast.save_pretrained(export)
-        shutil.copy(os.path.join(tokenizer.home, tokenizer.file_name), export)
-        card = (f'# {type(twin).__name__}\n\n'
-                f"Trained on {content['config'].get('dataset', content.get('task'))}, with "
-                f'{count_parameters(model):,} parameters before the export.\n'
-                f'Its logits are those of {model.config}.\n'
-                'A sentencepiece tokenizer gives the ids of training, but for ties of scores (in 1 of 1,000\n'
-                'sentences) and capitals whose accent is a code point of its own.\n')
-        write_bytes(os.path.join(export, 'README.md'), card.encode())
+        export_model(model, tokenizer, content, export)
 
 
-def main():
-    config = configure(globals())
-    if fill or export:
-        return use_checkpoint(init_from or out_dir, fill, export)
-    choose('schedule', schedule, SCHEDULE)
-    runtime = join(device, dtype, n_embd, timeout)
-    if total_batch < runtime.world or (runtime.device.type == 'xla' and total_batch % runtime.world):
-        raise UserError(f'total_batch={total_batch}: choose a multiple of the {runtime.world} processes')
-
-    # data
-    meta, loader, val_loaders = make_loaders(config)
-    identity, folder = {'vocab_size': meta['vocab_size'], **meta['identity']}, os.path.join(data_dir, dataset)
-
-    # model and optimizer: from the newest checkpoint of out_dir, else from init_from, else new
-    _held = hold(out_dir) if runtime.rank == 0 else None            # until main() returns
-    if runtime.rank == 0:
-        set_damaged_aside(out_dir)
-    runtime.sum(0)                                      # the other ranks wait for that
-    torch.manual_seed(seed)
-    raw = KINDS[objective](model_config(config, meta['vocab_size']))
-    source = newest(out_dir) or newest(init_from) or init_from
-    content = read_start(source, {**asdict(raw.config), 'objective': objective}, identity) if source else {}
-    raw.load_state_dict(content.get('model', raw.state_dict()))
-    if dtype == 'auto' and 'dtype' in content:          # a run keeps its precision on another machine
-        runtime.dtype = choose_dtype(content['dtype'], runtime.device, n_embd)
-    raw.to(runtime.device)
-    optimizer = make_optimizer(raw, learning_rate, (beta1, beta2), adam_eps, weight_decay, runtime)
-    scaler = torch.amp.GradScaler(runtime.device.type, enabled=runtime.dtype == torch.float16)
-    step, samples = content.get('step', 0), content.get('samples', 0)       # done so far
-    if 'step' in content:
-        groups = optimizer.state_dict()['param_groups']         # of this command: decay, betas, kernel
-        optimizer.load_state_dict({**content['optimizer'], 'param_groups': groups})
-        scaler.load_state_dict(content['scaler'] or scaler.state_dict())
-        config['milestones'] = tuple(sorted({*milestones, *content['config']['milestones']}))
-    if runtime.sum(step) != [step * runtime.world]:
-        raise UserError(f'{out_dir} must be a folder that all machines share')
-    model = torch.compile(raw) if compile and runtime.device.type == 'cuda' else raw
-    if runtime.host is not None:
-        model = DistributedDataParallel(model, gradient_as_bucket_view=runtime.device.type == 'xla')
-
-    # log and signals
-    if runtime.rank == 0:
-        copy_tokenizer(load_tokenizer(folder), out_dir)                     # for load()
-        record_launch(out_dir, config, runtime)
-        print(f'{count_parameters(raw):,} parameters on {runtime.world} x {runtime.device} in '
-              f'{runtime.dtype}; {len(loader.rows):,} training rows; from step {step} of '
-              f'{source or "random weights"}', flush=True)
-    changes = [f'{name} {shown(value)} -> {shown(config[name])}'
-               for name, value in content.get('config', {}).items() if config.get(name, value) != value]
-    if changes:
-        say(f'knobs that differ from the checkpoint: {", ".join(changes)}')
-    content.clear()                                     # frees memory
-    log, stop = Log(out_dir, step, runtime, wandb_project, config), catch_signals()
-
-    def due_at(interval):
-        return step == max_iters or (interval and step % interval == 0)
-
-    def validate():
-        """Log the scores on each corpus; False if a signal came."""
-        values = {'unigram': meta['unigram_entropy']}
-        for name, val_loader in val_loaders.items():
-            scores = evaluate(raw, val_loader, eval_samples, batch_size, runtime, stop)
-            if scores is None:
-                return False
-            values |= {f'{name}_{key}' if name else key: value for key, value in scores.items()}
-        log.write('val', step, **values)
-        return True
-
-    # the first validation, or one that a signal cut short in an earlier process
-    known = [line['step'] for line in read_metrics(out_dir) if line['kind'] == 'val']
-    missing = runtime.rank == 0 and (step == 0 or due_at(eval_interval)) and step not in known
-    if runtime.sum(missing) != [0] and not validate():
-        leave(runtime, 128 + max(stop, default=signal.SIGTERM))     # nothing new to save
-
-    warmup = warmup_iters if warmup_iters <= max_iters else max_iters // 10
-    firsts = range(samples, samples + (max_iters - step) * total_batch, total_batch)
-    mine = (range(first, first + total_batch)[runtime.rank::runtime.world] for first in firsts)
-    steps = prefetch(lambda part: loader.micro_batches(part, batch_size), mine)
-    bad = torch.zeros((), device=runtime.device)        # steps that are not finite; read where it logs
-    looked, since = step, time.perf_counter()           # the step that was last read, and when
-    bar = tqdm(steps, total=max_iters, initial=step, unit='step', disable=runtime.rank > 0 or None)
-    for parts in bar:                                   # micro-batches of this rank; bar: on a terminal alone
-        count, stopping = runtime.sum(sum(part['weights'].sum().item() for part in parts), len(stop))
-        lr = get_lr(step, learning_rate, min_lr, warmup, max_iters, schedule)
-        set_lr(optimizer, lr, runtime)
-        seed_step(seed, step, runtime)
-        loss, norm = update(model, optimizer, scaler, parts, count, grad_clip, runtime)
-        finite = (loss if scaler.is_enabled() else loss + norm).isfinite()  # the scaler skips a bad norm
-        bad, step, samples = bad + ~finite, step + 1, samples + total_batch
-        due = stopping or due_at(checkpoint_interval) or step in milestones
-        if not (due or due_at(log_interval) or due_at(eval_interval)):
-            continue
-        loss, broken = runtime.sum(loss.item(), bad.item())     # the host waits for the device here
-        if broken or (scaler.is_enabled() and scaler.get_scale() < 1):
-            raise UserError(f'a loss or gradient after step {looked} is not finite; no checkpoint has it; '
-                            'try a lower learning_rate')
-        if due_at(log_interval):
-            seconds = (time.perf_counter() - since) / (step - looked)
-            log.write('train', step, loss=loss, lr=lr, norm=norm.item(),
-                      tokens_per_second=total_batch * block_size / seconds,
-                      hours_left=(max_iters - step) * seconds / 3600)
-            bar.set_postfix(loss=loss)
-        if due_at(eval_interval) and not validate():
-            due = stopping = True
-        if due and runtime.rank == 0:
-            save(out_dir, {'model': raw.state_dict(), 'model_config': asdict(raw.config), 'config': config,
-                           'optimizer': optimizer.state_dict(), 'scaler': scaler.state_dict(), 'step': step,
-                           'samples': samples, 'data': identity, 'dtype': str(runtime.dtype)[6:]})
-        looked, since = step, time.perf_counter()
-        if stopping:
-            say(f'stopped by a signal after step {step}, which is saved; the same command goes on from there')
-            leave(runtime, 128 + max(stop, default=signal.SIGTERM))
-
-    if runtime.rank == 0:
-        plot_losses(out_dir)
-    if runtime.rank == 0 and fill_samples:
-        documents = Rows(folder, meta, 'val', 1 << 16, 'documents')
-        show_sentences(raw.cpu(), load_tokenizer(folder), documents, fill_samples)
-    leave(runtime)
+def export_model(model, tokenizer, content, folder):
+    """Write the model and its tokenizer as transformers loads them, with a card."""
+    twin = to_transformers(model, pad_token_id=tokenizer.special_ids['pad'])
+    fast = fast_tokenizer(tokenizer, model.config.block_size)
+    twin.save_pretrained(folder)
+    fast.save_pretrained(folder)
+    shutil.copy(os.path.join(tokenizer.home, tokenizer.file_name), folder)
+    card = (f'# {type(twin).__name__}\n\n'
+            f"Trained on {content['config'].get('dataset', content.get('task'))}, with "
+            f'{count_parameters(model):,} parameters before the export.\n'
+            f'Its logits are those of {model.config}.\n'
+            'A sentencepiece tokenizer gives the ids of training, but for ties of scores (in 1 of 1,000\n'
+            'sentences) and capitals whose accent is a code point of its own.\n')
+    write_bytes(os.path.join(folder, 'README.md'), card.encode())
 
 
 if __name__ == '__main__':

@@ -65,7 +65,7 @@ def resolved(command):
     words = shlex.split(command)
     at = next(i for i, word in enumerate(words) if word.endswith('.py'))
     module = importlib.import_module(words[at].removesuffix('.py'))
-    return module, configure(dict(vars(module)), words[at + 1:])
+    return module, configure(dict(vars(module)), module.MINIMUM, words[at + 1:])
 
 
 def knobs(name):
@@ -82,7 +82,7 @@ def build(name, kind=None, vocab_size=None, pooling='cls'):
     """The model of a config file, of the class that its objective or `kind` says, without storage."""
     settings = {**knobs(name), 'pooling': pooling}
     with torch.device('meta'):
-        return (kind or train.KINDS[settings['objective']])(
+        return (kind or train.MODEL_CLASSES[settings['objective']])(
             model_config(settings, vocab_size or vocabulary(settings['dataset'])))
 
 

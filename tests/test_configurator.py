@@ -12,6 +12,7 @@ import configurator
 import train
 from configurator import UserError, configure
 
+LEAST = {'n_layer': 1, 'null_threshold': -float('inf')}
 STAGES = {name: importlib.import_module(name) for name in ('train', 'finetune', 'bench', 'prepare_data')}
 
 
@@ -26,7 +27,7 @@ def scope():
     ('--milestones=10,20', (10, 20)), ('--milestones=10', (10,)), ('--null_threshold=-1.5', -1.5)])
 def test_values_on_the_command_line(argument, value):
     names, name = scope(), argument[2:].partition('=')[0]
-    config = configure(names, [argument])
+    config = configure(names, LEAST, [argument])
     assert config[name] == names[name] == value and type(config[name]) is type(value)
 
 
@@ -34,17 +35,19 @@ def test_files_and_flags_left_to_right_last_wins(tmp_path):
     first, second = tmp_path / 'first.py', tmp_path / 'second.py'
     first.write_text('import math\ndef half(x):\n    return x // 2\n_n = 2\nn_layer = half(_n)\nname = "a"')
     second.write_text('n_layer = 2')
-    config = configure(scope(), ['--name=z', str(first), str(second), '--learning_rate=3'])
+    config = configure(scope(), LEAST, ['--name=z', str(first), str(second), '--learning_rate=3'])
     assert (config['n_layer'], config['name'], config['learning_rate']) == (2, 'a', 3.0)
 
 
 def test_config_files_are_found_from_any_folder(tmp_path, monkeypatch):
     """As given, then in the repository."""
     monkeypatch.chdir(tmp_path)
-    assert configure(dict(vars(train)), ['config/quickstart.py'])['out_dir'] == 'out/quickstart'
+    def out_dir():
+        return configure(dict(vars(train)), train.MINIMUM, ['config/quickstart.py'])['out_dir']
+    assert out_dir() == 'out/quickstart'
     (tmp_path / 'config').mkdir()
     (tmp_path / 'config' / 'quickstart.py').write_text("out_dir = 'mine'")
-    assert configure(dict(vars(train)), ['config/quickstart.py'])['out_dir'] == 'mine'
+    assert out_dir() == 'mine'
 
 
 @pytest.mark.parametrize('argument, reason', [
@@ -73,7 +76,7 @@ def test_malformed_command_lines_are_refused_in_one_line(argument, reason, stage
 def test_a_refused_command_line_changes_nothing():
     names = scope()
     with pytest.raises(UserError):
-        configure(names, ['--n_layer=3', '--name=y', '--n_layr=3'])
+        configure(names, LEAST, ['--n_layer=3', '--name=y', '--n_layr=3'])
     assert names == scope()
 
 
@@ -84,8 +87,9 @@ def test_help_ends_with_the_knobs(name, stage):
     assert [line.split(' = ')[0] for line in lines] == [*knobs_of(STAGES[name])]
 
 
-def test_sizes_are_knobs_of_a_stage():
-    assert {*configurator.SIZES} <= set().union(*map(knobs_of, STAGES.values()))
+@pytest.mark.parametrize('name', STAGES)
+def test_minimum_names_knobs_of_its_stage(name):
+    assert {*STAGES[name].MINIMUM} <= {*knobs_of(STAGES[name])}
 
 
 @pytest.mark.parametrize('error', [

@@ -39,7 +39,7 @@ def make(system, corpus, sizes, rows, steps, packing='stream'):
     meta, knobs = load_meta(corpus), dict(zip(('attention', 'position', 'objective'), system, strict=True))
     torch.manual_seed(1)
     settings = {**knobs, **sizes, 'dropout': 0.0, 'attention_dropout': 0.0}
-    model = train.KINDS[knobs['objective']](model_config(settings, meta['vocab_size']))
+    model = train.MODEL_CLASSES[knobs['objective']](model_config(settings, meta['vocab_size']))
     texts = train.Rows(corpus, meta, 'train', sizes['block_size'], packing)
     loader = train.Loader(texts, train.Masker(meta, sizes['block_size'], 0.15, knobs['objective'], False), 1)
     return model, [loader.batch(range(step * rows, (step + 1) * rows)) for step in range(steps)]

@@ -33,9 +33,9 @@ def make_run(folder, corpus, kind=MaskedLM, **fields):
 
 def row_of(tokenizer, *texts):
     """(ids (1, T), segments): [CLS] first [SEP] second [SEP]"""
-    ids, segments = [tokenizer.special['cls']], [0]
+    ids, segments = [tokenizer.special_ids['cls']], [0]
     for number, part in enumerate(tokenizer.encode(list(texts))):
-        ids += [*part, tokenizer.special['sep']]
+        ids += [*part, tokenizer.special_ids['sep']]
         segments += [number] * (len(part) + 1)
     return torch.tensor([ids]), torch.tensor([segments])
 

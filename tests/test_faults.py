@@ -167,7 +167,7 @@ class Stuck:
     def __del__(self, wait=threading.Event().wait):
         wait()
 stuck = Stuck()
-runtime = train.join('cpu', 'float32', 1)
+runtime = train.make_runtime('cpu', 'float32', 1)
 atexit.register(sys.stdout.write, f'a hook of rank {runtime.rank}' + chr(10))
 train.leave(runtime, 3)
 """

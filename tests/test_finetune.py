@@ -264,7 +264,7 @@ def test_a_hugging_face_bert_gives_its_own_logits(tmp_path):
     ours, tokens = finetune.make_model(str(tmp_path), TASKS['mnli'], 1, knobs())
     ours.classifier.load_state_dict(theirs.classifier.state_dict())
     examples = [Example(i, (' '.join(f'W{j}' for j in range(i, 20)), 'w44 w45'), 0) for i in range(5)]
-    batch = collate(finetune.text_features(examples, tokens, 48, 16), tokens.special)
+    batch = collate(finetune.text_features(examples, tokens, 48, 16), tokens.special_ids)
     assert batch['ids'][0, :3].tolist() == [2, 5, 6]
     rows = batch['ids'], batch['segments'], batch['attention_mask']
     wanted = theirs(rows[0], token_type_ids=rows[1], attention_mask=rows[2]).logits
@@ -487,7 +487,7 @@ def test_the_norm_of_the_noise(run):
     batch, seen = collate(data.features, SPECIAL), []
     with torch.no_grad():
         plain = model.encoder.embed(batch['ids'], batch['segments'])
-        hook = finetune.add_noise(model.eval(), data, tokenizer.special, CPU, 0.3)
+        hook = finetune.add_noise(model.eval(), data, tokenizer.special_ids, CPU, 0.3)
         model.encoder.dropout.register_forward_hook(lambda module, inputs, x: seen.append(x))
         model(batch['ids'], batch['segments'], batch['attention_mask'])
     hook.remove()
@@ -507,7 +507,7 @@ def test_cross_tasks_are_reduced_to_yes_and_no(stage, run, tmp_path):
     folder = tmp_path / 'base' / 'mnli_1'
     model, tokens, _ = train.load(str(folder))
     data = finetune.load_split(TASKS['qqp'], 'dev', tokens, 48, k)
-    says = finetune.predict_split(model, data, tokens.special, k, CPU)
+    says = finetune.predict_split(model, data, tokens.special_ids, k, CPU)
     hits = [(guess == 0) == (example.label == 1) for guess, example in zip(says, data.examples, strict=True)]
     result = json.loads((folder / 'result.json').read_text())
     assert result['cross'] == {'mnli': result['scores']['mnli']['accuracy'],
@@ -666,7 +666,7 @@ def test_up_to_one_percent_of_bad_rows_is_left_out_and_said(trial, tmp_path):
     ({'epochs': 0}, 'epochs=0 evaluates finished trials'), ({'init_from': ''}, "no trial: init_from is ''"),
     ({'init_from': 'out/nothing'}, 'no checkpoint there'),
     ({'data_dir': 'nowhere'}, 'hf download nyu-mll/glue'), ({'data_dir': 'no'}, 'nyu-mll/glue:rte dev: '),
-    ({'learning_rate': 1e38, 'epochs': 4}, 'rte_1: a loss or gradient up to step 2 is not finite'),
+    ({'learning_rate': 1e38, 'epochs': 4}, 'rte_1: a loss or gradient after step 0 is not finite'),
 ])
 def test_a_mistake_on_the_command_line_is_one_line(given, message, stage, run, copies, tmp_path):
     (tmp_path / 'p.csv').write_text('sentence,prediction\na,b\n')

@@ -26,7 +26,7 @@ from conftest import ROOT, flip, launch, process, refused, torchrun, words
 import prepare_data
 from configurator import UserError, configure
 
-DEFAULTS = configure(dict(vars(prepare_data)), [])
+DEFAULTS = configure(dict(vars(prepare_data)), prepare_data.MINIMUM, [])
 WORDS = ['red', 'green', 'blue', 'small', 'large', 'quick', 'slow', 'river', 'mountain', 'house', 'walks',
          'sings', 'reads', 'under', 'over', 'the', 'of', 'and', '[MASK]']
 VOCAB = ['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]', '[', ']', 'mask', 'the', 'of', 'and', 'red', 'ri',
@@ -122,11 +122,12 @@ def test_every_document_once_in_order_and_literal_mask_is_text(tmp_path, specs, 
     assert meta['unigram_entropy'] == entropy_of(read_split(folder, meta, 'train'))
     assert read_split(folder, meta, 'val') == list(itertools.compress(direct, held))
     assert read_split(folder, meta, 'train') == list(itertools.compress(direct, np.logical_not(held)))
-    specials = set(found.special.values())
+    specials = set(found.special_ids.values())
     assert not set(direct[-1]) & specials and 'mask' in found.decode(direct[-1]).lower()
-    assert found.pieces[found.special['mask']] == '[MASK]' and len(found.pieces) == meta['vocab_size']
-    assert set(found.special) == {'pad', 'cls', 'sep', 'mask'} | ({'unk'} if kind != 'tiktoken' else set())
-    assert kind != 'tiktoken' or found.special['pad'] == 301    # after the ids of its own special tokens
+    assert found.pieces[found.special_ids['mask']] == '[MASK]' and len(found.pieces) == meta['vocab_size']
+    unknown = set() if kind == 'tiktoken' else {'unk'}
+    assert set(found.special_ids) == {'pad', 'cls', 'sep', 'mask'} | unknown
+    assert kind != 'tiktoken' or found.special_ids['pad'] == 301    # after the ids of its own special tokens
     starts = np.fromfile(os.path.join(folder, 'tokenizer', 'word_start.bin'), bool)
     rule = {'sentencepiece': lambda piece: piece[:1] == '\u2581',
             'tiktoken': lambda piece: not piece[:1].isalnum() and piece[:1] != '\ufffd'
@@ -145,7 +146,7 @@ def test_a_validation_corpus_with_the_tokenizer_of_another(tmp_path, specs, kind
     assert read_split(folder, other, 'val') == encoded(first, texts)
     assert not read_split(folder, other, 'train')
     assert other['unigram_entropy'] == entropy_of(encoded(first, texts))
-    prepare_data.check_sizes(folder, other, sums=True)
+    prepare_data.check_corpus(folder, other, sums=True)
 
 
 def test_identity(tmp_path):
@@ -201,7 +202,7 @@ def test_exported_copy_gives_our_ids(tmp_path, specs, kind, lower_case):
             scores = [sum(map(ours.model.get_score, one)) for one in (ids, other)]
             assert scores[0] == pytest.approx(scores[1], rel=1e-5), text
     assert ours.decode(ours.encode(['The Red'])[0]) == ('the red' if lower_case else 'The Red')
-    pad, cls, mask, sep = (ours.special[key] for key in ('pad', 'cls', 'mask', 'sep'))
+    pad, cls, mask, sep = (ours.special_ids[key] for key in ('pad', 'cls', 'mask', 'sep'))
     the, of = ours.encode(['the', 'of'])
     assert theirs('the [MASK] of')['input_ids'] == [cls, *the, mask, *of, sep]
     assert (theirs.model_max_length, theirs.pad_token_id, theirs.mask_token_id) == (64, pad, mask)
@@ -498,7 +499,7 @@ def test_mistakes_are_one_line(tmp_path, monkeypatch, stage, arguments, said):
 def test_a_config_is_called_as_the_corpus_that_it_prepares():
     """As load_meta names it where the corpus is missing."""
     for file in glob.glob(f'{ROOT}/config/data_*.py'):
-        config = configure(dict(vars(prepare_data)), [file, '--path=files'])
+        config = configure(dict(vars(prepare_data)), prepare_data.MINIMUM, [file, '--path=files'])
         assert file.endswith(f"/data_{config['name'] or prepare_data.find_corpus(config)[0]}.py")
 
 
@@ -539,15 +540,15 @@ def test_a_run_checks_what_it_reads(sound, tmp_path):
                          ('train_00000.idx', lambda data: b'\1' + data[1:]),
                          ('train_00000.idx', lambda data: data[:-1] + b'\1'),
                          ('tokenizer/word_start.bin', lambda data: b'\2' + data[1:])):
-        prepare_data.check_sizes(str(home), meta)
+        prepare_data.check_corpus(str(home), meta)
         whole = (home / name).read_bytes()
         (home / name).write_bytes(change(whole))
         with pytest.raises(UserError, match=f'{name}: missing, damaged'):
-            prepare_data.check_sizes(str(home), meta)
+            prepare_data.check_corpus(str(home), meta)
         (home / name).write_bytes(whole)
     os.remove(home / 'val_00001.bin')
     with pytest.raises(UserError, match='val_00001.bin: missing, damaged'):
-        prepare_data.check_sizes(str(home), meta)
+        prepare_data.check_corpus(str(home), meta)
 
 
 def test_any_flipped_bit_of_meta_is_one_line(sound, tmp_path):

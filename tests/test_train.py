@@ -456,7 +456,7 @@ def test_a_second_run_in_a_folder_is_refused(run, tmp_path):
 
 def test_a_file_system_without_locks(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr('fcntl.lockf', lambda *arguments: os.stat('/no/lock'))      # raises an OSError
-    train.hold(str(tmp_path)).close()
+    train.lock_folder(str(tmp_path)).close()
     assert 'cannot be locked (No such file or directory)' in capsys.readouterr().err
 
 
@@ -593,7 +593,7 @@ def test_the_masked_word_of_a_sentence(sentence, masked, after, capsys):
     document = (sentence + after).split()
     pieces = ['[PAD]', '[CLS]', '[SEP]', '[MASK]', *dict.fromkeys(document)]
     ids = np.array([1, *map(pieces.index, document), 2] + 40 * [0])
-    tokenizer = types.SimpleNamespace(pieces=pieces, special={'cls': 1, 'sep': 2, 'mask': 3},
+    tokenizer = types.SimpleNamespace(pieces=pieces, special_ids={'cls': 1, 'sep': 2, 'mask': 3},
                                       decode=lambda ids: ' '.join(pieces[i] for i in ids))
     starts = np.array([not pieces[i].startswith('##') for i in ids])
     train.show_sentences(MaskedLM(EncoderConfig(len(pieces), 64, 1, 2, 16, 32)), tokenizer,

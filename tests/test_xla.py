@@ -24,7 +24,7 @@ os.environ.setdefault('XLA_FLAGS', '--xla_backend_optimization_level=1')        
 try:
     import torch_xla
     import torch_xla.debug.metrics as counters
-    RUNTIME = train.join('xla', 'float32', 16)
+    RUNTIME = train.make_runtime('xla', 'float32', 16)
 except ImportError:
     torch_xla = None
 pytestmark = [pytest.mark.xla, pytest.mark.skipif(torch_xla is None, reason='needs torch_xla: see .ci/xla')]
@@ -44,7 +44,7 @@ SYSTEMS = [
 def build(attention='original', objective='mlm', **knobs):
     torch.manual_seed(1)
     knobs.setdefault('position', ALLOWED_POSITIONS.get(attention, ('absolute',))[0])
-    return train.KINDS[objective](EncoderConfig(attention=attention, **{**SHAPE, **knobs}))
+    return train.MODEL_CLASSES[objective](EncoderConfig(attention=attention, **{**SHAPE, **knobs}))
 
 
 def batch(seed=0, objective='mlm', padded=False):
@@ -173,7 +173,7 @@ def wrapped_twin():
     train.dist.init_process_group('xla', 'xla://')
     group, changes = train.dist.new_group(backend='gloo'), []
     for world in (1, 2):
-        runtime = dataclasses.replace(RUNTIME, world=world, host=group if world > 1 else None)
+        runtime = dataclasses.replace(RUNTIME, world=world, cpu_group=group if world > 1 else None)
         raw = build().to(runtime.device)
         model = train.DistributedDataParallel(raw, gradient_as_bucket_view=True) if world > 1 else raw
         optimizer = torch.optim.SGD(raw.parameters(), 1.0)
