@@ -728,10 +728,29 @@ def make_runtime(device, dtype, width, timeout=600, group=True):
     if group and world > 1:
         limit = timedelta(seconds=timeout or 10 ** 8)
         backend = {'cuda': 'nccl', 'xla': 'xla'}.get(device, 'gloo')
-        dist.init_process_group(backend, 'xla://' if device == 'xla' else None, limit)
-        rank, cpu_group = dist.get_rank(), dist.new_group(backend='gloo', timeout=limit)
+        if device == 'xla':
+            dist.init_process_group(backend, 'xla://', limit)
+        else:
+            dist.init_process_group(backend, store=fresh_store(limit), rank=rank, world_size=world,
+                                    timeout=limit)
+        rank = dist.get_rank()
+        cpu_group = dist.new_group(backend='gloo', timeout=limit)
     device = torch.zeros(1, device=device).device       # with its number; on XLA after the group is made
     return Runtime(device, choose_dtype(dtype, device, width), rank, world, cpu_group)
+
+
+def fresh_store(limit):
+    """The store in which processes find each other's addresses, without those of an earlier start.
+
+    torchrun keeps one store for all its restarts. A process that is started again would find the addresses of
+    processes that have ended there, and be refused or wait for them: pytorch#135712. So each start has its
+    own prefix. On several machines torchrun counts restarts on each machine by itself, so the prefixes could
+    differ; there TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 helps, see results/machines.md.
+    """
+    store, _, _ = next(dist.rendezvous('env://', timeout=limit))
+    if os.environ.get('GROUP_WORLD_SIZE') != '1':       # number of machines; not set without torchrun
+        return store
+    return dist.PrefixStore(f"start {os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
 
 
 def choose_dtype(dtype, device, width):
