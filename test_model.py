@@ -10,7 +10,6 @@ import math
 import runpy
 from collections.abc import Callable
 from functools import cache, partial
-from types import SimpleNamespace
 from typing import NamedTuple
 
 import numpy as np
@@ -21,7 +20,7 @@ from torch._dynamo.utils import counters
 import model as source
 from configurator import UserError
 from model import (ALLOWED_POSITIONS, ATTENTION, LM_HEAD, NORM, NORMALISER, PAIR_INIT, POOLING, POSITION,
-                   RELU_SCALE, SHATTER, USERS, Encoder, EncoderConfig, MaskedLM, MultipleChoice,
+                   RELU_SCALE, SHATTER, USED_BY, Encoder, EncoderConfig, MaskedLM, MultipleChoice,
                    PermutationLM, SequenceClassifier, SpanClassifier, extended)
 
 SMALL = {'vocab_size': 23, 'block_size': 12, 'n_layer': 2, 'n_head': 3, 'n_embd': 12, 'n_inner': 20}
@@ -43,7 +42,7 @@ SYSTEMS += [system('part_mask', 'none', same_partition=True)]
 SYSTEMS += [system('shatter', 'none', one_value_matrix=True)]
 GATED = [system('gau', 'rope', normaliser=name) for name in NORMALISER]
 GATED += [system('gau', 'rope', normaliser=name, relu_scale=scale)
-          for name in USERS['relu_scale'][1] for scale in RELU_SCALE if scale != EncoderConfig.relu_scale]
+          for name in USED_BY['relu_scale'][1] for scale in RELU_SCALE if scale != EncoderConfig.relu_scale]
 CORE = [system(**variant, position='rope') for variant in FREE]         # every attention and position once
 CORE += [system(name, ALLOWED_POSITIONS[name][0]) for name in ALLOWED_POSITIONS]
 CORE += [system('original', name) for name in POSITION if name != 'rope']
@@ -713,7 +712,7 @@ def test_initial_pairwise_factors(pair_init, rank):
         assert abs(noise.std().item() / deviation - 1) < (0.25 if rank else 0.06)     # A B^T: correlated
 
 
-# ---- dropout: where it falls is seen at rate 1 ----
+# ---- dropout: that it falls somewhere is seen at rate 1, on what exactly at rate 1/2 ----
 
 @each_system
 def test_attention_without_weights_gives_the_bias_of_its_output(settings):
@@ -742,6 +741,47 @@ def test_dropout_takes_what_blocks_add_embeddings_query_stream_and_pooled_state(
     assert (model.query_embedding.grad == 0).all()
     classifier = build(SequenceClassifier, dropout=1.0).train()
     assert torch.equal(classifier(ids, segments), classifier.classifier.bias.expand(3, -1))
+
+
+def kept_or_dropped(given, whole):
+    """Is each entry 0 or twice that of `whole`, as after one dropout of rate 1/2?  Both have to occur."""
+    dropped = given == 0
+    kept = (given - 2 * whole).abs() < 1e-12
+    assert dropped.any() and kept.any()
+    return (dropped | kept).all()
+
+
+@each_core
+def test_dropout_takes_weights_and_not_values(settings):
+    """One key has one weight: dropout takes a query's whole head, never one of its entries alone."""
+    encoder = build(Encoder, **settings, n_layer=1, attention_dropout=0.5)
+    attention = encoder.blocks[0].attention
+    heads = 1 if settings['attention'] == 'gau' else encoder.config.n_head
+    before_out = []
+    attention.out.register_forward_pre_hook(lambda module, inputs: before_out.append(inputs[0]))
+    x = torch.randn(64, 1, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    for training in (False, True):
+        attention.train(training)(x, x, source.Context(encoder.position))
+    whole, given = (y.unflatten(-1, (heads, -1)) for y in before_out)       # (64, 1, heads, K)
+    assert kept_or_dropped(given, whole)
+    dropped = (given == 0) & (whole != 0)
+    assert (dropped.all(-1) | ~dropped.any(-1)).all()
+
+
+@pytest.mark.parametrize('kind', [MaskedLM, PermutationLM])
+def test_embeddings_and_query_stream_are_dropped_out_once(kind):
+    """Twice would leave four times a value where it is kept."""
+    model = build(kind, **XLNET, dropout=0.5)
+    ids, segments = batch()
+    whole = model.encoder.embed(ids, segments)
+    arguments = {'segments': segments}
+    if kind is PermutationLM:
+        arguments['positions'] = torch.tensor([[1, 4], [5, 0], [3, 2]])
+        whole = torch.cat((whole, model.query_embedding.expand(3, 2, -1)), 1)
+    inputs = []
+    model.encoder.blocks[0].register_forward_pre_hook(lambda module, arguments: inputs.append(arguments[0]))
+    model.train()(ids, **arguments)
+    assert kept_or_dropped(inputs[0], whole)
 
 
 # ---- precision ----
@@ -781,11 +821,10 @@ def test_edges_are_finite(settings, autocast):
 
 def test_distances_are_added_in_float32():
     """To q k = 256 in bfloat16, where 257 would be 256 again: softmax(256, 257, 256)."""
-    position = POSITION['rpe'](EncoderConfig(9, 3, 1, 1, 1, 4, position='rpe', clip_distance=2)).bfloat16()
-    position.table.data = torch.tensor([[[0.0], [1 / 16], [0.0]]]).bfloat16()
-    attention = SimpleNamespace(layer=0, n_head=1, relative=lambda table: (table, table))
+    vectors = torch.tensor([[0.0], [1 / 16], [0.0]]).bfloat16()          # of the distances -1, 0 and 1
     q = torch.full((1, 1, 3, 1), 16.0).bfloat16()
-    y = position.attend(attention, q, q, torch.zeros_like(q), None, 0.0)
+    v = torch.zeros_like(q)
+    y = source.attention_with_distances(q, q, v, vectors, vectors, None, 0.0)
     assert abs(y[0, 0, 1, 0] * 16 - math.e / (math.e + 2)) < 0.01
 
 
@@ -803,15 +842,22 @@ def test_sigmoid_weights_of_rows_far_below_zero(dtype, error):
         assert gradient.isfinite().all() and gradient[0, 0, 0] > 0.1
 
 
-@pytest.mark.parametrize('size', [1.0, 1e-5, 1e-7])
-def test_rows_of_scaled_squared_relu_in_float16(size):
-    """Scores of 1e-5 and 1e-7 are subnormal numbers there; rows sum to 1 / (n s)."""
-    scores = (size * torch.randn(2, 6, 100, generator=torch.Generator().manual_seed(13))).half()
+@pytest.mark.parametrize('dtype, size', [
+    (torch.float16, 1.0), (torch.float16, 1e-5), (torch.float16, 1e-7),
+    (torch.bfloat16, 1e-25), (torch.bfloat16, 1e25)], ids=str)
+def test_rows_of_scaled_squared_relu(dtype, size):
+    """They sum to 1 / (n s), however large scores are.
+
+    Scores of 1e-5 and 1e-7 are subnormal numbers in float16. The squares of 1e-25 and 1e25 would be 0 and
+    infinite in float32; there the largest of a row, by which scores are divided first, is needed.
+    """
+    scores = (size * torch.randn(2, 6, 100, generator=torch.Generator().manual_seed(13))).to(dtype)
     mask = (torch.arange(100) < 70).expand(2, 1, 100)
     weights = 70 * 128 * NORMALISER['scaled_squared_relu'](scores, mask, torch.tensor(70.0), 128, None)
-    assert difference(weights.sum(-1), 1) < 1e-6 and (weights[..., 70:] == 0).all()
-    wanted = scaled_squared_relu(scores[1, 2].tolist(), mask[1, 0].tolist(), 128, 'ns')
-    assert difference(weights[1, 2], 70 * 128 * torch.tensor(wanted)) < 1e-6
+    assert difference(weights.sum(-1), 1) < 1e-6
+    assert (weights[..., 70:] == 0).all()
+    expected = scaled_squared_relu(scores[1, 2].tolist(), mask[1, 0].tolist(), 128, 'ns')
+    assert difference(weights[1, 2], 70 * 128 * torch.tensor(expected)) < 1e-6
 
 
 @pytest.mark.parametrize('name, relu_scale, theirs', [
@@ -834,6 +880,21 @@ def test_squared_relu_of_large_scores_in_float16():
     scores = torch.tensor([[[300.0, -1.0, 400.0]]]).half()
     weights = NORMALISER['squared_relu'](scores, None, torch.tensor(70.0), 128, RELU_SCALE['ns'])
     assert difference(weights.float(), torch.tensor([300 ** 2, 0, 400 ** 2]) / (70 * 128)) < 0.05
+
+
+@pytest.mark.parametrize('padded', [False, True])
+def test_gau_counts_keys_beyond_float16(padded):
+    """A scale of n s = 512 * 128 is infinite in float16: all weights would be 0."""
+    settings = system('gau', 'none', normaliser='squared_relu', key_size=128, block_size=512)
+    encoder = build(Encoder, **settings, n_layer=1).float()
+    attention = encoder.blocks[0].attention
+    mask = torch.ones(1, 1, 1, 512, dtype=torch.bool) if padded else None
+    x = torch.randn(1, 512, 12, generator=torch.Generator().manual_seed(4))
+    context = source.Context(encoder.position, mask)
+    expected = attention(x, x, context)
+    y = attention.half()(x.half(), x.half(), context)
+    assert expected.norm() > 0
+    assert (y.float() - expected).norm() < 0.01 * expected.norm()
 
 
 # ---- compilation, longer and shorter rows ----
@@ -897,8 +958,8 @@ KNOBS = {'pair_rank': 2, 'pair_init': 'normal', 'normaliser': 'softmax', 'key_si
 
 @pytest.mark.parametrize('settings, words', [
     *[({name: 'pairwize'}, [f"{name}='pairwize'", *table]) for name, table in TABLES.items()],
-    *[({option: entry(KNOBS, option, 'value')}, [f'{option}={KNOBS[option]!r}', *USERS[option][1]])
-      for option in USERS],
+    *[({option: entry(KNOBS, option, 'value')}, [f'{option}={KNOBS[option]!r}', *USED_BY[option][1]])
+      for option in USED_BY],
     *[(system(name, position), [f"position='{position}'", f"attention='{name}'", *ALLOWED_POSITIONS[name]])
       for name in ALLOWED_POSITIONS for position in POSITION if position not in ALLOWED_POSITIONS[name]],
     *[(system('shatter', 'none', n_head=n_head), [f'n_head={n_head}', "attention='shatter'", 'even'])
