@@ -166,9 +166,9 @@ def plain_and_masked(corpus, meta, n, packing='stream', objective='mlm', whole_w
 
 def test_masking_statistics(corpus, meta):
     for length, k in ((20, 3), (60, 9), (100, 15), (128, 20), (512, 77)):       # the ceiling of 15 %
-        assert Masker(meta, length, 0.15, 'mlm', False).k == k
+        assert Masker(meta, length, 0.15, 'mlm', False).n_positions == k
     masker, ids, _, batch = plain_and_masked(corpus, meta, 2000)
-    assert masker.k == 10 and batch['positions'].shape == (2000, 10) and (batch['weights'] == 1).all()
+    assert masker.n_positions == 10 and batch['positions'].shape == (2000, 10) and (batch['weights'] == 1).all()
     assert all(len(set(row)) == 10 for row in batch['positions'])
     shown = np.take_along_axis(batch['ids'], batch['positions'], 1)
     targets = np.take_along_axis(ids, batch['positions'], 1)
