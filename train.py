@@ -33,7 +33,7 @@ import sys
 import time
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from functools import partial
 from typing import NamedTuple
@@ -113,9 +113,10 @@ dtype = 'auto'                  # auto (bfloat16 where it is faster), float32, b
 compile = True                  # torch.compile, on CUDA
 timeout = 600                   # seconds a process waits for another before it exits; 0: no limit
 
-MINIMUM = {**dict.fromkeys((                # least values of knobs; of the others 0
-    'batch_size', 'block_size', 'clip_distance', 'eval_samples', 'key_size', 'log_interval',
-    'n_embd', 'n_head', 'n_inner', 'n_layer', 'total_batch'), 1)}
+MINIMUM = {                             # least values of knobs; of all others 0
+    'batch_size': 1, 'block_size': 1, 'clip_distance': 1, 'eval_samples': 1, 'key_size': 1, 'log_interval': 1,
+    'n_embd': 1, 'n_head': 1, 'n_inner': 1, 'n_layer': 1, 'total_batch': 1,
+}
 MODEL_CLASSES = {                       # objective of train.py or head of finetune.py -> class of the model
     'mlm': MaskedLM, 'plm': PermutationLM, 'classify': SequenceClassifier, 'regress': SequenceClassifier,
     'choose': MultipleChoice, 'span': SpanClassifier,
@@ -130,11 +131,15 @@ class Rows:
     stream     the documents, joined by [SEP], are cut every block_size - 2 tokens
     documents  each document is cut by itself; its last row is shorter and padded
     No file stays open: a large corpus has more shards than a process may open.
+    Raises UserError if the split has no row.
     """
 
     def __init__(self, folder, meta, split, block_size, packing, whole_word=False):
-        self.folder, self.special_ids, self.dtype = folder, meta['special'], np.dtype(meta['dtype'])
-        self.block_size, self.packing = block_size, packing
+        self.folder = folder
+        self.special_ids = meta['special']              # {'pad': id, 'cls': id ...}
+        self.dtype = np.dtype(meta['dtype'])            # of the token ids in the files
+        self.block_size = block_size
+        self.packing = packing
         self.room = block_size - 2                      # tokens between [CLS] and [SEP]
 
         # An id of the vocabulary starts a word or does not. In Chinese that depends on the text: then the
@@ -151,15 +156,18 @@ class Rows:
             raise UserError(f'{folder}: {split} holds less than one row of block_size={block_size}')
 
     def row_starts(self, stem, n_tokens):
-        """Index of the first token of each row of a shard."""
+        """The place in its shard of each row's first token."""
         if self.packing == 'stream':
             return range(0, n_tokens - self.room + 1, self.room)        # an incomplete last row is left out
+
         edges = np.fromfile(stem + '.idx', np.int64)    # first token of each document, then n_tokens
-        lengths = np.diff(edges) - 1                    # of the documents, without the [SEP] that ends each
-        n_rows = -(-lengths // self.room)               # of each document: the quotient, rounded up
-        first_row = np.cumsum(n_rows) - n_rows          # of each document, counted from the shard's first row
-        place = np.arange(n_rows.sum()) - np.repeat(first_row, n_rows)      # of each row in its document
-        return np.repeat(edges[:-1], n_rows) + place * self.room
+        document_starts = edges[:-1]
+        lengths = np.diff(edges) - 1                    # without the [SEP] that ends each document
+        n_rows = -(-lengths // self.room)               # of each document: lengths / room, rounded up
+        # The rows of the shard are numbered; minus its document's first, a row's number is 0, 1, 2 ...
+        first_row = np.cumsum(n_rows) - n_rows
+        row_in_document = np.arange(n_rows.sum()) - np.repeat(first_row, n_rows)
+        return np.repeat(document_starts, n_rows) + row_in_document * self.room
 
     def __len__(self):
         return int(self.ends[-1])
@@ -172,7 +180,8 @@ class Rows:
         tokens = np.fromfile(stem + '.bin', self.dtype, self.room, offset=start * self.dtype.itemsize)
         if self.packing == 'documents':                 # what follows [SEP] is of the next document
             separators = np.flatnonzero(tokens == self.special_ids['sep'])
-            tokens = tokens[:separators[0]] if len(separators) else tokens
+            if len(separators):
+                tokens = tokens[:separators[0]]
 
         n = len(tokens)
         ids = np.full(self.block_size, self.special_ids['pad'], np.int64)
@@ -191,112 +200,151 @@ class Rows:
 def shuffled(places, n, seed, epoch):
     """The items at `places`, (B,), of range(n) in random order: one order for each (seed, epoch).
 
-    A list of 10^9 rows in random order would take 8 GB in each process; this takes no memory. A Feistel
-    network is a cipher: it permutes all numbers of some even number of bits, without a table. The next even
-    number of bits above n gives up to 4n numbers; a result of n or more is put through the network again,
-    until it is one of ours. That is still a permutation, as a cycle that leaves range(n) comes back to it.
+    A list of 10^9 rows in random order would take 8 GB in each process. A cipher needs no list: it maps the
+    numbers of a fixed number of bits one to one onto themselves, in an order that its keys decide. Here the
+    bits are the fewest, of an even number, that hold n - 1. What falls outside range(n) is enciphered again
+    until it falls inside: from one item of range(n), that is the next one on the cipher's cycle, so no two
+    places meet in one item.  Black and Rogaway 2002, "cycle walking"
     """
-    half = np.uint64(max(1, ((n - 1).bit_length() + 1) // 2))       # bits of each half of a number
-    low = (np.uint64(1) << half) - np.uint64(1)                     # mask of the right half
-    keys = np.random.SeedSequence([seed, epoch]).generate_state(8, np.uint64)       # of the eight rounds
-    x = np.array(places, np.uint64)
-    again = np.ones(len(x), bool)
-    while again.any():
-        left, right = x[again] >> half, x[again] & low
-        for key in keys:                                            # any function of (right, key) would do
-            mixed = (right ^ key) * np.uint64(0x9E3779B97F4A7C15)           # 2^64 / golden ratio, mod 2^64
-            mixed = (mixed ^ (mixed >> np.uint64(29))) * (key | np.uint64(1))
-            left, right = right, left ^ (mixed >> np.uint64(32)) & low
-        x[again] = left << half | right
-        again = x >= n
-    return x.astype(np.int64)
+    half = max(1, ((n - 1).bit_length() + 1) // 2)      # bits of each half of a number
+    keys = np.random.SeedSequence([seed, epoch]).generate_state(8, np.uint64)
+    items = encipher(np.array(places, np.uint64), half, keys)
+    outside = items >= n
+    while outside.any():                                # at most three of four numbers are outside
+        items[outside] = encipher(items[outside], half, keys)
+        outside = items >= n
+    return items.astype(np.int64)
+
+
+def encipher(x, half, keys):
+    """A Feistel network, one round for each key: uint64 numbers of 2 * half bits -> others, one to one.
+
+    A round is (left, right) -> (right, left ^ f(right, key)). It can be undone whatever f is, as right is
+    still there; so f only has to mix bits well.  Luby and Rackoff 1988
+    """
+    half = np.uint64(half)
+    low = (np.uint64(1) << half) - np.uint64(1)         # the bits of the right half
+    left = x >> half
+    right = x & low
+    for key in keys:
+        mixed = (right ^ key) * np.uint64(0x9E3779B97F4A7C15)       # 2^64 / golden ratio; modulo 2^64
+        mixed = (mixed ^ (mixed >> np.uint64(29))) * (key | np.uint64(1))
+        mixed = (mixed >> np.uint64(32)) & low          # the high bits depend on the most of the others
+        left, right = right, left ^ mixed
+    return left << half | right
 
 
 class Masker:
-    """BERT's masking with static shapes.  Devlin et al. 2018, section 3.1
+    """Decides which tokens of a batch are predicted, and what the model sees of them.
 
-    Of a row's n tokens ceil(fraction n) are predicted, those with the smallest random scores: 80 % become
-    [MASK], 10 % a random token, 10 % stay. Special tokens are neither chosen nor inserted. Every row of the
-    batch has k = ceil(fraction T) positions; those that a short row does not need have weight 0.
-    plm: nothing is masked; 'order' is each token's place in XLNet's permutation.  Yang et al. 2019, 2.2, 2.3
+    mlm  BERT.  Devlin et al. 2018, section 3.1
+         Of a row's n tokens ceil(fraction n) are predicted: those with the smallest random scores. 80 % of
+         them become [MASK], 10 % a random token, and 10 % stay as they are.
+    plm  XLNet.  Yang et al. 2019, sections 2.2 and 2.3
+         The same tokens are predicted, but none is masked: 'order' is each token's place in a random
+         permutation, whose last tokens are predicted from those before them.
+
+    Special tokens are neither predicted nor inserted. Shapes are static: each row has k = ceil(fraction T)
+    positions; those that a row with fewer tokens does not need have weight 0.
     """
 
     def __init__(self, meta, block_size, fraction, objective, whole_word):
-        self.fraction, self.objective, self.whole_word = fraction, objective, whole_word
-        self.special_ids, self.block_size = meta['special'], block_size
+        self.block_size = block_size
+        self.fraction = fraction
+        self.objective = objective
+        self.whole_word = whole_word
+        self.special_ids = meta['special']
         self.is_special = np.isin(np.arange(meta['vocab_size']), list(self.special_ids.values()))       # (V,)
-        self.ordinary = np.flatnonzero(~self.is_special)                                            # ids
-        self.k = self.count(block_size)
+        self.ordinary = np.flatnonzero(~self.is_special)                # the other ids
+        self.n_positions = self.share_of(block_size)                    # k
 
-    def count(self, n):
-        return np.ceil(self.fraction * n - 1e-9).astype(int)                # so that 0.15 * 20 gives 3
+    def share_of(self, n_tokens):
+        """How many of n tokens are predicted."""
+        return np.ceil(self.fraction * n_tokens - 1e-9).astype(int)     # 0.15 * 20 is 3.0000000000000004
 
     def __call__(self, ids, word_starts, seed, samples):
         """ids, word_starts (B, T) -> {'ids' (B, T), 'positions', 'targets', 'weights' (B, k)[, 'order']}"""
         # The random numbers of a sample depend on its number alone, never on the rest of its batch.
         rngs = [np.random.default_rng([seed, sample]) for sample in samples]
-        scores = np.stack([rng.random(self.block_size, np.float32) for rng in rngs])                # (B, T)
-        actions = np.stack([rng.random(self.k, np.float32) for rng in rngs])                        # (B, k)
-        replacements = self.ordinary[[rng.integers(0, len(self.ordinary), self.k) for rng in rngs]]
+        scores = np.stack([rng.random(self.block_size, np.float32) for rng in rngs])        # (B, T)
+        actions = np.stack([rng.random(self.n_positions, np.float32) for rng in rngs])      # (B, k)
+        chosen = np.stack([rng.integers(0, len(self.ordinary), self.n_positions) for rng in rngs])
+        random_tokens = self.ordinary[chosen]                                               # (B, k)
 
-        # Which tokens: the k of the smallest scores, of which the first `wanted` count.
-        special = self.is_special[ids]                                                              # (B, T)
-        n_tokens = (ids != self.special_ids['pad']).sum(1)                                              # (B,)
-        wanted = np.minimum(self.count(n_tokens), (~special).sum(1))
-        ranked = np.where(special, 2, scores)           # scores are below 1: special tokens come last
-        positions = np.argsort(ranked, axis=1, kind='stable')[:, :self.k]
-        if self.whole_word:
-            for i, row in enumerate(zip(scores, word_starts, special, wanted, strict=True)):
-                positions[i], wanted[i] = whole_words(*row, self.k)
-        chosen = np.arange(self.k) < wanted[:, None]                                                # (B, k)
+        is_special = self.is_special[ids]                                                   # (B, T)
+        positions, n_predicted = self.choose_positions(ids, is_special, word_starts, scores)
+        is_predicted = np.arange(self.n_positions) < n_predicted[:, None]                   # (B, k)
         targets = np.take_along_axis(ids, positions, axis=1)
-        batch = {'ids': ids, 'positions': positions, 'targets': targets, 'weights': chosen.astype(np.float32)}
-        if self.objective == 'plm':
-            return {**batch, 'order': self.permutation(scores, special, positions, chosen)}
 
-        # What the model sees in their place.
-        changed = np.where(actions < 0.9, replacements, targets)
-        visible = np.where(actions < 0.8, self.special_ids['mask'], changed)
-        np.put_along_axis(ids, positions, np.where(chosen, visible, targets), axis=1)       # in place
+        batch = {'ids': ids, 'positions': positions, 'targets': targets,
+                 'weights': is_predicted.astype(np.float32)}
+        if self.objective == 'mlm':
+            visible = np.where(actions < 0.9, random_tokens, targets)
+            visible = np.where(actions < 0.8, self.special_ids['mask'], visible)
+            visible = np.where(is_predicted, visible, targets)          # a position of weight 0 stays
+            batch['ids'] = ids.copy()
+            np.put_along_axis(batch['ids'], positions, visible, axis=1)
+        else:
+            batch['order'] = permuted_order(scores, is_special, positions, is_predicted)
         return batch
 
-    def permutation(self, scores, special, positions, chosen):
-        """(B, T) place of each token: 0 for special tokens, the predicted ones last, else by score."""
-        predicted = np.zeros(special.shape, bool)
-        np.put_along_axis(predicted, positions, chosen, axis=1)
-        ranked = np.where(special, -1, scores + 2 * predicted)
-        by_place = np.argsort(ranked, axis=1, kind='stable')                # token at each place
-        place = np.argsort(by_place, axis=1) + 1                            # place of each token
-        return np.where(special, 0, place)
+    def choose_positions(self, ids, is_special, word_starts, scores):
+        """(positions (B, k), how many of them are predicted (B,)): those of a row come first."""
+        n_tokens = (ids != self.special_ids['pad']).sum(1)                                  # (B,)
+        n_predicted = np.minimum(self.share_of(n_tokens), (~is_special).sum(1))
+        ranked = np.where(is_special, 2, scores)        # scores are below 1: special tokens come last
+        positions = np.argsort(ranked, axis=1, kind='stable')[:, :self.n_positions]
+        if self.whole_word:
+            for i in range(len(ids)):
+                positions[i], n_predicted[i] = whole_words(
+                    scores[i], word_starts[i], is_special[i], n_predicted[i], self.n_positions)
+        return positions, n_predicted
 
 
-def whole_words(scores, word_starts, special, wanted, k):
-    """(k positions of a row, how many of them count): whole words in random order, at most `wanted` tokens.
+def whole_words(scores, word_starts, is_special, most, n_positions):
+    """(positions (k,) of a row, how many of them are predicted): whole words, at most `most` tokens.
 
-    A word with more tokens than are still wanted is passed over, as in BERT. A special token is a word.
+    Words are taken in random order. One with more tokens than are still wanted is passed over, as in BERT.
     """
-    after_special = np.append(True, special[:-1])
-    first = word_starts | special | after_special                   # (T,) does a word start here?
-    words = np.split(np.arange(len(first)), np.flatnonzero(first)[1:])
-    chosen = []
+    after_special = np.append(True, is_special[:-1])
+    begins = word_starts | is_special | after_special   # (T,) a special token is a word of its own
+    words = np.split(np.arange(len(begins)), np.flatnonzero(begins)[1:])            # positions of each word
+    predicted = []
     for number in np.argsort(scores[:len(words)], kind='stable'):
         word = words[number]
-        if not special[word[0]] and len(chosen) + len(word) <= wanted:
-            chosen += [*word]
-    others = np.setdiff1d(np.arange(len(first)), chosen)            # fill up to k, with weight 0
-    return np.array([*chosen, *others])[:k], len(chosen)
+        fits = len(predicted) + len(word) <= most
+        if fits and not is_special[word[0]]:
+            predicted.extend(word)
+    rest = np.setdiff1d(np.arange(len(begins)), predicted)      # any others, for a row of k positions
+    return np.append(predicted, rest).astype(int)[:n_positions], len(predicted)
+
+
+def permuted_order(scores, is_special, positions, is_predicted):
+    """(B, T) place of each token in XLNet's permutation, from 1: the predicted tokens last; by score.
+
+    Special tokens have place 0: every other token sees them.
+    """
+    comes_last = np.zeros(is_special.shape, bool)
+    np.put_along_axis(comes_last, positions, is_predicted, axis=1)
+    ranked = np.where(is_special, -1, scores + 2 * comes_last)
+    by_place = np.argsort(ranked, axis=1, kind='stable')                # token at each place
+    place = np.argsort(by_place, axis=1) + 1                            # place of each token
+    return np.where(is_special, 0, place)
 
 
 class Loader:
     """Samples 0, 1, 2 ... of a run: every row once per epoch, each epoch in another order."""
 
     def __init__(self, rows, masker, seed):
-        self.rows, self.masker, self.seed = rows, masker, seed
+        self.rows = rows
+        self.masker = masker
+        self.seed = seed
 
     def indices(self, samples):
         """Row of each sample, (B,)"""
         epochs, places = np.divmod(np.array(samples), len(self.rows))
-        for epoch in np.unique(epochs):                 # a batch may begin in one epoch and end in the next
+        # A batch may begin in one epoch and end in the next, which has another order.
+        for epoch in np.unique(epochs):
             here = epochs == epoch
             places[here] = shuffled(places[here], len(self.rows), self.seed, int(epoch))
         return places
@@ -314,40 +362,50 @@ class Loader:
     def micro_batches(self, samples, size):
         """Batches of at most `size` samples, as equal as possible."""
         n = len(samples)
-        parts = -(-n // size)
-        edges = [n * i // parts for i in range(parts + 1)]
+        n_parts = -(-n // size)                         # n / size, rounded up
+        edges = [n * i // n_parts for i in range(n_parts + 1)]
         return [self.batch(samples[begin:end]) for begin, end in zip(edges[:-1], edges[1:], strict=True)]
 
 
 def prefetch(make, items):
     """Yield make(item) for each item; a background thread makes the next one meanwhile."""
     with ThreadPoolExecutor(1) as pool:
-        submitted = (pool.submit(make, item) for item in items)
-        ahead = next(submitted, None)
-        while ahead:
-            now, ahead = ahead, next(submitted, None)
-            yield now.result()
+        futures = (pool.submit(make, item) for item in items)
+        following = next(futures, None)
+        while following:
+            current = following
+            following = next(futures, None)             # begun before the caller gets the current one
+            yield current.result()
 
 
 def make_loaders(config):
-    """(meta.json, Loader of training rows, {corpus: Loader of validation rows}); '' is the run's corpus"""
-    choose('objective', config['objective'], dict.fromkeys(('mlm', 'plm')))
-    choose('packing', config['packing'], dict.fromkeys(('stream', 'documents')))
-    home, whole_word = config['data_dir'], config['whole_word']
-    how = config['block_size'], config['packing'], whole_word
+    """(meta.json, Loader of training rows, {corpus: Loader of validation rows}); '' is the run's corpus
 
-    folder = os.path.join(home, config['dataset'])
+    Raises UserError if a corpus is not prepared, damaged, or of another tokenizer than the run's.
+    """
+    choose('objective', config['objective'], {'mlm': None, 'plm': None})
+    choose('packing', config['packing'], {'stream': None, 'documents': None})
+    block_size = config['block_size']
+    packing = config['packing']
+    whole_word = config['whole_word']
+
+    folder = os.path.join(config['data_dir'], config['dataset'])
     meta = load_meta(folder)                            # says how to prepare the corpus if it is missing
-    masker = Masker(meta, config['block_size'], config['mask_fraction'], config['objective'], whole_word)
-    loader = Loader(Rows(folder, meta, 'train', *how), masker, config['seed'])
+    rows = Rows(folder, meta, 'train', block_size, packing, whole_word)
+    masker = Masker(meta, block_size, config['mask_fraction'], config['objective'], whole_word)
+    loader = Loader(rows, masker, config['seed'])
 
+    folders = {'': folder}
+    for name in config['validation'].split(','):
+        if name:
+            folders[name] = os.path.join(config['data_dir'], name)
     val_loaders = {}
-    for name in ['', *filter(None, config['validation'].split(','))]:
-        place = os.path.join(home, name or config['dataset'])
-        found = load_meta(place)
-        check_corpus(place, found)
-        refuse_difference(place, found['identity'], {'tokenizer': meta['identity']['tokenizer']})
-        val_loaders[name] = Loader(Rows(place, found, 'val', *how), masker, 0)      # seed 0: of every run
+    for name, val_folder in folders.items():
+        val_meta = load_meta(val_folder)
+        check_corpus(val_folder, val_meta)
+        refuse_difference(val_folder, val_meta['identity'], {'tokenizer': meta['identity']['tokenizer']})
+        val_rows = Rows(val_folder, val_meta, 'val', block_size, packing, whole_word)
+        val_loaders[name] = Loader(val_rows, masker, 0)         # seed 0: the same samples in every run
     return meta, loader, val_loaders
 
 
@@ -379,129 +437,44 @@ def make_optimizer(model, lr, betas, eps, weight_decay, runtime):
     matrices = [p for p in model.parameters() if p.dim() >= 2]
     vectors = [p for p in model.parameters() if p.dim() < 2]        # biases, norms, diagonals
     groups = [{'params': matrices, 'weight_decay': weight_decay}, {'params': vectors, 'weight_decay': 0.0}]
-    if runtime.device.type == 'xla':                    # Adam's count of steps stays on the device
-        kernel = {'capturable': True, 'foreach': False}
-    else:
-        kernel = {'fused': runtime.device.type in ('cuda', 'cpu')}
-    return torch.optim.AdamW(groups, runtime.scalar(lr), betas, eps, **kernel)
+    return torch.optim.AdamW(groups, runtime.scalar(lr), betas, eps, **runtime.adam_kernel())
 
 
 def seed_step(seed, step, runtime):
     """Seed torch for a step: dropout depends only on (seed, step, rank), not on earlier steps."""
-    number = int(np.random.SeedSequence([seed, step, runtime.rank]).generate_state(1, np.uint64)[0])
-    torch.manual_seed(number)
-    if runtime.device.type == 'xla':                    # XLA has its own generator
-        sys.modules['torch_xla'].manual_seed(number)
+    number = np.random.SeedSequence([seed, step, runtime.rank]).generate_state(1, np.uint64)[0]
+    runtime.seed(int(number))
 
 
-def update(model, optimizer, scaler, parts, count, grad_clip, runtime):
+def update(model, optimizer, scaler, parts, n_predicted, grad_clip, runtime):
     """One optimizer step on this rank's micro-batches; returns its part of the loss and the gradient norm.
 
-    count  predicted tokens of the step over all ranks and micro-batches: the loss is their mean
+    n_predicted  predicted tokens of the step over all ranks and micro-batches: the loss is their mean
     Both results are tensors: the host does not wait for the device here.
     """
-    total = torch.zeros(1, device=runtime.device)
-    count = runtime.scalar(max(1.0, count))
+    total_loss = torch.zeros(1, device=runtime.device)
+    n_predicted = runtime.scalar(max(1.0, n_predicted))
     for i, part in enumerate(parts):
         part = runtime.move(part)
         weights = part.pop('weights')                               # (b, k)
-        # DDP all-reduces the gradients in backward(): once a step, with the last micro-batch.
+        # DDP averages gradients over the ranks in backward(): once a step, with the last micro-batch.
         accumulates = runtime.cpu_group is not None and i < len(parts) - 1
         with model.no_sync() if accumulates else contextlib.nullcontext():
             with runtime.autocast():
                 losses = model(**part)                              # (b, k)
-            loss = (losses * weights).sum() / count
+            loss = (losses * weights).sum() / n_predicted
             scaler.scale(loss * runtime.world).backward()           # DDP divides by the number of ranks
-        total += loss.detach()
-    scaler.unscale_(optimizer)
-    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), grad_clip or math.inf)
+        total_loss += loss.detach()
+
+    scaler.unscale_(optimizer)                          # before the norm: float16's gradients are scaled
+    largest_norm = grad_clip if grad_clip else math.inf
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), largest_norm)
     scaler.step(optimizer)                              # float16: no step if a gradient is not finite
     scaler.update()
     optimizer.zero_grad(set_to_none=True)
     runtime.sync()
-    return total[0], norm
+    return total_loss[0], norm
 
-
-class Report(NamedTuple):
-    """What the host reads from the device after some steps."""
-    loss: float                 # of the last step
-    norm: float                 # of its gradient
-    lr: float
-    steps: int                  # since the last report
-    seconds: float              # that they took
-
-
-def fit(training, model, batches, rate, seed, grad_clip, due, runtime, stop=()):
-    """The training loop.  Yields a Report after each step that is due; in between nothing is read.
-
-    batches  the micro-batches of each step, for this rank
-    rate     step -> its learning rate
-    due      after a step: does the caller want a Report?
-    stop     list of caught signals: after the step, all ranks raise Stopped
-    """
-    bad = torch.zeros((), device=runtime.device)        # steps that were not finite
-    looked, since = training.step, time.perf_counter()
-    for parts in batches:
-        predicted = sum(part['weights'].sum().item() for part in parts)
-        predicted, signals = runtime.sum(predicted, len(stop))
-        lr = rate(training.step)
-        set_lr(training.optimizer, lr, runtime)
-        seed_step(seed, training.step, runtime)
-        loss, norm = update(model, training.optimizer, training.scaler, parts, predicted, grad_clip, runtime)
-        float16 = training.scaler.is_enabled()
-        finite = loss.isfinite() if float16 else (loss + norm).isfinite()       # its scaler skips a bad norm
-        bad = bad + ~finite
-        training.advance()
-        if not signals and not due():
-            continue                                    # the host runs ahead of the device
-        loss, broken = runtime.sum(loss.item(), bad.item())         # the host waits for the device
-        if broken or (float16 and training.scaler.get_scale() < 1):
-            raise UserError(f'{training.name}: a loss or gradient after step {looked} is not finite; '
-                            'no checkpoint has it; try a lower learning_rate')
-        yield Report(loss, norm.item(), lr, training.step - looked, time.perf_counter() - since)
-        if signals:
-            raise Stopped
-        looked, since = training.step, time.perf_counter()          # without the time of the caller
-
-
-@torch.no_grad()
-def evaluate(model, loader, n, batch_size, runtime, stop=()):
-    """Loss (nats), accuracy and perplexity per predicted token of n samples, over all ranks.
-
-    stop  list of caught signals; Stopped is raised in all ranks as soon as any rank has one
-    """
-    model.eval()
-    n, size = min(n, len(loader.rows)), batch_size * runtime.world
-    mine = [range(n)[i:i + size][runtime.rank::runtime.world] for i in range(0, n, size)]
-    sums = np.zeros(3)                                              # of losses, hits and predicted tokens
-    for batch in prefetch(lambda samples: loader.batch(samples) if samples else None, mine):
-        if runtime.any(stop):
-            raise Stopped
-        if batch is None:                               # the last part may have fewer rows than ranks
-            continue
-        batch = runtime.move(batch)
-        weights, targets = batch.pop('weights'), batch.pop('targets')
-        with runtime.autocast():
-            logits = model(**batch)                                 # (b, k, V)
-        losses = token_losses(logits, targets) * weights
-        hits = (logits.argmax(-1) == targets) * weights
-        sums += torch.stack([losses.sum(), hits.sum(), weights.sum()]).tolist()
-    model.train()
-    loss, hits, tokens = runtime.sum(*sums)
-    loss, accuracy = loss / max(1, tokens), hits / max(1, tokens)
-    return {'loss': loss, 'accuracy': accuracy, 'perplexity': math.exp(min(loss, 700))}
-
-
-def validate(model, loaders, n, batch_size, runtime, stop):
-    """{'loss', ...} on the run's corpus and {'NAME_loss', ...} on each other one; raises Stopped"""
-    values = {}
-    for name, loader in loaders.items():
-        scores = evaluate(model, loader, n, batch_size, runtime, stop)
-        values |= {f'{name}_{key}' if name else key: value for key, value in scores.items()}
-    return values
-
-
-# ---- 4. main: the run ----
 
 @dataclass
 class Training:
@@ -509,7 +482,7 @@ class Training:
     name: str                       # of the run, in messages
     model: torch.nn.Module          # as built: neither compiled nor wrapped
     optimizer: torch.optim.Optimizer
-    scaler: torch.amp.GradScaler
+    scaler: torch.amp.GradScaler    # of the loss in float16; it does nothing in other precisions
     total_batch: int                # samples of an update
     step: int = 0                   # updates done
     samples: int = 0                # training samples seen
@@ -522,61 +495,155 @@ class Training:
         return {'model': self.model.state_dict(), 'optimizer': self.optimizer.state_dict(),
                 'scaler': self.scaler.state_dict(), 'step': self.step, 'samples': self.samples}
 
-    def load_state_dict(self, content):
-        self.model.load_state_dict(content['model'])
-        if 'step' not in content:                       # the weights of a BERT: a new run
+    def load_state_dict(self, state):
+        self.model.load_state_dict(state['model'])
+        if 'step' not in state:                         # the weights of a BERT: a new run
             return
-        self.step, self.samples = content['step'], content['samples']
-        groups = self.optimizer.state_dict()['param_groups']        # decay, betas and kernel of this command
-        self.optimizer.load_state_dict({**content['optimizer'], 'param_groups': groups})
-        if content['scaler']:                           # empty if the run before was not in float16
-            self.scaler.load_state_dict(content['scaler'])
+        # Adam's averages are those of the run; decay, betas and kernel those of this command.
+        groups = self.optimizer.state_dict()['param_groups']
+        self.optimizer.load_state_dict({**state['optimizer'], 'param_groups': groups})
+        if state['scaler']:                             # empty if the run before was not in float16
+            self.scaler.load_state_dict(state['scaler'])
+        self.step = state['step']
+        self.samples = state['samples']
 
+
+class Report(NamedTuple):
+    """What the host reads from the device after some steps."""
+    loss: float                 # of the last step
+    norm: float                 # of its gradient
+    lr: float
+    steps: int                  # since the last report
+    seconds: float              # that they took
+
+
+class Stopped(Exception):
+    """A signal came to some rank: all ranks leave the training loop or a validation."""
+
+
+def fit(training, model, batches, rate, seed, grad_clip, due, runtime):
+    """The training loop.  Yields a Report after each step that is due; in between nothing is read.
+
+    training  the run's state, which each step advances
+    model     training.model, perhaps compiled and wrapped
+    batches   the micro-batches of each step, for this rank
+    rate      step -> its learning rate
+    due       after a step: does the caller want a Report?
+    Raises Stopped after the first step in which any rank had a signal; UserError if a number was not finite.
+    """
+    n_not_finite = torch.zeros((), device=runtime.device)       # steps, counted on the device
+    last_step = training.step                                   # of the last report
+    last_time = time.perf_counter()
+    for parts in batches:
+        # What the ranks tell each other before each step: the loss is a mean over all their tokens.
+        n_predicted = sum(part['weights'].sum().item() for part in parts)
+        n_predicted, n_signals = runtime.sum(n_predicted, len(runtime.signals))
+
+        lr = rate(training.step)
+        set_lr(training.optimizer, lr, runtime)
+        seed_step(seed, training.step, runtime)
+        loss, norm = update(model, training.optimizer, training.scaler, parts, n_predicted, grad_clip,
+                            runtime)
+        training.advance()
+
+        # A norm that is not finite is no error in float16: its scaler skips that step and halves the scale.
+        float16 = training.scaler.is_enabled()
+        is_finite = loss.isfinite() if float16 else (loss + norm).isfinite()
+        n_not_finite = n_not_finite + ~is_finite
+        if not due() and not n_signals:
+            continue                                    # the host runs ahead of the device
+
+        loss, n_failed = runtime.sum(loss.item(), n_not_finite.item())      # here it waits for the device
+        if n_failed or (float16 and training.scaler.get_scale() < 1):
+            raise UserError(f'{training.name}: a loss or gradient after step {last_step} is not finite; '
+                            'no checkpoint has it; try a lower learning_rate')
+        yield Report(loss, norm.item(), lr, training.step - last_step, time.perf_counter() - last_time)
+        if n_signals:
+            raise Stopped
+        last_step = training.step
+        last_time = time.perf_counter()                 # without the time that the caller took
+
+
+@torch.no_grad()
+def evaluate(model, loader, n, batch_size, runtime):
+    """Loss (nats), accuracy and perplexity per predicted token of n samples, over all ranks.
+
+    Raises Stopped in all ranks as soon as any rank has a signal.
+    """
+    n = min(n, len(loader.rows))
+    size = batch_size * runtime.world                   # samples of all ranks at a time
+    slices = [range(n)[begin:begin + size] for begin in range(0, n, size)]
+    mine = [samples[runtime.rank::runtime.world] for samples in slices]
+
+    model.eval()
+    sums = np.zeros(3)                                  # of losses, hits and predicted tokens
+    for batch in prefetch(lambda samples: loader.batch(samples) if samples else None, mine):
+        if runtime.any(runtime.signals):
+            raise Stopped
+        if batch is None:                               # the last slice may have fewer rows than ranks
+            continue
+        batch = runtime.move(batch)
+        weights = batch.pop('weights')                              # (b, k)
+        targets = batch.pop('targets')
+        with runtime.autocast():
+            logits = model(**batch)                                 # (b, k, V)
+        losses = token_losses(logits, targets) * weights
+        hits = (logits.argmax(-1) == targets) * weights
+        sums += torch.stack([losses.sum(), hits.sum(), weights.sum()]).tolist()
+    model.train()
+
+    loss, hits, n_predicted = runtime.sum(*sums)
+    loss = loss / max(1, n_predicted)
+    accuracy = hits / max(1, n_predicted)
+    return {'loss': loss, 'accuracy': accuracy, 'perplexity': math.exp(min(loss, 700))}
+
+
+def validate(model, loaders, n, batch_size, runtime):
+    """{'loss', ...} on the run's corpus and {'NAME_loss', ...} on each other one; raises Stopped"""
+    values = {}
+    for name, loader in loaders.items():
+        prefix = f'{name}_' if name else ''
+        for key, value in evaluate(model, loader, n, batch_size, runtime).items():
+            values[prefix + key] = value
+    return values
+
+
+# ---- 4. main: the run ----
 
 def start(config, meta, identity, runtime):
     """(Training, source of its weights, knobs of that run): from out_dir, else from init_from, else new."""
     torch.manual_seed(seed)
     model = MODEL_CLASSES[objective](model_config(config, meta['vocab_size']))
     source = newest(out_dir) or newest(init_from) or init_from
-    content = {}
+    state = {}
     if source:
-        content = read_start(source, {**asdict(model.config), 'objective': objective}, identity)
-    if dtype == 'auto' and 'dtype' in content:          # a run keeps its precision on another machine
-        runtime.dtype = choose_dtype(content['dtype'], runtime.device, n_embd)
+        state = read_weights(source, {**asdict(model.config), 'objective': objective}, identity)
+    if dtype == 'auto' and 'dtype' in state:            # a run keeps its precision on another machine
+        runtime.dtype = choose_dtype(state['dtype'], runtime.device, n_embd)
     model.to(runtime.device)
     optimizer = make_optimizer(model, learning_rate, (beta1, beta2), adam_eps, weight_decay, runtime)
     scaler = torch.amp.GradScaler(runtime.device.type, enabled=runtime.dtype == torch.float16)
     training = Training(out_dir, model, optimizer, scaler, total_batch)
-    if content:
-        training.load_state_dict(content)
-    if runtime.sum(training.step) != [training.step * runtime.world]:
+    if state:
+        training.load_state_dict(state)
+    if not runtime.agree(training.step):
         raise UserError(f'{out_dir} must be a folder that all machines share')
-    return training, source, content.get('config', {})
+    return training, source, state.get('config', {})
 
 
-def main():
-    config = configure(globals(), MINIMUM)
-    if fill or export:
-        return use_checkpoint(init_from or out_dir, fill, export)
-    choose('schedule', schedule, SCHEDULE)
-    runtime = make_runtime(device, dtype, n_embd, timeout)
-    if total_batch < runtime.world or (runtime.device.type == 'xla' and total_batch % runtime.world):
-        raise UserError(f'total_batch={total_batch}: choose a multiple of the {runtime.world} processes')
-
-    # data
-    meta, loader, val_loaders = make_loaders(config)
+def pretrain(config, meta, loader, val_loaders, runtime):
+    """Train the run in out_dir from where it stands to max_iters; returns the exit status."""
     identity = {'vocab_size': meta['vocab_size'], **meta['identity']}
 
-    # the run's folder: one run at a time, and no damaged checkpoint at its end
-    _held = lock_folder(out_dir) if runtime.is_main else None              # until main() returns
+    # model, optimizer and their state; then compile, then wrap
     if runtime.is_main:
         set_damaged_aside(out_dir)
     runtime.wait()                                      # the other ranks wait for that
-
-    # model, optimizer and their state; then compile, then wrap
     training, source, before = start(config, meta, identity, runtime)
     config['milestones'] = tuple(sorted({*milestones, *before.get('milestones', ())}))
-    model = torch.compile(training.model) if compile and runtime.device.type == 'cuda' else training.model
+    model = training.model
+    if compile and runtime.device.type == 'cuda':
+        model = torch.compile(model)
     if runtime.cpu_group is not None:
         model = DistributedDataParallel(model, gradient_as_bucket_view=runtime.device.type == 'xla')
 
@@ -589,43 +656,48 @@ def main():
               f'{source or "random weights"}', flush=True)
     say_differences(before, config)
     log = Log(out_dir, training.step, runtime, wandb_project, config)
-    stop = catch_signals()
+    runtime.signals = catch_signals()
+
+    # what a checkpoint holds beside Training.state_dict()
+    facts = {'model_config': asdict(training.model.config), 'config': config, 'data': identity,
+             'dtype': str(runtime.dtype).removeprefix('torch.')}
 
     # batches: samples are dealt to the ranks in turn; the next step's are made while the device computes
-    end = training.samples + (max_iters - training.step) * total_batch
-    firsts = range(training.samples, end, total_batch)              # first sample of each step
-    mine = (range(first, first + total_batch)[runtime.rank::runtime.world] for first in firsts)
+    begun = training.step
+    end = training.samples + (max_iters - begun) * total_batch
+    steps = (range(first, first + total_batch) for first in range(training.samples, end, total_batch))
+    mine = (samples[runtime.rank::runtime.world] for samples in steps)
     batches = prefetch(lambda samples: loader.micro_batches(samples, batch_size), mine)
-    bar = tqdm(batches, total=max_iters, initial=training.step, unit='step',
+    bar = tqdm(batches, total=max_iters, initial=begun, unit='step',
                disable=not runtime.is_main or None)                 # None: only on a terminal
+    warmup = warmup_iters if warmup_iters <= max_iters else max_iters // 10
+    rate = partial(get_lr, peak=learning_rate, low=min_lr, warmup=warmup, total=max_iters, schedule=schedule)
 
     def due(interval):
         """Is it time for what is done every `interval` steps, and at the end?"""
         return training.step == max_iters or bool(interval and training.step % interval == 0)
 
-    def saves():
+    def due_save():
         return due(checkpoint_interval) or training.step in milestones
+
+    def due_report():
+        return due(log_interval) or due(eval_interval) or due_save()
 
     def save_now():
         if runtime.is_main:
-            save(out_dir, {**training.state_dict(), 'model_config': asdict(training.model.config),
-                           'config': config, 'data': identity, 'dtype': str(runtime.dtype)[6:]})
+            save(out_dir, {**training.state_dict(), **facts})
 
     def validate_now():
-        scores = validate(training.model, val_loaders, eval_samples, batch_size, runtime, stop)
+        scores = validate(training.model, val_loaders, eval_samples, batch_size, runtime)
         log.write('val', training.step, unigram=meta['unigram_entropy'], **scores)
 
-    # the run
-    warmup = warmup_iters if warmup_iters <= max_iters else max_iters // 10
-    rate = partial(get_lr, peak=learning_rate, low=min_lr, warmup=warmup, total=max_iters, schedule=schedule)
-    begun = training.step
     try:
-        # A run is validated before its first step; one that goes on, if a signal cut its validation short.
-        missing = (begun == 0 or due(eval_interval)) and begun not in validated_steps(out_dir)
-        if runtime.any(runtime.is_main and missing):
+        # A run is validated before its first step. One that goes on may have been stopped in a validation:
+        # its log, which the main process reads, lacks that.
+        is_missing = runtime.is_main and begun not in validated_steps(out_dir)
+        if (begun == 0 or due(eval_interval)) and runtime.any(is_missing):
             validate_now()
-        for report in fit(training, model, bar, rate, seed, grad_clip,
-                          lambda: due(log_interval) or due(eval_interval) or saves(), runtime, stop):
+        for report in fit(training, model, bar, rate, seed, grad_clip, due_report, runtime):
             if due(log_interval):
                 seconds = report.seconds / report.steps             # of a step
                 log.write('train', training.step, loss=report.loss, lr=report.lr, norm=report.norm,
@@ -634,14 +706,14 @@ def main():
                 bar.set_postfix(loss=report.loss)
             if due(eval_interval):
                 validate_now()
-            if saves():
+            if due_save():
                 save_now()
-    except Stopped:                                     # by a signal; a validation that it cut is done again
+    except Stopped:
         if training.step > begun:
             save_now()
             say(f'stopped by a signal after step {training.step}, which is saved; the same command goes on '
                 'from there')
-        leave(runtime, 128 + max(stop, default=signal.SIGTERM))
+        return 128 + max(runtime.signals, default=signal.SIGTERM)   # none: another rank had it
 
     # what came of it
     if runtime.is_main:
@@ -649,12 +721,31 @@ def main():
     if runtime.is_main and fill_samples:
         documents = Rows(loader.rows.folder, meta, 'val', 1 << 16, 'documents')
         show_sentences(training.model.cpu(), load_tokenizer(loader.rows.folder), documents, fill_samples)
-    leave(runtime)
+    return 0
+
+
+def main():
+    config = configure(globals(), MINIMUM)
+    if fill or export:
+        source = init_from if init_from else out_dir
+        use_checkpoint(source, fill, export)
+        return
+    choose('schedule', schedule, SCHEDULE)
+    runtime = make_runtime(device, dtype, n_embd, timeout)
+    if total_batch < runtime.world or (runtime.device.type == 'xla' and total_batch % runtime.world):
+        raise UserError(f'total_batch={total_batch}: choose a multiple of the {runtime.world} processes')
+    meta, loader, val_loaders = make_loaders(config)
+    with lock_folder(out_dir) if runtime.is_main else contextlib.nullcontext():     # one run at a time
+        status = pretrain(config, meta, loader, val_loaders, runtime)
+    leave(runtime, status)
 
 
 # ======== what follows keeps a run alive and shows what came of it; no loss depends on it ========
 
 # ---- 5. care: devices and processes ----
+
+DTYPES = {'float32': torch.float32, 'bfloat16': torch.bfloat16, 'float16': torch.float16}
+
 
 @dataclass
 class Runtime:
@@ -664,6 +755,7 @@ class Runtime:
     rank: int
     world: int
     cpu_group: object           # gloo group for values on the CPU; None: no other process
+    signals: list = field(default_factory=list)         # those that this process caught, see catch_signals()
 
     @property
     def is_main(self):
@@ -685,6 +777,11 @@ class Runtime:
         """Whether the flag is set in at least one rank."""
         return self.sum(bool(flag)) != [0]
 
+    def agree(self, number):
+        """Whether the number is the same in all ranks."""
+        total, = self.sum(number)
+        return not self.any(total != number * self.world)
+
     def move(self, batch):
         """The tensors of a batch on the device; on CUDA the host does not wait for the copy."""
         if self.device.type == 'cuda':                  # only copies from pinned memory are asynchronous
@@ -704,7 +801,20 @@ class Runtime:
 
     def scalar(self, number):
         """A number that changes with the step; on XLA (1,): constants recompile, equal scalars are merged."""
-        return torch.tensor([number], device=self.device) if self.device.type == 'xla' else number
+        if self.device.type == 'xla':
+            return torch.tensor([number], device=self.device)
+        return number
+
+    def seed(self, number):
+        torch.manual_seed(number)
+        if self.device.type == 'xla':                   # XLA has its own generator
+            sys.modules['torch_xla'].manual_seed(number)
+
+    def adam_kernel(self):
+        """Arguments of torch.optim.AdamW."""
+        if self.device.type == 'xla':                   # Adam's count of steps stays on the device
+            return {'capturable': True, 'foreach': False}
+        return {'fused': self.device.type in ('cuda', 'cpu')}
 
 
 def make_runtime(device, dtype, width, timeout=600, group=True):
@@ -713,9 +823,10 @@ def make_runtime(device, dtype, width, timeout=600, group=True):
     world = int(os.environ.get('WORLD_SIZE', 1))
     local = int(os.environ.get('LOCAL_RANK', 0))
     if device == 'auto':
-        found = torch.accelerator.is_available()
-        device = torch.accelerator.current_accelerator().type if found else 'cpu'
-    choose('device', device, dict.fromkeys(('cpu', 'cuda', 'mps', 'xla')))
+        device = 'cpu'
+        if torch.accelerator.is_available():
+            device = torch.accelerator.current_accelerator().type
+    choose('device', device, {'cpu': None, 'cuda': None, 'mps': None, 'xla': None})
     if device == 'cuda':
         if not torch.cuda.is_available():
             raise UserError("device='cuda': PyTorch finds none here")
@@ -756,14 +867,14 @@ def fresh_store(limit):
 def choose_dtype(dtype, device, width):
     """torch dtype; auto is bfloat16 on CUDA from Ampere on, on some CPUs from width 256: results/dtype"""
     if dtype == 'auto':
-        fast = False
+        is_faster = False
         if device.type == 'cuda':
-            fast = torch.cuda.get_device_capability() >= (8, 0)
+            is_faster = torch.cuda.get_device_capability() >= (8, 0)
         elif device.type == 'cpu' and width >= 256 and hasattr(torch.cpu, 'get_capabilities'):  # new in 2.11
             able = torch.cpu.get_capabilities()
-            fast = able.get('amx_bf16') or able.get('avx512_bf16')
-        dtype = 'bfloat16' if fast else 'float32'
-    return choose('dtype', dtype, {name: getattr(torch, name) for name in ('float32', 'bfloat16', 'float16')})
+            is_faster = able.get('amx_bf16') or able.get('avx512_bf16')
+        dtype = 'bfloat16' if is_faster else 'float32'
+    return choose('dtype', dtype, DTYPES)
 
 
 def leave(runtime, status=0):
@@ -779,10 +890,6 @@ def leave(runtime, status=0):
 
 # ---- care: signals, and one run in a folder ----
 
-class Stopped(Exception):
-    """A signal came to some rank: all ranks leave the training loop or a validation."""
-
-
 def catch_signals():
     """From now on SIGTERM, SIGINT and SIGHUP only append their numbers to the list that is returned."""
     caught = []
@@ -793,7 +900,7 @@ def catch_signals():
 
 
 def lock_folder(folder):
-    """Lock a folder, until this process ends, against a second run.  Returns the open file."""
+    """Lock a folder against a second run, as long as the returned file is open."""
     import fcntl
     os.makedirs(folder, exist_ok=True)
     file = open(os.path.join(folder, 'lock'), 'a')                      # noqa: SIM115, it stays open
@@ -870,7 +977,7 @@ def set_damaged_aside(folder):
             say(f'{error}: now {path}.damaged; the run goes on from the checkpoint before it')
 
 
-def read_start(source, config, identity):
+def read_weights(source, config, identity):
     """Content of a checkpoint, or a BERT's weights in that form; refused if model or data differ."""
     if source.endswith('.pt'):
         content = read_checkpoint(source)
@@ -882,7 +989,7 @@ def read_start(source, config, identity):
         content = {'model': bert.state_dict(), 'model_config': asdict(bert.config), 'data': identity,
                    'config': {'objective': 'mlm'}}
     theirs = {'objective': content['config'].get('objective'), **content['model_config'], **content['data']}
-    may_differ = 'dropout', 'attention_dropout', 'pair_init'
+    may_differ = 'dropout', 'attention_dropout', 'pair_init'        # none of them changes what a weight means
     ours = {key: value for key, value in config.items() if key not in may_differ}
     refuse_difference(source, theirs, {**ours, **identity})
     return content
@@ -909,7 +1016,10 @@ def load(source):
     if not path:
         raise UserError(f'{source}: no checkpoint there')
     content = read_checkpoint(path)
-    kind = content.get('head') or content['config']['objective']
+    if 'head' in content:                               # a trial of finetune.py
+        kind = content['head']
+    else:
+        kind = content['config']['objective']
     model = MODEL_CLASSES[kind](EncoderConfig(**content['model_config']))
     model.load_state_dict(content['model'])
     return model.eval(), load_tokenizer(os.path.dirname(path)), content
@@ -921,9 +1031,11 @@ class Log:
     """Lines on stdout, in metrics.jsonl and optionally in Weights & Biases; only on rank 0."""
 
     def __init__(self, folder, step, runtime, project, config):
-        self.path, self.name = os.path.join(folder, 'metrics.jsonl'), os.path.basename(folder)
-        self.main, self.wandb = runtime.rank == 0, None
-        if not self.main:
+        self.path = os.path.join(folder, 'metrics.jsonl')
+        self.name = os.path.basename(folder)
+        self.is_main = runtime.is_main
+        self.wandb = None
+        if not self.is_main:
             return
         # Lines of steps after the checkpoint are of a run that was killed; its steps will be repeated.
         kept = [line for line in read_metrics(folder) if step and line['step'] <= step]
@@ -933,12 +1045,12 @@ class Log:
             self.wandb = wandb.init(project=project, name=self.name, config=config, reinit='finish_previous')
 
     def write(self, kind, step, **values):
-        if not self.main:
+        if not self.is_main:
             return
-        text = ', '.join(f'{key} {value:.4g}' if value < 1000 else f'{key} {value:,.0f}'
-                         for key, value in values.items())
+        texts = [f'{key} {value:.4g}' if value < 1000 else f'{key} {value:,.0f}'
+                 for key, value in values.items()]
         with tqdm.external_write_mode():                # above a progress bar
-            print(f'{self.name} step {step}, {kind}: {text}', flush=True)
+            print(f'{self.name} step {step}, {kind}: {", ".join(texts)}', flush=True)
         finite = {key: value for key, value in values.items() if math.isfinite(value)}      # JSON has no NaN
         with open(self.path, 'a') as file:
             file.write(json.dumps({'kind': kind, 'step': step, **finite}) + '\n')
@@ -948,9 +1060,11 @@ class Log:
 
 def read_metrics(folder):
     """Lines of a run's metrics.jsonl as dicts; one that a kill cut off is left out."""
-    with contextlib.suppress(FileNotFoundError), open(os.path.join(folder, 'metrics.jsonl')) as file:
+    path = os.path.join(folder, 'metrics.jsonl')
+    if not os.path.exists(path):
+        return []
+    with open(path) as file:
         return [json.loads(line) for line in file if line.endswith('\n')]
-    return []
 
 
 def validated_steps(folder):
@@ -959,7 +1073,9 @@ def validated_steps(folder):
 
 def record_launch(folder, config, runtime):
     """Append this launch to run.json: command, revision, versions, date and knobs."""
-    launches = read_json(folder, 'run.json') if 'run.json' in os.listdir(folder) else []
+    launches = []
+    if os.path.exists(os.path.join(folder, 'run.json')):
+        launches = read_json(folder, 'run.json')
     revision = subprocess.getoutput(f'git -C {shlex.quote(ROOT)} describe --always --dirty 2>/dev/null')
     launches.append({
         'argv': sys.argv, 'revision': revision, 'torch': torch.__version__, 'world_size': runtime.world,
@@ -972,13 +1088,16 @@ def plot(path, lines, labels):
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        return say(f'no {path} without matplotlib: pip install matplotlib')
+        say(f'no {path} without matplotlib: pip install matplotlib')
+        return
     figure = Figure(layout='constrained')
     axis = figure.add_subplot(xlabel=labels[0], ylabel=labels[1])
     for name, points in lines.items():
-        xs = sorted({x for x, _ in points})
-        means = [np.mean([y for other, y in points if other == x]) for x in xs]
-        axis.plot(xs, means, '.-', label=name)
+        values = {}                                     # x -> the ys there
+        for x, y in points:
+            values.setdefault(x, []).append(y)
+        xs = sorted(values)
+        axis.plot(xs, [np.mean(values[x]) for x in xs], '.-', label=name)
     axis.legend()
     figure.savefig(path)
 
@@ -997,66 +1116,84 @@ def plot_losses(folder):
 
 FUNCTION_WORDS = {'a', 'an', 'and', 'are', 'as', 'at', 'be', 'by', 'for', 'from', 'if', 'in', 'is', 'it',
                   'not', 'of', 'on', 'or', 'that', 'the', 'this', 'to', 'with'}     # for show_sentences
+WORD_SIGN = '\u2581'            # sentencepiece writes it before a word
 
 
 @torch.no_grad()
 def fill_masks(model, tokenizer, parts):
     """Join parts (lists of ids) by [MASK], print the likeliest tokens of each; returns (n, V) chances."""
-    ids = [tokenizer.special_ids['cls'], *parts[0]]
+    special_ids = tokenizer.special_ids
+    ids = [special_ids['cls'], *parts[0]]
     for part in parts[1:]:
-        ids += [tokenizer.special_ids['mask'], *part]
-    ids = torch.tensor([[*ids, tokenizer.special_ids['sep']]])
-    positions = (ids[0] == tokenizer.special_ids['mask']).nonzero().T           # (1, n)
+        ids += [special_ids['mask'], *part]
+    ids = torch.tensor([[*ids, special_ids['sep']]])                # (1, T)
+    positions = (ids[0] == special_ids['mask']).nonzero().T         # (1, n)
     chances = model.eval()(ids, positions=positions)[0].softmax(-1)
     for row in chances:
         best = row.topk(5)
-        words = [tokenizer.pieces[i].strip('\u2581') or '\u2581' for i in best.indices]
-        print('    ' + '   '.join(f'{word} {p:.3f}' for word, p in zip(words, best.values, strict=True)))
+        texts = []
+        for index, chance in zip(best.indices, best.values, strict=True):
+            piece = tokenizer.pieces[index].strip(WORD_SIGN)
+            if not piece:
+                piece = WORD_SIGN
+            texts.append(f'{piece} {chance:.3f}')
+        print('    ' + '   '.join(texts))
     return chances
 
 
-def masked_word(ids, starts, tokenizer, longest):
+def masked_word(ids, word_starts, tokenizer, longest):
     """(place of the word to mask, end of the first sentence) of a document; None if none fits.
 
     The sentence has 8 to 30 tokens. Of its words that are FUNCTION_WORDS or occur twice, and are one token
     each, the middle one is taken: this rule was fixed before any output was seen.
     """
-    ends = [i for i in range(1, min(31, longest - 1))
-            if tokenizer.pieces[ids[i]].endswith(('.', '\u3002')) and starts[i + 1]]
-    end = min(ends, default=0)
-    words = {i: tokenizer.decode([ids[i]]).strip() for i in range(3, end) if starts[i] and starts[i + 1]}
-    letters = [word for word in words.values() if word.isalpha()]
-    fits = [i for i, word in words.items() if word in FUNCTION_WORDS or letters.count(word) > 1]
-    return (fits[len(fits) // 2], end) if end >= 8 and fits else None
+    # the first full stop that ends a word
+    end = 0
+    for i in range(1, min(31, longest - 1)):
+        if tokenizer.pieces[ids[i]].endswith(('.', '\u3002')) and word_starts[i + 1]:
+            end = i
+            break
+    if end < 8:
+        return None
+    words = {i: tokenizer.decode([ids[i]]).strip() for i in range(3, end)
+             if word_starts[i] and word_starts[i + 1]}              # those of one token
+    of_letters = [word for word in words.values() if word.isalpha()]
+    places = [i for i, word in words.items() if word in FUNCTION_WORDS or of_letters.count(word) > 1]
+    if not places:
+        return None
+    return places[len(places) // 2], end
 
 
 def show_sentences(model, tokenizer, documents, n):
     """Mask a word in the first sentence of n documents; print the predictions and the true word's rank."""
     print('\nheld-out sentences with a masked word: a function word ("the") or one that the sentence repeats')
+    n_shown = 0
     for index in shuffled(range(len(documents)), len(documents), 0, 0):
-        ids, starts = documents[index]
-        found = masked_word(ids, starts, tokenizer, model.config.block_size)
+        ids, word_starts = documents[index]
+        found = masked_word(ids, word_starts, tokenizer, model.config.block_size)
         if not found:
             continue
-        at, end = found
-        before, after = ids[1:at].tolist(), ids[at + 1:end + 1].tolist()
+        place, end = found
+        before = ids[1:place].tolist()
+        after = ids[place + 1:end + 1].tolist()
         print(f'\n{tokenizer.decode(before).strip()} [MASK] {tokenizer.decode(after).strip()}')
         chances = fill_masks(model, tokenizer, [before, after])[0]
-        rank = 1 + int((chances > chances[ids[at]]).sum())
-        print(f'    masked: {tokenizer.decode([ids[at]]).strip()}, rank {rank}')
-        n -= 1
-        if not n:
+        rank = 1 + int((chances > chances[ids[place]]).sum())
+        print(f'    masked: {tokenizer.decode([ids[place]]).strip()}, rank {rank}')
+        n_shown += 1
+        if n_shown == n:
             break
 
 
 def use_checkpoint(source, fill, export):
     """Print the predictions for `fill`; write `export`, a folder that transformers loads."""
     model, tokenizer, content = load(source)
-    if fill and '[MASK]' not in fill:
-        raise UserError(f'fill={shown(fill)}: put a [MASK] where a word is to be filled in')
     if fill:
+        if '[MASK]' not in fill:
+            raise UserError(f'fill={shown(fill)}: put a [MASK] where a word is to be filled in')
         print(fill)
-        fill_masks(model, tokenizer, tokenizer.encode([part.rstrip() for part in fill.split('[MASK]')]))
+        texts = [text.rstrip() for text in fill.split('[MASK]')]
+        fill_masks(model, tokenizer, tokenizer.encode(texts))
     if export:
         export_model(model, tokenizer, content, export)
 
@@ -1068,8 +1205,12 @@ def export_model(model, tokenizer, content, folder):
     twin.save_pretrained(folder)
     fast.save_pretrained(folder)
     shutil.copy(os.path.join(tokenizer.home, tokenizer.file_name), folder)
+    if 'task' in content:                               # a trial of finetune.py
+        trained_on = content['task']
+    else:
+        trained_on = content['config']['dataset']
     card = (f'# {type(twin).__name__}\n\n'
-            f"Trained on {content['config'].get('dataset', content.get('task'))}, with "
+            f'Trained on {trained_on}, with '
             f'{count_parameters(model):,} parameters before the export.\n'
             f'Its logits are those of {model.config}.\n'
             'A sentencepiece tokenizer gives the ids of training, but for ties of scores (in 1 of 1,000\n'

@@ -51,6 +51,15 @@ def knobs_of(module):
             and isinstance(value, (bool, int, float, str, tuple))}
 
 
+@pytest.fixture(autouse=True)
+def no_signal_is_ignored():
+    """As SIGINT is if the tests were started by `nohup ... &`; processes that a test starts inherit that."""
+    handlers = {number: signal.signal(number, signal.default_int_handler) for number in SIGNALS}
+    yield
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
 @pytest.fixture
 def stage(monkeypatch, capsys):
     """stage('train', '--seed=2', ...) runs train.py's main() in this process -> Done.
