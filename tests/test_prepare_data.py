@@ -269,7 +269,7 @@ def test_ranges_of_a_file_have_each_line_once(tmp_path):
     file.write_text('\n'.join([*lines, json.dumps('x' * 300), '"last"']))
     for edge in range(10, os.path.getsize(file), 7):
         ranges = (0, edge), (edge, edge + 9), (edge + 9, None)
-        found = [row for ends in ranges for row in prepare_data.read_jsonl(str(file), *ends, None)]
+        found = [row for ends in ranges for row in prepare_data.read_jsonl(str(file), *ends, False)]
         assert found == [*map(json.loads, lines), 'x' * 300, 'last'], edge
 
 
@@ -295,6 +295,16 @@ def test_readers_agree(tmp_path):
         assert len(meta['splits']['val']) > 1 or source not in ('plain', 'parquet', 'txt')
 
 
+@pytest.mark.parametrize('data, texts', [
+    (b'\xef\xbb\xbfone\n\ntwo', ['one\n\ntwo']),
+    (b'one \xc3\xa9', ['one \xe9']),
+    (b'one \xe9', [b'one \xef\xbf\xbd'])])
+def test_a_text_file(tmp_path, data, texts):
+    """A byte order mark is no part of the text; what is not UTF-8 stays bytes, which are no text."""
+    (tmp_path / 'a.txt').write_bytes(data)
+    assert list(prepare_data.read_txt(str(tmp_path / 'a.txt'), 0, None, False)) == texts
+
+
 def test_documents_between_blank_lines(tmp_path):
     """As CLUECorpusSmall: each document once and in order; one that is not UTF-8 is left out."""
     texts = [text.replace(' ', '\n') for text in make_texts(60)]
@@ -317,9 +327,9 @@ def unit_of(tmp_path, rows, **changes):
     (2, [' = A = \none', ' = = s = = \n = B = ', 'two']), (9, [' = A = \none\n = = s = = \n = B = \ntwo'])])
 def test_rows_are_joined(tmp_path, joined, documents):
     rows = [{'text': text} for text in (' = A = \n', '', 'one\n', ' = = s = = \n', ' = B = \n', None, 'two')]
-    unit, left_out = unit_of(tmp_path, rows, joined=joined), [0, '']
-    assert list(prepare_data.read_unit(unit, knobs(tmp_path, folder=''), left_out)) == documents
-    assert left_out[0] == 1
+    unit, left_out = unit_of(tmp_path, rows, joined=joined), prepare_data.LeftOut()
+    assert list(prepare_data.unit_texts(unit, '', left_out)) == documents
+    assert left_out.count == 1
 
 
 def test_oscar_filter_on_both_schemas(tmp_path):
@@ -327,12 +337,15 @@ def test_oscar_filter_on_both_schemas(tmp_path):
     passes = [{}, {'annotation': None}, {'harmful_pp': 5.0, 'categories': ['blog']},
               {'harmful_pp': None, 'quality_warnings': None, 'categories': None}]
     fails = [{'annotation': ['tiny']}, {'quality_warnings': ['header']}, {'harmful_pp': 4.9},
-             {'harmful_pp': 100_001.0}, {'categories': ['blog', 'sect']}, {'identification': {'label': 'fr'}}]
+             {'harmful_pp': 100_001.0}, {'identification': {'label': 'fr'}}]
+    fails += [{'categories': ['blog', blocked]} for blocked in (
+        'agressif', 'adult', 'cryptojacking', 'dangerous_material', 'phishing', 'warez', 'ddos', 'hacking',
+        'malware', 'mixed_adult', 'sect')]
     rows = [{'content': str(more), 'metadata': english | more} for more in passes + fails]
     unit = unit_of(tmp_path, [*rows, {'content': 'x', 'metadata': None}], corpus='oscar', field='content')
-    left_out = [0, '']
-    found = prepare_data.read_unit(unit, knobs(tmp_path, folder=''), left_out)
-    assert list(found) == list(map(str, passes)) and left_out[0] == 7
+    left_out = prepare_data.LeftOut()
+    texts = prepare_data.unit_texts(unit, '', left_out)
+    assert list(texts) == list(map(str, passes)) and left_out.count == len(fails) + 1
 
 
 def test_docstrings_of_a_package(tmp_path, monkeypatch):
@@ -457,7 +470,7 @@ def test_a_sample_is_of_the_whole_corpus(tmp_path):
     for k, unit in enumerate(units):
         file = write_jsonl(tmp_path / f'{k}.jsonl', [f'{k} {i:098}' for i in range(500)])
         unit['pieces'] = [[file, 0, None]]
-    sample = prepare_data.take_sample(units, knobs(tmp_path, folder='', tokenizer_sample=1200))
+    sample = prepare_data.take_sample(units, '', 1200)
     assert [text[0] for text in sample] == ['0'] * 3 + ['1'] * 9
     hashes = [prepare_data.text_hash(text, prepare_data.HASH_SEED) for text in sample]
     assert hashes[:3] == sorted(hashes[:3]) and any(int(text[2:]) > 15 for text in sample)
