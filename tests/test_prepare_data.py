@@ -3,6 +3,7 @@ import glob
 import gzip
 import itertools
 import json
+import math
 import os
 import pathlib
 import random
@@ -72,11 +73,13 @@ def read_split(folder, meta, split):
     documents = []
     for shard in meta['splits'][split]:
         stem = os.path.join(folder, shard['stem'])
-        ids, starts = np.fromfile(f'{stem}.bin', meta['dtype']), np.fromfile(f'{stem}.idx', '<i8')
-        assert starts[0] == 0 and starts[-1] == len(ids) == shard['tokens']
-        assert len(starts) - 1 == shard['documents']
-        assert np.array_equal(starts[1:] - 1, np.flatnonzero(ids == meta['special']['sep']))
-        documents += [tuple(ids[a:b - 1].tolist()) for a, b in itertools.pairwise(starts)]
+        ids = np.fromfile(f'{stem}.bin', meta['dtype'])
+        edges = np.fromfile(f'{stem}.idx', '<i8')
+        assert edges[0] == 0 and edges[-1] == len(ids) == shard['tokens']
+        assert len(edges) - 1 == shard['documents']
+        # each document ends with [SEP], which is nowhere else
+        assert np.array_equal(edges[1:] - 1, np.flatnonzero(ids == meta['special']['sep']))
+        documents += [tuple(ids[begin:end - 1].tolist()) for begin, end in itertools.pairwise(edges)]
     return documents
 
 
@@ -116,23 +119,40 @@ def specs(tmp_path, monkeypatch):
 def test_every_document_once_in_order_and_literal_mask_is_text(tmp_path, specs, kind):
     texts = [*make_texts(300), 'the red [MASK] walks']
     folder, meta = prepare(tmp_path, texts, tokenizer=specs[kind], unit_bytes=10_000)
-    found, direct = prepare_data.load_tokenizer(folder), encoded(folder, texts)
-    held = [prepare_data.text_hash(text, prepare_data.HASH_SEED) < 0.1 * 2**64 for text in texts]
-    assert len(meta['splits']['val']) > 3 and any(held)
+    direct = encoded(folder, texts)
+    held_out = [prepare_data.text_hash(text, prepare_data.HASH_SEED) < 0.1 * 2**64 for text in texts]
+    assert len(meta['splits']['val']) > 3 and any(held_out)
+    assert read_split(folder, meta, 'val') == list(itertools.compress(direct, held_out))
+    assert read_split(folder, meta, 'train') == list(itertools.compress(direct, np.logical_not(held_out)))
     assert meta['unigram_entropy'] == entropy_of(read_split(folder, meta, 'train'))
-    assert read_split(folder, meta, 'val') == list(itertools.compress(direct, held))
-    assert read_split(folder, meta, 'train') == list(itertools.compress(direct, np.logical_not(held)))
-    specials = set(found.special_ids.values())
-    assert not set(direct[-1]) & specials and 'mask' in found.decode(direct[-1]).lower()
-    assert found.pieces[found.special_ids['mask']] == '[MASK]' and len(found.pieces) == meta['vocab_size']
-    unknown = set() if kind == 'tiktoken' else {'unk'}
-    assert set(found.special_ids) == {'pad', 'cls', 'sep', 'mask'} | unknown
-    assert kind != 'tiktoken' or found.special_ids['pad'] == 301    # after the ids of its own special tokens
+
+    tokenizer = prepare_data.load_tokenizer(folder)
+    special_ids = tokenizer.special_ids
+    assert set(special_ids) - {'unk'} == {'pad', 'cls', 'sep', 'mask'}
+    assert ('unk' in special_ids) == (kind != 'tiktoken')
+    assert tokenizer.pieces[special_ids['mask']] == '[MASK]'
+    assert not set(direct[-1]) & set(special_ids.values())      # "[MASK]" in a text is text
+    assert 'mask' in tokenizer.decode(direct[-1]).lower()
+    assert len(tokenizer.pieces) == meta['vocab_size']
+    if kind == 'tiktoken':
+        assert special_ids['pad'] == 301                        # after the ids of its own special tokens
+
+
+STARTS_WORD = {'sentencepiece': lambda piece: piece[:1] == '\u2581',
+               'wordpiece': lambda piece: piece[:2] != '##',
+               'character': lambda piece: piece[:2] != '##',
+               'tiktoken': lambda piece: not piece[:1].isalnum() and piece[:1] != '\ufffd'}
+
+
+@pytest.mark.parametrize('kind', prepare_data.TOKENIZERS)
+def test_which_pieces_start_a_word(tmp_path, specs, kind):
+    folder, _ = prepare(tmp_path, make_texts(100), tokenizer=specs[kind])
+    tokenizer = prepare_data.load_tokenizer(folder)
     starts = np.fromfile(os.path.join(folder, 'tokenizer', 'word_start.bin'), bool)
-    rule = {'sentencepiece': lambda piece: piece[:1] == '\u2581',
-            'tiktoken': lambda piece: not piece[:1].isalnum() and piece[:1] != '\ufffd'
-            }.get(kind, lambda piece: piece[:2] != '##')
-    assert starts.tolist() == [i in specials or rule(piece) for i, piece in enumerate(found.pieces)]
+    expected = [STARTS_WORD[kind](piece) for piece in tokenizer.pieces]
+    for i in tokenizer.special_ids.values():
+        expected[i] = True
+    assert starts.tolist() == expected and not all(expected)
 
 
 @pytest.mark.parametrize('kind', prepare_data.TOKENIZERS)
@@ -142,7 +162,8 @@ def test_a_validation_corpus_with_the_tokenizer_of_another(tmp_path, specs, kind
     first, meta = prepare(tmp_path, make_texts(100), tokenizer=specs[kind], lower_case=False)
     folder, other = prepare(tmp_path, texts, tokenizer=first, val_fraction=1.0, name='ptb', unit_bytes=3000)
     assert other['identity']['tokenizer'] == meta['identity']['tokenizer']
-    assert other['tokenizer'] == meta['tokenizer'] and other['special'] == meta['special']
+    assert other['tokenizer'] == meta['tokenizer']
+    assert other['special'] == meta['special']
     assert read_split(folder, other, 'val') == encoded(first, texts)
     assert not read_split(folder, other, 'train')
     assert other['unigram_entropy'] == entropy_of(encoded(first, texts))
@@ -182,8 +203,9 @@ def test_characters_by_falling_frequency(tmp_path):
     # 好 5, ， and 人 4 (U+4EBA is before U+FF0C), ～ 3, a and b 2, e and ｚ 1; white space is no piece
     pieces = [*VOCAB[:5], '好', '人', '，', '～', '##～', 'a', '##a', 'b', '##b', 'e', '##e', 'ｚ', '##ｚ']
     assert contents(folder)['tokenizer/vocab.txt'].decode().split('\n') == [*pieces, '']
-    found = prepare_data.load_tokenizer(folder)
-    assert [found.pieces[i] for i in found.encode(['Bé好baz'])[0]] == ['b', '##e', '好', '[UNK]']
+    tokenizer = prepare_data.load_tokenizer(folder)
+    ids, = tokenizer.encode(['Bé好baz'])
+    assert [tokenizer.pieces[i] for i in ids] == ['b', '##e', '好', '[UNK]']
     cut, _ = prepare(tmp_path, texts, tokenizer='character', val_fraction=0.4, vocab_size=17, name='cut')
     assert contents(cut)['tokenizer/vocab.txt'].decode().split('\n') == [*pieces[:16], '']   # 'e' needs two
 
@@ -196,11 +218,12 @@ def test_exported_copy_gives_our_ids(tmp_path, specs, kind, lower_case):
     folder, _ = prepare(tmp_path, texts, tokenizer=specs[kind], lower_case=lower_case, vocab_size=150)
     ours = prepare_data.load_tokenizer(folder)
     theirs = prepare_data.fast_tokenizer(ours, 64)
-    for text, ids in zip(texts, ours.encode(texts), strict=True):
-        other = theirs(text, add_special_tokens=False)['input_ids']
-        if other != ids:                                        # a tie
-            scores = [sum(map(ours.model.get_score, one)) for one in (ids, other)]
-            assert scores[0] == pytest.approx(scores[1], rel=1e-5), text
+    for text, our_ids in zip(texts, ours.encode(texts), strict=True):
+        their_ids = theirs(text, add_special_tokens=False)['input_ids']
+        if their_ids != our_ids:                                # a tie
+            our_score = sum(map(ours.model.get_score, our_ids))
+            their_score = sum(map(ours.model.get_score, their_ids))
+            assert our_score == pytest.approx(their_score, rel=1e-5), text
     assert ours.decode(ours.encode(['The Red'])[0]) == ('the red' if lower_case else 'The Red')
     pad, cls, mask, sep = (ours.special_ids[key] for key in ('pad', 'cls', 'mask', 'sep'))
     the, of = ours.encode(['the', 'of'])
@@ -218,11 +241,14 @@ def test_words_of_mixed_text(tmp_path, monkeypatch, text, cut, tokens):
     """jieba decides where a Chinese word starts, the pieces decide for all other text."""
     folder, _ = prepare(tmp_path, ['我们用模型买恤好𠮷bert，。,䷀'], tokenizer='character', val_fraction=1.0)
     monkeypatch.setattr(prepare_data, 'load_jieba', lambda: types.SimpleNamespace(cut=lambda _: cut.split()))
-    found = prepare_data.load_tokenizer(folder)
-    (ids, offsets), = found.encode_offsets([text])
-    marks = prepare_data.mark_words(text, ids, offsets, np.array(found.word_starts()))
-    marked = ' '.join('|' * bool(mark) + found.pieces[i] for i, mark in zip(ids, marks, strict=True))
-    assert marked == tokens and ids == found.encode([text])[0]
+    tokenizer = prepare_data.load_tokenizer(folder)
+    (ids, offsets), = tokenizer.encode_offsets([text])
+    marks = prepare_data.mark_words(text, ids, offsets, np.array(tokenizer.word_starts()))
+    marked = []
+    for i, mark in zip(ids, marks, strict=True):
+        marked.append('|' + tokenizer.pieces[i] if mark else tokenizer.pieces[i])
+    assert ' '.join(marked) == tokens
+    assert ids == tokenizer.encode([text])[0]
 
 
 def test_words_stay_with_their_tokens(tmp_path, capfd, monkeypatch):
@@ -232,14 +258,18 @@ def test_words_stay_with_their_tokens(tmp_path, capfd, monkeypatch):
     usual = {'tokenizer': 'character', 'vocab_size': 100, 'val_fraction': 0.2, 'unit_bytes': 5000}
     folder, meta = prepare(tmp_path, texts, **usual, segmenter='jieba')
     assert not os.listdir(tmp_path / 'temporary') and 'jieba' not in capfd.readouterr().err
-    found = prepare_data.load_tokenizer(folder)
-    word_start = np.array(found.word_starts())
-    marks = {tuple(ids): prepare_data.mark_words(text, ids, offsets, word_start).tolist()
-             for text, (ids, offsets) in zip(texts, found.encode_offsets(texts), strict=True)}
+    tokenizer = prepare_data.load_tokenizer(folder)
+    word_start = np.array(tokenizer.word_starts())
+    marks = {}                                                  # ids of a document -> its marks
+    for text, (ids, offsets) in zip(texts, tokenizer.encode_offsets(texts), strict=True):
+        marks[tuple(ids)] = prepare_data.mark_words(text, ids, offsets, word_start).tolist()
     assert list(map(int, marks[encoded(folder, texts[-1:])[0]])) == [1, 1, 0, 1, 0, 1, 0, 0, 0]
     for split, shards in meta['splits'].items():
         written = b''.join(contents(folder)[shard['stem'] + '.words'] for shard in shards)
-        assert list(written) == [mark for ids in read_split(folder, meta, split) for mark in [*marks[ids], 1]]
+        expected = []
+        for ids in read_split(folder, meta, split):
+            expected += [*marks[ids], 1]                        # and [SEP]
+        assert list(written) == expected
     plain, without = prepare(tmp_path, texts, **usual, name='plain')
     assert contents(plain)['train_00000.bin'] == contents(folder)['train_00000.bin']
     assert 'segmenter' not in without and meta['segmenter'] == {'kind': 'jieba'}
@@ -268,9 +298,10 @@ def test_ranges_of_a_file_have_each_line_once(tmp_path):
     file = tmp_path / 'a.jsonl'
     file.write_text('\n'.join([*lines, json.dumps('x' * 300), '"last"']))
     for edge in range(10, os.path.getsize(file), 7):
-        ranges = (0, edge), (edge, edge + 9), (edge + 9, None)
-        found = [row for ends in ranges for row in prepare_data.read_jsonl(str(file), *ends, None)]
-        assert found == [*map(json.loads, lines), 'x' * 300, 'last'], edge
+        rows = []
+        for begin, end in ((0, edge), (edge, edge + 9), (edge + 9, None)):
+            rows += prepare_data.read_jsonl(str(file), begin, end, False)
+        assert rows == [*map(json.loads, lines), 'x' * 300, 'last'], edge
 
 
 def test_readers_agree(tmp_path):
@@ -295,6 +326,16 @@ def test_readers_agree(tmp_path):
         assert len(meta['splits']['val']) > 1 or source not in ('plain', 'parquet', 'txt')
 
 
+@pytest.mark.parametrize('data, texts', [
+    (b'\xef\xbb\xbfone\n\ntwo', ['one\n\ntwo']),
+    (b'one \xc3\xa9', ['one \xe9']),
+    (b'one \xe9', [b'one \xef\xbf\xbd'])])
+def test_a_text_file(tmp_path, data, texts):
+    """A byte order mark is no part of the text; what is not UTF-8 stays bytes, which are no text."""
+    (tmp_path / 'a.txt').write_bytes(data)
+    assert list(prepare_data.read_txt(str(tmp_path / 'a.txt'), 0, None, False)) == texts
+
+
 def test_documents_between_blank_lines(tmp_path):
     """As CLUECorpusSmall: each document once and in order; one that is not UTF-8 is left out."""
     texts = [text.replace(' ', '\n') for text in make_texts(60)]
@@ -317,9 +358,9 @@ def unit_of(tmp_path, rows, **changes):
     (2, [' = A = \none', ' = = s = = \n = B = ', 'two']), (9, [' = A = \none\n = = s = = \n = B = \ntwo'])])
 def test_rows_are_joined(tmp_path, joined, documents):
     rows = [{'text': text} for text in (' = A = \n', '', 'one\n', ' = = s = = \n', ' = B = \n', None, 'two')]
-    unit, left_out = unit_of(tmp_path, rows, joined=joined), [0, '']
-    assert list(prepare_data.read_unit(unit, knobs(tmp_path, folder=''), left_out)) == documents
-    assert left_out[0] == 1
+    unit, left_out = unit_of(tmp_path, rows, joined=joined), prepare_data.LeftOut()
+    assert list(prepare_data.unit_texts(unit, '', left_out)) == documents
+    assert left_out.count == 1
 
 
 def test_oscar_filter_on_both_schemas(tmp_path):
@@ -327,12 +368,15 @@ def test_oscar_filter_on_both_schemas(tmp_path):
     passes = [{}, {'annotation': None}, {'harmful_pp': 5.0, 'categories': ['blog']},
               {'harmful_pp': None, 'quality_warnings': None, 'categories': None}]
     fails = [{'annotation': ['tiny']}, {'quality_warnings': ['header']}, {'harmful_pp': 4.9},
-             {'harmful_pp': 100_001.0}, {'categories': ['blog', 'sect']}, {'identification': {'label': 'fr'}}]
+             {'harmful_pp': 100_001.0}, {'identification': {'label': 'fr'}}]
+    fails += [{'categories': ['blog', blocked]} for blocked in (
+        'agressif', 'adult', 'cryptojacking', 'dangerous_material', 'phishing', 'warez', 'ddos', 'hacking',
+        'malware', 'mixed_adult', 'sect')]
     rows = [{'content': str(more), 'metadata': english | more} for more in passes + fails]
     unit = unit_of(tmp_path, [*rows, {'content': 'x', 'metadata': None}], corpus='oscar', field='content')
-    left_out = [0, '']
-    found = prepare_data.read_unit(unit, knobs(tmp_path, folder=''), left_out)
-    assert list(found) == list(map(str, passes)) and left_out[0] == 7
+    left_out = prepare_data.LeftOut()
+    texts = prepare_data.unit_texts(unit, '', left_out)
+    assert list(texts) == list(map(str, passes)) and left_out.count == len(fails) + 1
 
 
 def test_docstrings_of_a_package(tmp_path, monkeypatch):
@@ -360,7 +404,9 @@ def test_docstrings_of_a_package(tmp_path, monkeypatch):
 def test_units_of_the_hub(tmp_path, monkeypatch):
     """Row groups where files are few, but whole files where rows are joined; the revision is pinned."""
     rows = [text if i % 6 else f' = {i} = ' for i, text in enumerate([None, *make_texts(59)], 1)]
-    files, local, asked = [str(tmp_path / f'{k}.parquet') for k in range(2)], datasets.load_dataset, []
+    files = [str(tmp_path / f'{k}.parquet') for k in range(2)]
+    local = datasets.load_dataset
+    asked = []
     for file in files:
         pyarrow.parquet.write_table(pyarrow.table({'text': rows}), file, row_group_size=20)
 
@@ -446,9 +492,11 @@ def test_a_split_that_would_be_empty_is_one_line(tmp_path, val_fraction, empty):
 
 def test_max_documents_are_the_first_of_each_unit(tmp_path):
     folder, meta = prepare(tmp_path, [None, *make_texts(300)], unit_bytes=10_000, max_documents=50)
-    direct, found = encoded(folder, make_texts(300)), read_all(folder, meta)
-    assert len(found) == len(meta['splits']['val']) * -(-50 // len(meta['splits']['val']))
-    assert set(found) < set(direct) and direct[0] in found and meta['left_out'][0] == 1
+    direct, prepared = encoded(folder, make_texts(300)), read_all(folder, meta)
+    n_units = len(meta['splits']['val'])
+    assert len(prepared) == n_units * math.ceil(50 / n_units)
+    assert set(prepared) < set(direct) and direct[0] in prepared
+    assert meta['left_out'][0] == 1
 
 
 def test_a_sample_is_of_the_whole_corpus(tmp_path):
@@ -457,7 +505,7 @@ def test_a_sample_is_of_the_whole_corpus(tmp_path):
     for k, unit in enumerate(units):
         file = write_jsonl(tmp_path / f'{k}.jsonl', [f'{k} {i:098}' for i in range(500)])
         unit['pieces'] = [[file, 0, None]]
-    sample = prepare_data.take_sample(units, knobs(tmp_path, folder='', tokenizer_sample=1200))
+    sample = prepare_data.take_sample(units, '', 1200)
     assert [text[0] for text in sample] == ['0'] * 3 + ['1'] * 9
     hashes = [prepare_data.text_hash(text, prepare_data.HASH_SEED) for text in sample]
     assert hashes[:3] == sorted(hashes[:3]) and any(int(text[2:]) > 15 for text in sample)
