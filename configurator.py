@@ -2,7 +2,8 @@
 
     $ python train.py config/base_pairwise.py --batch_size=16 --attention=shared
 
-A config file is Python that assigns knobs. --help prints every knob with its default and its comment.
+A config file is Python that assigns knobs, and all of it runs: use only files that you trust. --help prints
+every knob with its default and its comment.
 
     1  knobs      globals of a stage <- config files <- flags, each value checked
     2  messages   a mistake in one line, notices, --help
@@ -82,24 +83,31 @@ def literal(text):
         text = text.capitalize()
     try:
         return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
+    except Exception:                           # '{[]}' is a TypeError, '((((...' a MemoryError
         return text
 
 
 def checked(argument, name, value, default, least):
-    """The value in the type of the default; a number must be finite and at least `least`."""
-    given = shown(f'{argument}: {name}={value!r}')
+    """The value in the type of the default; each of its numbers is finite and at least `least`."""
     expected = type(default)
-    if type(value) is int and expected is float:
-        value = float(value)
     if type(value) is int and expected is tuple:
         value = (value,)
-    if type(value) is not expected:
+    numbers = value if type(value) is tuple else (value,)
+    # no library takes longer ones, and Python does not print one of 5,000 digits
+    if any(type(number) is int and abs(number) >= 2 ** 63 for number in numbers):
+        raise UserError(f'{shown(argument)}: {shown(name)} must be below 2^63')
+
+    given = shown(f'{argument}: {name}={value!r}')
+    if type(value) is int and expected is float:
+        value = float(value)
+        numbers = (value,)
+    whole = all(type(number) is int for number in numbers)
+    if type(value) is not expected or (expected is tuple and not whole):
         raise UserError(f'{given} must be {KNOB_TYPES[expected]}')
 
-    if expected in (int, float):
+    if expected in (int, float, tuple):
         limit = 'finite' if least == -math.inf else f'finite and at least {least}'
-        if not math.isfinite(value) or value < least:
+        if not all(math.isfinite(number) and number >= least for number in numbers):
             raise UserError(f'{given} must be {limit}')
     return value
 
@@ -168,4 +176,5 @@ def help_text(scope):
     with open(scope['__file__'], encoding='utf-8') as file:
         knobs = re.findall(r'^[a-z]\w* = .*', file.read(), re.M)
     usage = f"python {os.path.basename(scope['__file__'])} [config/FILE.py ...] [--key=value ...]"
-    return '\n'.join([usage, '', scope['__doc__'].partition('\n')[0], '', *knobs])
+    warning = 'A config file is Python, and all of it runs: use only files that you trust.'
+    return '\n'.join([usage, warning, '', scope['__doc__'].partition('\n')[0], '', *knobs])
