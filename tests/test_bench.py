@@ -51,6 +51,24 @@ def test_counts_are_those_of_the_papers_or_explained(monkeypatch):
     assert all('12 of the 24' in source or 'classifier' in source for source in unequal.values())
 
 
+def test_a_new_attention_or_position_is_a_system(monkeypatch):
+    """By its row in a table of model.py, under its own name, and the attention with rope too."""
+    monkeypatch.setitem(bench.ATTENTION, 'mine', bench.ATTENTION['shared'])
+    monkeypatch.setitem(bench.POSITION, 'my_position', bench.POSITION['rope'])
+    systems = bench.make_variants()
+    assert {*systems} - {*VARIANTS} == {'mine', 'mine_rope', 'my_position'}
+    monkeypatch.setattr(bench, 'VARIANTS', systems)
+    model = bench.build('mine', CONFIG, 16)
+    assert (model.config.attention, model.config.position) == ('mine', 'absolute')
+    assert bench.build('my_position', CONFIG, 16).config.position == 'my_position'
+
+
+def test_every_system_has_the_attention_of_its_name():
+    for attention in bench.ATTENTION:
+        assert bench.build(attention, CONFIG, 16).config.attention == attention
+    assert VARIANTS['gau']['position'] == 'rope' and VARIANTS['xlnet']['position'] == 'none'
+
+
 def test_systems_take_turns_and_ratios_are_of_one_round(monkeypatch):
     """On a clock of which every second round takes twice as long."""
     costs = {'original': 2.0, 'shared': 1.0, 'hf_bert': 6.0}            # seconds
