@@ -66,15 +66,18 @@ def stage(monkeypatch, capsys):
 
     Every call starts from the knobs of the file. matplotlib counts as missing, unless `pictures` is set.
     """
-    defaults, handlers = {}, {number: signal.getsignal(number) for number in SIGNALS}
+    defaults = {}                                       # stage -> its knobs before the first call
+    handlers = {number: signal.getsignal(number) for number in SIGNALS}
 
     def call(name, *arguments, pictures=False):
-        module, configurator = importlib.import_module(name), importlib.import_module('configurator')
+        module = importlib.import_module(name)
+        configurator = importlib.import_module('configurator')
         vars(module).update(defaults.setdefault(name, knobs_of(module)))
         monkeypatch.setattr(sys, 'argv', [f'{name}.py', *map(str, arguments)])
         if not pictures:
             monkeypatch.setitem(sys.modules, 'matplotlib.figure', None)
-        code, _ = 0, capsys.readouterr()
+        capsys.readouterr()                             # what was printed before
+        code = 0
         try:
             configurator.run(module.main)
         except SystemExit as end:

@@ -145,7 +145,7 @@ def test_the_table_of_the_study_is_that_of_its_rows(home):
 
 def count(name, size='base', matrices=False):
     """Parameters of a system of bench.py, or those of the matrices of its blocks, as the page prints them."""
-    config = {**knobs_of(bench), **dict(zip(bench.SIZES, bench.SHAPES[size], strict=True))}
+    config = {**knobs_of(bench), **dict(zip(bench.SHAPE_KNOBS, bench.SHAPES[size], strict=True))}
     with torch.device('meta'):
         model = bench.build(name, config, 512)
     part = model.encoder.blocks if matrices else model
