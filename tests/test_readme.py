@@ -71,7 +71,7 @@ def test_a_command_has_its_config_and_knobs(command):
         named = re.search(rf"--name={config['dataset']}\b", '\n'.join(COMMANDS))
         assert named or f"data_{config['dataset']}" in NAMES
     elif module is finetune:
-        names = ' '.join(finetune.GROUPS.get(part, part) for part in config['tasks'].split(','))
+        names = ' '.join(finetune.BENCHMARKS.get(part, part) for part in config['tasks'].split(','))
         assert {*names.split()} <= {*finetune.TASKS}
     elif module is bench:
         assert {*config['what'].split(',')} <= {*bench.SECTIONS}
