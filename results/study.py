@@ -5,7 +5,8 @@
 
 1. the scores: one number for each measure, system and pretraining seed
 2. the model: score = system + seed + chance, with one deviation of chance for all systems
-3. the comparisons: each system with its reference, all at once
+3. the comparisons: each system with its reference, all at once; main
+========
 4. the tables
 5. the figure
 6. collect: from the folders of the runs to rows
@@ -55,31 +56,53 @@ def rows_of(rows, kind):
     return [row for row in rows if row['kind'] == kind]
 
 
+def system_and_seed(row):
+    return row['run'].rsplit('-', 1)
+
+
+def points(row, kind='scores'):
+    """A trial's score in its task's metric; kind='majority': that of the most frequent class."""
+    _, metric = TASKS[row['task']]
+    return 100 * row[kind][metric]
+
+
+def step_times(rows):
+    """{system: milliseconds of a step}"""
+    return {row['run']: row['ms'] for row in rows_of(rows, 'step')}
+
+
 def equal_time(rows):
     """Milliseconds of the run that ends first, by the step times of bench.py."""
-    steps = {row['run'].rsplit('-', 1)[0]: row['steps'] for row in rows_of(rows, 'study')}
-    return min(steps[row['run']] * row['ms'] for row in rows_of(rows, 'step'))
+    milliseconds = step_times(rows)
+    ends = []
+    for row in rows_of(rows, 'study'):
+        system, _ = system_and_seed(row)
+        ends.append(row['steps'] * milliseconds[system])
+    return min(ends)
 
 
 def scores_of(rows):
     """{measure: a table of one score for each system (rows) and pretraining seed (columns)}"""
-    milliseconds = {row['run']: row['ms'] for row in rows_of(rows, 'step')}
+    milliseconds = step_times(rows)
     budget = equal_time(rows)
     scores = []
     for row in rows_of(rows, 'study'):
-        system, seed = row['run'].rsplit('-', 1)
+        system, seed = system_and_seed(row)
         steps, losses, accuracies = np.array(row['curve']).T
+        if steps[-1] < row['steps']:
+            sys.exit(f"study.py: {row['run']} is at step {steps[-1]:.0f} of {row['steps']}: finish it first")
+        # a loss between two validations lies on the line that joins them
         at_equal_time = np.interp(budget / milliseconds[system], steps, losses)
         scores.append((system, seed, 'loss', losses[-1]))
         scores.append((system, seed, 'loss at equal time', at_equal_time))
         scores.append((system, seed, 'accuracy', 100 * accuracies[-1]))
     for row in rows_of(rows, 'task'):
-        system, seed = row['run'].rsplit('-', 1)
-        name, metric = TASKS[row['task']]
-        scores.append((system, seed, name, 100 * row['scores'][metric]))
+        system, seed = system_and_seed(row)
+        name, _ = TASKS[row['task']]
+        scores.append((system, seed, name, points(row)))
 
     table = pd.DataFrame(scores, columns=['system', 'seed', 'measure', 'score'])
-    # of the two fine-tuning trials of a run pivot_table takes the mean
+    # pivot_table takes the mean of the two fine-tuning trials of a run
     return {measure: part.pivot_table(index='system', columns='seed', values='score')
             for measure, part in table.groupby('measure')}
 
@@ -182,16 +205,37 @@ def plateau_end(curve, level):
 
 def tuning_share(rows, scores):
     """{task: share of the variance between the runs of a system that comes from fine-tuning's own seeds}"""
-    trials = pd.DataFrame([{'run': row['run'], 'system': row['run'].rsplit('-', 1)[0], 'task': row['task'],
-                            'score': 100 * row['scores'][TASKS[row['task']][1]]}
-                           for row in rows_of(rows, 'task')])
+    trials = pd.DataFrame([(row['task'], row['run'], points(row)) for row in rows_of(rows, 'task')],
+                          columns=['task', 'run', 'score'])
     shares = {}
     for task, (name, _) in TASKS.items():
-        pairs = trials[trials['task'] == task].groupby('run')['score']
-        of_a_mean_of_two = pairs.var().mean() / 2
+        of_a_trial = trials[trials['task'] == task].groupby('run')['score'].var().mean()
         between_runs = scores[name].var(axis=1).mean()
-        shares[name] = of_a_mean_of_two / between_runs
+        # a run's score is the mean of two trials, which has half of a trial's variance
+        shares[name] = of_a_trial / 2 / between_runs
     return shares
+
+
+def main():
+    if sys.argv[1:] == ['collect']:
+        collect()
+    elif sys.argv[1:]:
+        sys.exit(f'study.py: no such command {sys.argv[1]!r}: collect, or nothing')
+    rows = read_rows()
+    scores = scores_of(rows)
+    print_pilot(rows)
+    print_rates(rows)
+    print_steps(rows)
+    print_scores(rows, scores)
+    print_deviations(scores)
+    print_comparisons(scores)
+    print_poolings(scores)
+    print_plateau(rows, scores)
+    print_tuning(rows, scores)
+    draw(rows)
+
+
+# ======== the numbers are decided; below they are printed, drawn and collected ========
 
 
 # ---- 4. the tables ----
@@ -256,8 +300,10 @@ def print_pilot(rows):
 
 
 def print_scores(rows, scores):
-    majority = {TASKS[row['task']][0]: 100 * row['majority'][TASKS[row['task']][1]]
-                for row in rows_of(rows, 'task')}
+    majority = {}
+    for row in rows_of(rows, 'task'):
+        name, _ = TASKS[row['task']]
+        majority[name] = points(row, 'majority')
     measures = ['loss', 'accuracy', 'loss at equal time', *TASK_NAMES]
     head = ['']
     for measure in measures:
@@ -276,9 +322,11 @@ def print_scores(rows, scores):
 def print_deviations(scores):
     lines = []
     for measure in [*LOSSES, *TASK_NAMES]:
-        groups = {tuple(peers(measure, reference, scores)) for reference in COMPARISONS}
-        for group in sorted(groups, key=len, reverse=True):
-            values = scores[measure].loc[list(group)]
+        groups = [peers(measure, reference, scores) for reference in COMPARISONS]
+        if groups[0] == groups[1]:
+            groups = groups[:1]
+        for group in groups:
+            values = scores[measure].loc[group]
             deviation, freedom = pooled_deviation(values)
             equal = bartlett(*values.to_numpy()).pvalue
             half = t.ppf(0.975, freedom) * deviation * math.sqrt(2 / values.shape[1])
@@ -331,8 +379,9 @@ def print_plateau(rows, scores):
     level = scores['loss'].loc['no_position'].mean() - PLATEAU_MARGIN
     ends = {}
     for row in rows_of(rows, 'study'):
-        system, _ = row['run'].rsplit('-', 1)
-        ends.setdefault(system, []).append(str(plateau_end(row['curve'], level) or 'never'))
+        system, _ = system_and_seed(row)
+        end = plateau_end(row['curve'], level)
+        ends.setdefault(system, []).append('never' if end is None else str(end))
     lines = [[f'`{system}`', ', '.join(ends[system])] for system in SYSTEMS]
     title = f'First validation step from which the loss stays below {level:.3f}'
     print_table(title, ['', 'seeds 1, 2, 3'], lines)
@@ -340,8 +389,8 @@ def print_plateau(rows, scores):
 
 def print_tuning(rows, scores):
     shares = tuning_share(rows, scores)
-    print_table('Share of fine-tuning in the variance of scores', ['', *shares],
-                [['share', *(f'{100 * share:.0f} %' for share in shares.values())]])
+    percents = [f'{100 * share:.0f} %' for share in shares.values()]
+    print_table('Share of fine-tuning in the variance of scores', ['', *shares], [['share', *percents]])
 
 
 # ---- 5. the figure ----
@@ -359,10 +408,10 @@ def draw(rows):
     except ImportError:
         print('study.py: no figure without matplotlib; pip install -r requirements-dev.txt', file=sys.stderr)
         return
-    milliseconds = {row['run']: row['ms'] for row in rows_of(rows, 'step')}
+    milliseconds = step_times(rows)
     curves = {}
     for row in rows_of(rows, 'study'):
-        system, _ = row['run'].rsplit('-', 1)
+        system, _ = system_and_seed(row)
         curves.setdefault(system, []).append(np.array(row['curve']).T)
 
     figure = Figure((13, 6.2), layout='constrained')
@@ -435,7 +484,10 @@ def collect():
         for row in read_rows():
             add(row)
     for path in glob.glob('out/study*/*/metrics.jsonl'):
-        add(run_row(os.path.dirname(path)))
+        row = run_row(os.path.dirname(path))
+        # a run that was stopped early may have no validation yet
+        if row['curve']:
+            add(row)
     for path in glob.glob('out/finetune_study/*/*/*/result.json'):
         add(task_row(path))
     if os.path.exists('out/study_time/bench.csv'):
@@ -476,25 +528,6 @@ def step_rows():
     both = pd.merge(times, memory, on='system').replace('roformer_v1', 'original_rope')
     return [{'kind': 'step', 'run': row['system'], 'ms': round(row['ms'], 1), 'MiB': round(row['MiB']),
              'made': row['made_x'].partition('; ')[2]} for row in both.to_dict('records')]
-
-
-def main():
-    if sys.argv[1:] == ['collect']:
-        collect()
-    elif sys.argv[1:]:
-        sys.exit(f'study.py: no such command {sys.argv[1]!r}: collect, or nothing')
-    rows = read_rows()
-    scores = scores_of(rows)
-    print_pilot(rows)
-    print_rates(rows)
-    print_steps(rows)
-    print_scores(rows, scores)
-    print_deviations(scores)
-    print_comparisons(scores)
-    print_poolings(scores)
-    print_plateau(rows, scores)
-    print_tuning(rows, scores)
-    draw(rows)
 
 
 if __name__ == '__main__':
