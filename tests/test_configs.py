@@ -386,7 +386,7 @@ def test_classifiers_of_lius_table_4(run, tuned, vocab_size, angles, name, count
 
 
 def test_numbers_that_a_header_expects_are_those_of_papers_json():
-    """Every score, loss, ratio or count of hours after "Expect" in a recipe that names a paper, and of the page."""
+    """Every score, loss, ratio or count of hours after "Expect" where a paper is named, and on the page."""
     papers = read('results', 'papers.json')
     known, unknown = set(re.findall(r'\d+\.?\d*', papers)), {}
     for name in (name for name in NAMES if stage_of(name) in ('train', 'finetune')):
