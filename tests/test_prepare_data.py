@@ -546,9 +546,9 @@ def test_mistakes_are_one_line(tmp_path, monkeypatch, stage, arguments, said):
 
 def test_a_config_is_called_as_the_corpus_that_it_prepares():
     """As load_meta names it where the corpus is missing."""
-    for file in glob.glob(f'{ROOT}/config/data_*.py'):
+    for file in glob.glob(f'{ROOT}/config/data/*.py'):
         config = configure(dict(vars(prepare_data)), prepare_data.MINIMUM, [file, '--path=files'])
-        assert file.endswith(f"/data_{config['name'] or prepare_data.find_corpus(config)[0]}.py")
+        assert file.endswith(f"/data/{config['name'] or prepare_data.find_corpus(config)[0]}.py")
 
 
 @pytest.fixture(scope='module')

@@ -15,8 +15,7 @@ import pandas as pd
 import pytest
 import torch
 from conftest import ROOT, knobs_of, process, words
-from test_configs import NAMES, read, resolved
-from test_papers import commands_of
+from test_configs import NAMES, commands_of, read, resolved
 
 import bench
 import finetune
@@ -72,7 +71,7 @@ def test_a_command_has_its_config_and_knobs(command):
     if module is train:
         model_config(config, 30522)
         named = re.search(rf"--name={config['dataset']}\b", '\n'.join(COMMANDS))
-        assert named or f"data_{config['dataset']}" in NAMES
+        assert named or f"data/{config['dataset']}" in NAMES
     elif module is finetune:
         names = ' '.join(finetune.BENCHMARKS.get(part, part) for part in config['tasks'].split(','))
         assert {*names.split()} <= {*finetune.TASKS}
