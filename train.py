@@ -865,7 +865,7 @@ def fresh_store(limit):
 
 
 def choose_dtype(dtype, device, width):
-    """torch dtype; auto is bfloat16 on CUDA from Ampere on, on some CPUs from width 256: results/dtype"""
+    """torch dtype; auto is bfloat16 on CUDA from Ampere on, on some CPUs from width 256: results/bench.md"""
     if dtype == 'auto':
         is_faster = False
         if device.type == 'cuda':
@@ -1086,7 +1086,7 @@ def record_launch(folder, config, runtime):
 def differ_in_seed_alone(folders):
     """Whether runs are repetitions: the knobs of their last launches differ in `seed` and `out_dir` alone.
 
-    No, if a run has no run.json: then nobody can tell. A knob that only a newer revision knows is passed over.
+    No, if a run has no run.json: then nobody can tell. A knob that only a newer revision has is passed over.
     """
     configs = []
     for folder in folders:

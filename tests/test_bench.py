@@ -144,7 +144,7 @@ def test_rows_predict_as_many_tokens_as_in_training(length, n_predicted):
     """15 %, rounded up; no position twice."""
     ids, positions, targets = bench.random_rows(4, length, 60)
     meta = {'special': {'pad': 0}, 'vocab_size': 60}
-    assert train.Masker(meta, length, 0.15, 'mlm', False).k == n_predicted
+    assert train.Masker(meta, length, 0.15, 'mlm', False).n_positions == n_predicted
     assert positions.shape == targets.shape == (4, n_predicted)
     assert all(len(set(row)) == n_predicted for row in positions.tolist())
     assert torch.equal(targets, ids.gather(1, positions)) and ids.shape == (4, length) and ids.max() < 60

@@ -5,7 +5,7 @@
 # $ torchrun --standalone --nproc_per_node=8 train.py config/courtois/base.py --out_dir=out/base_original
 # The paper does not say how S of `pairwise` starts; its code draws it from N(0, 1)
 # (plpi/src/plpi/models/bert/modeling_bert.py), which takes a second flag here. How S starts decides when the
-# plateau ends (results/tiny.md).
+# plateau ends (results/systems.md).
 # $ torchrun --standalone --nproc_per_node=8 train.py config/courtois/base.py --attention=pairwise \
 #       --pair_init=unit --out_dir=out/base_pairwise
 # Expect (their 4.1 and figure 2b): the loss leaves its first plateau at step 25,000 with `original`, 13,500
