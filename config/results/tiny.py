@@ -1,4 +1,4 @@
-# The small run on which operators are compared: 2 layers, 128 wide, learned positions; see results/systems.md.
+# The small run that compares operators: 2 layers, 128 wide, learned positions; see results/systems.md.
 # $ python train.py config/results/tiny.py --attention=shared --seed=2
 # Expect minutes on one core; 5.4 to 5.8 nats at the end, unigram entropy 6.56.
 out_dir = 'out/tiny'
