@@ -63,9 +63,8 @@ NAMED = {                           # config -> what its header must name, as th
     'liu/clue': 'clipping seeds dtype windows GELU', 'data/clue': '12,000 jieba',
     'data/oscar': '22.01 harmful_pp', 'bench/liu': 'float32', 'bench/tian': 'bfloat16',
 }
-COUNTED = {                         # config whose header has a count of parameters -> the run that it counts
-    'base_pairwise': 'base_pairwise', 'liu/base': 'base_roformer_v1', 'liu/roformer_v2': 'base_roformer_v2',
-    'liu/gau': 'base_gau',
+COUNTED = {                         # config whose header counts parameters -> the flags of that model
+    'base_pairwise': (), 'liu/base': ('--position=rope',), 'liu/roformer_v2': (), 'liu/gau': (),
 }
 
 
@@ -145,9 +144,9 @@ def vocabulary(dataset):
     return 30522 if corpus['tokenizer'] == 'wordpiece' else corpus['vocab_size']
 
 
-def build(run, kind=None, vocab_size=None, pooling='cls'):
-    """The model of a run, of the class that its objective or `kind` says, without storage."""
-    settings = {**RUNS[run], 'pooling': pooling}
+def build(settings, kind=None, vocab_size=None, pooling='cls'):
+    """The model of a run's knobs, of the class that their objective or `kind` says, without storage."""
+    settings = {**settings, 'pooling': pooling}
     with torch.device('meta'):
         return (kind or train.MODEL_CLASSES[settings['objective']])(
             model_config(settings, vocab_size or vocabulary(settings['dataset'])))
@@ -348,7 +347,7 @@ def test_bench_finds_its_rows_for_the_runs():
 
 @pytest.mark.parametrize('name, count, in_matrices', [row[:3] for row in ROWS])
 def test_parameters_on_the_page(name, count, in_matrices):
-    model = build(name)
+    model = build(ON_PAGE[name])
     assert f'{count_parameters(model):,}' == count and in_matrices in ('', f'{matrices(model):,}')
 
 
@@ -364,7 +363,7 @@ def test_parameters_in_a_header(name):
     counts = re.findall(r'([\d,]+) parameters(?: with ([\d,]+) words)?', header(name))
     assert counts
     for count, words in counts:
-        model = build(COUNTED[name], vocab_size=int(words.replace(',', '') or 0))
+        model = build(knobs(name, *COUNTED[name]), vocab_size=int(words.replace(',', '') or 0))
         assert f'{count_parameters(model):,}' == count
     assert {name for name in NAMES if re.search(r'[\d,]{9,} parameters', header(name))} == {*COUNTED}
 
@@ -381,7 +380,7 @@ def test_classifiers_of_lius_table_4(run, tuned, vocab_size, angles, name, count
         module, settings = resolved(command)
         if module is finetune and f'out/{tuned}' in settings['init_from'].split(','):
             poolings.add(settings['pooling'])
-    model = build(run, SequenceClassifier, vocab_size, *poolings)
+    model = build(RUNS[run], SequenceClassifier, vocab_size, *poolings)
     assert count_parameters(model) + angles == count and f'{count:,} in ' in header(name)
 
 

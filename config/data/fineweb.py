@@ -1,5 +1,5 @@
-# FineWeb's sample of ten billion tokens (Penedo et al. 2024) with BERT's own vocabulary, for config/base.py
-# and the configs that import it
+# FineWeb's sample of ten billion tokens (Penedo et al. 2024) with BERT's own vocabulary, for config/base.py,
+# small.py, large.py and base_pairwise.py
 # $ python prepare_data.py config/data/fineweb.py
 # Expect 15M documents, 10,000 of them held out, 31 GB to download (41 minutes at 100 Mbit/s), 21 GB on disk
 # and 12 hours on one core, 1.5 on eight (estimates, see results/prepare.md). To begin with less, add
