@@ -599,14 +599,46 @@ def test_a_run_checks_what_it_reads(sound, tmp_path):
         prepare_data.check_corpus(str(home), meta)
 
 
-def test_any_flipped_bit_of_meta_is_one_line(sound, tmp_path):
-    file = copied(sound, tmp_path) / 'meta.json'
-    for place in range(0, file.stat().st_size, 25):
-        flip(file, place, place % 8)
-        with pytest.raises(UserError, match='/meta.json: missing, damaged or .*: remove .*/meta.json and'):
-            prepare_data.load_meta(str(file.parent))
-        flip(file, place, place % 8)
-    assert prepare_data.load_meta(str(file.parent))['special']
+@pytest.mark.parametrize('name', ['meta.json', 'units.json', 'unit_00001.json', 'tokenizer/settings.json'])
+def test_any_flipped_bit_of_a_json_names_it(sound, tmp_path, name):
+    """Also in the word checksum, at the end, where every byte is tried."""
+    home = copied(sound, tmp_path)
+    value = prepare_data.read_json(str(home), name)
+    size = (home / name).stat().st_size
+    for place in [*range(0, size, max(1, size // 150)), *range(size - 35, size - 3)]:
+        flip(home / name, place, place % 8)
+        with pytest.raises(UserError, match=f'/{name}: missing, damaged or .*: remove '):
+            prepare_data.read_json(str(home), name)
+        flip(home / name, place, place % 8)
+    assert prepare_data.read_json(str(home), name) == value
+
+
+@pytest.mark.parametrize('value', [{'a': 1.5, 'b': [None, 'é']}, [{'a': 1}, {'a': 2}], {'n': {'x': 1}}])
+def test_json_keeps_its_shape(tmp_path, value):
+    """Other readers see one key more in the dict or in the list's last one; no checksum is fine, too."""
+    place = tmp_path / 'a.json'
+    prepare_data.write_json(place, value)
+    whole = json.loads(place.read_text())
+    last = whole[-1] if isinstance(whole, list) else whole
+    assert len(last.pop('checksum')) == 16 and whole == value
+    assert prepare_data.read_json(str(tmp_path), 'a.json') == value
+    place.write_text(json.dumps(value))                         # as it was written before
+    assert prepare_data.read_json(str(tmp_path), 'a.json') == value
+    prepare_data.write_json(place, {10: 1, 9: 2})
+    assert prepare_data.read_json(str(tmp_path), 'a.json') == {'10': 1, '9': 2}
+
+
+def test_a_folder_of_before_checksums_goes_on(sound, tmp_path):
+    """Without the sums in units.json, unit_*.json and settings.json: done units stay, a lost one is made."""
+    home = copied(sound, tmp_path)
+    for name in ['units.json', 'tokenizer/settings.json', *(file.name for file in home.glob('unit_*.json'))]:
+        (home / name).write_text(json.dumps(prepare_data.read_json(str(home), name), indent=1) + '\n')
+    (home / 'meta.json').unlink()
+    (home / 'unit_00001.json').unlink()
+    before = (home / 'unit_00000.json').stat().st_mtime_ns
+    _, meta = prepare(tmp_path, **sound[1])
+    assert meta['identity'] == prepare_data.load_meta(str(sound[0] / 'data' / 'x'))['identity']
+    assert (home / 'unit_00000.json').stat().st_mtime_ns == before
 
 
 def test_a_damaged_tokenizer_of_a_run_is_named_alone(sound, tmp_path):
