@@ -1,4 +1,7 @@
 """prepare_data.py: the same bytes from any reader, process and part; no unit lost, no text in both splits."""
+import contextlib
+import errno
+import fcntl
 import glob
 import gzip
 import itertools
@@ -9,6 +12,7 @@ import pathlib
 import random
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -97,7 +101,8 @@ def encoded(folder, texts):
 
 def contents(folder):
     """{path within a folder: bytes} of all files."""
-    files = (item for item in sorted(pathlib.Path(folder).rglob('*')) if item.is_file())
+    files = (item for item in sorted(pathlib.Path(folder).rglob('*')) if item.is_file()
+             and item.name != 'lock')
     return {str(item.relative_to(folder)): item.read_bytes() for item in files}
 
 
@@ -482,6 +487,52 @@ def test_a_plan_is_kept_or_begun_again(tmp_path):
     again, _ = prepare(tmp_path, **usual, vocab_size=50)
     other, _ = prepare(tmp_path / 'other', **usual, vocab_size=50)
     assert contents(again) == {**contents(other), 'mine.txt': b'a file of mine'}
+
+
+HOLD = """
+import sys, prepare_data
+with prepare_data.lock_part(sys.argv[1], int(sys.argv[2])):
+    print('locked', flush=True)
+    sys.stdin.read()
+"""
+
+
+@contextlib.contextmanager
+def other_command(folder, part):
+    """A process that holds the lock of a part of a folder."""
+    started = launch('-c', HOLD, folder, part, stdin=subprocess.PIPE)
+    try:
+        assert started.stdout.readline() == 'locked\n', started.stderr.read()
+        yield
+    finally:
+        started.communicate('')
+
+
+def test_two_commands_do_not_replace_each_other(tmp_path):
+    """Each part is locked; only who begins a corpus must be alone."""
+    usual = {**jsonl_files(tmp_path), 'tokenizer': 'character'}
+    folder = str(tmp_path / 'data' / 'x')
+    with other_command(folder, 0), pytest.raises(UserError, match='x: another command prepares it at this'):
+        prepare_data.prepare(knobs(tmp_path, **usual))
+    assert os.listdir(folder) == ['lock']
+    prepare_data.prepare(knobs(tmp_path, part='0/2', **usual))
+    with other_command(folder, 1), pytest.raises(UserError, match='another command'):
+        prepare_data.prepare(knobs(tmp_path, part='1/2', **usual))
+    with other_command(folder, 1):
+        os.rename(f'{folder}/units.json', f'{folder}/removed')
+        with pytest.raises(UserError, match='another command'):             # part 1 writes by the old one
+            prepare_data.prepare(knobs(tmp_path, part='0/2', **usual))
+        os.rename(f'{folder}/removed', f'{folder}/units.json')
+    with other_command(folder, 0):
+        prepare(tmp_path, part='1/2', **usual)
+
+
+def test_a_file_system_without_locks(tmp_path, monkeypatch, capfd):
+    def lockf(*_):
+        raise OSError(errno.ENOLCK, 'No locks available')
+    monkeypatch.setattr(fcntl, 'lockf', lockf)
+    prepare(tmp_path, make_texts(100), tokenizer='character')
+    assert 'x cannot be locked (No locks available): start no second' in capfd.readouterr().err
 
 
 @pytest.mark.parametrize('val_fraction, empty', [(1e-9, 'val'), (1 - 1e-9, 'train')])
