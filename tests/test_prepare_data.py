@@ -215,6 +215,20 @@ def test_characters_by_falling_frequency(tmp_path):
     assert contents(cut)['tokenizer/vocab.txt'].decode().split('\n') == [*pieces[:16], '']   # 'e' needs two
 
 
+def test_long_lines_count_for_sentencepiece(tmp_path):
+    """A text of one line of 6,000 characters, as web pages have them, is not lost to the vocabulary."""
+    long = [f'{i} ' + ' '.join(WORDS[:-1] * 70) for i in range(20)]
+    assert min(map(len, long)) > 4192
+    folder, meta = prepare(tmp_path, long + [f'zq{i} xj' for i in range(20)], vocab_size=45)
+    assert meta['special']['unk'] not in encoded(folder, ['mountain walks'])[0]
+    chinese = '\u5b9d\u7389' * 3000
+    lines = list(prepare_data.short_lines(f'{long[0]}\nshort\n{chinese}'))
+    assert max(len(line.encode()) for line in lines) <= 4192
+    assert ''.join(lines) == f'{long[0]}short{chinese}'
+    cut = lines[:lines.index('short')]
+    assert all(line.startswith(' ') for line in cut[1:])        # no word is cut
+
+
 @pytest.mark.parametrize('kind, lower_case', [('sentencepiece', True), ('sentencepiece', False),
                                               ('wordpiece', True)])
 def test_exported_copy_gives_our_ids(tmp_path, specs, kind, lower_case):
@@ -329,6 +343,25 @@ def test_readers_agree(tmp_path):
         folder, meta = prepare(tmp_path, corpus=str(tmp_path / source), name=name, unit_bytes=2000)
         assert read_all(folder, meta) == sorted(encoded(folder, texts)), name
         assert len(meta['splits']['val']) > 1 or source not in ('plain', 'parquet', 'txt')
+
+
+def test_each_file_once(tmp_path):
+    """Links to the folder itself, two of which would give 2^40 paths; to a file; hidden files."""
+    deep = tmp_path / 'texts' / 'deep'
+    deep.mkdir(parents=True)
+    for name in ('b.txt', '.hidden.txt', 'notes.md'):
+        (deep / name).write_text('text')
+    (tmp_path / 'texts' / '.git').mkdir()
+    (tmp_path / 'texts' / '.git' / 'c.txt').write_text('text')
+    for name in ('loop', 'again'):
+        (deep / name).symlink_to(tmp_path / 'texts')
+    (tmp_path / 'texts' / 'z.txt').symlink_to(deep / 'b.txt')
+    (tmp_path / 'elsewhere').mkdir()
+    (tmp_path / 'elsewhere' / 'a.txt').write_text('text')
+    (tmp_path / 'texts' / 'link').symlink_to(tmp_path / 'elsewhere')
+    files = prepare_data.find_files(str(tmp_path / 'texts'))
+    assert [os.path.relpath(file, tmp_path / 'texts') for file in files] == ['deep/b.txt', 'link/a.txt']
+    assert prepare_data.find_files(f'{tmp_path}/texts/*/[ab].txt') == files
 
 
 @pytest.mark.parametrize('data, texts', [
