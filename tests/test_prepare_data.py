@@ -367,9 +367,10 @@ def test_each_file_once(tmp_path):
 @pytest.mark.parametrize('data, texts', [
     (b'\xef\xbb\xbfone\n\ntwo', ['one\n\ntwo']),
     (b'one \xc3\xa9', ['one \xe9']),
-    (b'one \xe9', [b'one \xef\xbf\xbd'])])
+    (b'one \xef\xbf\xbd', ['one \ufffd']),
+    (b'one \xe9', [b'one \xe9'])])
 def test_a_text_file(tmp_path, data, texts):
-    """A byte order mark is no part of the text; what is not UTF-8 stays bytes, which are no text."""
+    """A byte order mark is no part of a text, U+FFFD may be; what is not UTF-8 stays bytes: no text."""
     (tmp_path / 'a.txt').write_bytes(data)
     assert list(prepare_data.read_txt(str(tmp_path / 'a.txt'), 0, None, False)) == texts
 
@@ -389,6 +390,29 @@ def unit_of(tmp_path, rows, **changes):
     (tmp_path / 'rows.jsonl').write_text(''.join(json.dumps(row) + '\n' for row in rows))
     return {'hub': None, 'pieces': [[str(tmp_path / 'rows.jsonl'), 0, None]], 'joined': None, 'corpus': '',
             'field': 'text', 'documents': 0, **changes}
+
+
+@pytest.mark.parametrize('name', ['a.json', 'a.json.gz'])
+@pytest.mark.parametrize('indent', [None, 1])
+def test_an_array_of_records(tmp_path, name, indent):
+    """A .json file may be one JSON value; it is not cut, even if it is larger than a unit."""
+    rows = [{'text': text} for text in make_texts(40)]
+    data = b'\xef\xbb\xbf ' + json.dumps([*rows, {'text': None}], indent=indent).encode()
+    (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith('.gz') else data)
+    folder, meta = prepare(tmp_path, corpus=str(tmp_path / name), tokenizer='character', unit_bytes=100)
+    assert read_all(folder, meta) == sorted(encoded(folder, make_texts(40)))
+    assert meta['left_out'][0] == 1 and len(meta['splits']['val']) == 1
+
+
+@pytest.mark.parametrize('tokenizer', ['sentencepiece', 'wordpiece'])
+@pytest.mark.parametrize('name, data, first', [
+    ('a.json', b'{\n "text":\n 3\n}\n', "4 rows left out, no text or filtered; the first: .*a.json: b'{"),
+    ('a.txt', 'one two'.encode('utf-16'), "1 rows left out, .*a.txt: b'.xff.xfeo.x00n.x00e"),
+    ('a.jsonl', b'', 'no row either')])
+def test_a_corpus_without_text_is_one_line(tmp_path, specs, tokenizer, name, data, first):
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(UserError, match=f'x: no text in the corpus: {first}'):
+        prepare(tmp_path, corpus=str(tmp_path / name), tokenizer=specs[tokenizer])
 
 
 @pytest.mark.parametrize('joined, documents', [
