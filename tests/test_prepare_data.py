@@ -592,10 +592,46 @@ def test_a_file_system_without_locks(tmp_path, monkeypatch, capfd):
     assert 'x cannot be locked (No locks available): start no second' in capfd.readouterr().err
 
 
+@pytest.mark.parametrize('val_fraction, small', [(1e-9, 'val'), (1 - 1e-9, 'train')])
+def test_no_split_is_empty(tmp_path, val_fraction, small):
+    """The text of the least or greatest hash, decided for all parts; one without a token does not count."""
+    texts = make_texts(40)
+    invisible = ['\u200b' * n for n in range(1, 200)]
+    hashes = [prepare_data.text_hash(text, prepare_data.HASH_SEED) for text in texts]
+    chosen = min(hashes) if small == 'val' else max(hashes)
+    usual = {'corpus': write_jsonl(tmp_path / 'a.jsonl', texts + invisible), 'val_fraction': val_fraction,
+             'tokenizer': 'character', 'unit_bytes': 1500}
+    for part in ('0/2', '1/2'):
+        folder = prepare_data.prepare(knobs(tmp_path, **usual, part=part))
+    meta = prepare_data.load_meta(folder)
+    assert read_split(folder, meta, small) == encoded(folder, [texts[hashes.index(chosen)]])
+    assert len(read_all(folder, meta)) == len(texts) and len(meta['splits']['val']) > 2
+
+
 @pytest.mark.parametrize('val_fraction, empty', [(1e-9, 'val'), (1 - 1e-9, 'train')])
-def test_a_split_that_would_be_empty_is_one_line(tmp_path, val_fraction, empty):
+def test_one_document_is_one_line(tmp_path, val_fraction, empty):
     with pytest.raises(UserError, match=f'leaves no document for {empty}: remove .*/units.json and'):
-        prepare(tmp_path, make_texts(100), val_fraction=val_fraction)
+        prepare(tmp_path, ['red'] * 3, val_fraction=val_fraction, tokenizer='character')
+
+
+def test_a_corpus_with_both_splits_is_split_by_the_hash_alone(tmp_path):
+    folder, _ = prepare(tmp_path, make_texts(40), tokenizer='character', val_fraction=0.3)
+    assert list(prepare_data.read_json(folder, 'units.json')) == ['settings', 'units']
+
+
+def test_a_single_text_file_is_cut_at_blank_lines(tmp_path):
+    """Of several files each is a document."""
+    texts = make_texts(30)
+    for name, count in (('one', 1), ('two', 2)):
+        (tmp_path / name).mkdir()
+        for k in range(count):
+            (tmp_path / name / f'{k}.txt').write_text('\n \n'.join(texts[k::count]) + '\n')
+    for name in ('one', 'one/0.txt'):
+        usual = {'corpus': f'{tmp_path}/{name}', 'name': name.replace('/', '_'), 'tokenizer': 'character'}
+        folder, meta = prepare(tmp_path, **usual)
+        assert read_all(folder, meta) == sorted(encoded(folder, texts))
+    folder, meta = prepare(tmp_path, corpus=f'{tmp_path}/two', name='y', tokenizer='character')
+    assert len(read_all(folder, meta)) == 2
 
 
 def test_max_documents_are_the_first_of_each_unit(tmp_path):
