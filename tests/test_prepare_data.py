@@ -10,6 +10,7 @@ import math
 import os
 import pathlib
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -662,7 +663,9 @@ def test_a_sample_is_of_the_whole_corpus(tmp_path):
     ('--corpus=nowhere.jsonl', "corpus='nowhere.jsonl': no such file; choose one of docstrings"),
     ('--corpus=good.jsonl --val_fraction=0', 'val_fraction=0.0: must be above 0 and at most 1'),
     ('--corpus=good.jsonl --tokenizer=wordpeice', "tokenizer='wordpeice': choose one of sentencepiece"),
-    ('--corpus=good.jsonl --tokenizer=data/x', 'data/x: not prepared: run python prepare_data.py config/dat'),
+    ('--corpus=good.jsonl --tokenizer=data/x',
+     'data/x: not prepared: run python prepare_data.py --corpus=FILES --name=x; config/data_docstrings.py'),
+    ('--check=data/wikitext', 'run python prepare_data.py config/data_wikitext.py, whose header'),
     ('--corpus=cluecorpussmall', 'needs --path='),
     ('--corpus=good.jsonl --text_field=body', "text_field='body': the first row has id, text"),
     ('--corpus=good.jsonl --vocab_size=90000', 'high (90000). Please set it to a value <= '),
@@ -674,7 +677,7 @@ def test_a_sample_is_of_the_whole_corpus(tmp_path):
     ('--path=nosuchpackage', "'nosuchpackage' is"),
     ('--corpus=good.jsonl --part=4/4', "part='4/4': must be i/n with i from 0 to n - 1, as in 0/4"),
     ('--corpus=texts --data_dir=.', 'texts lies in ./texts, for the result: give another --name'),
-    ('--check=texts', 'texts: not prepared: run python prepare_data.py config/data_texts.py --data_dir=')])
+    ('--check=texts', 'texts: not prepared: run python prepare_data.py --corpus=FILES --name=texts --data')])
 def test_mistakes_are_one_line(tmp_path, monkeypatch, stage, arguments, said):
     """And leave nothing behind that a corrected command would trip over."""
     monkeypatch.chdir(tmp_path)
@@ -804,6 +807,27 @@ def test_a_file_is_replaced_once_it_is_complete(tmp_path):
     assert file.read_bytes() == b'new' and os.listdir(tmp_path) == ['a.bin']
 
 
+@pytest.mark.parametrize('number', range(1, 9))
+def test_a_full_disk_names_the_file_and_leaves_nothing(tmp_path, monkeypatch, number):
+    """The disk is full at the n-th time that a file is synced; the repeated command goes on."""
+    file = write_jsonl(tmp_path / 'a.jsonl', make_texts(60))
+    usual = {'corpus': file, 'tokenizer': 'character', 'unit_bytes': 3000}
+    synced = []
+
+    def fsync(file):
+        synced.append(file)
+        if len(synced) == number:
+            raise OSError(errno.ENOSPC, 'No space left on device')
+
+    monkeypatch.setattr(os, 'fsync', fsync)
+    with pytest.raises((OSError, UserError), match=f"No space left on device: '{tmp_path}/data/x/.*[a-z]'$"):
+        prepare(tmp_path, **usual)
+    assert not list(tmp_path.rglob('*.tmp'))
+    folder, _ = prepare(tmp_path, **usual)
+    undisturbed, _ = prepare(tmp_path / 'other', **usual)
+    assert contents(folder) == contents(undisturbed)
+
+
 # ---- real processes ----
 
 @pytest.fixture(scope='module')
@@ -850,7 +874,8 @@ def test_limit_on_the_size_of_files(tmp_path, undisturbed, share):
                      preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)))
     said = started.communicate(timeout=60)[1].splitlines()
     assert started.returncode == 2
-    assert said[-1].endswith(' File too large') and 'Traceback' not in '\n'.join(said)
+    assert re.search("File too large: '.*_0000[0-9].[a-z]*'$", said[-1])
+    assert 'Traceback' not in '\n'.join(said) and not list(tmp_path.rglob('*.tmp'))
     assert process(*line, f'--data_dir={tmp_path}').code == 0
     assert contents(tmp_path / 'x').items() >= reference.items()
 
