@@ -788,6 +788,24 @@ def test_a_folder_of_before_checksums_goes_on(sound, tmp_path):
     assert (home / 'unit_00000.json').stat().st_mtime_ns == before
 
 
+def test_damage_before_meta_is_written(sound, tmp_path):
+    """An id outside the vocabulary, or a file that was cut; nothing has compared checksums yet."""
+    home = copied(sound, tmp_path)
+    (home / 'meta.json').unlink()
+    whole = (home / 'train_00001.bin').read_bytes()
+    for data in (whole[:8] + b'\xff\xff' + whole[10:], whole[:-2]):
+        (home / 'train_00001.bin').write_bytes(data)
+        with pytest.raises(UserError, match='train_00001.bin: missing, damaged .*: remove .*/unit_00001'):
+            prepare(tmp_path, **sound[1])
+    (home / 'train_00001.bin').write_bytes(whole)
+    prepare(tmp_path, **sound[1])
+
+
+def test_a_killed_worker_is_one_line():
+    with pytest.raises(UserError, match='a worker process was killed, .*: repeat the command'):
+        prepare_data.in_parallel(os._exit, [(9,), (9,)], 2)
+
+
 def test_a_damaged_tokenizer_of_a_run_is_named_alone(sound, tmp_path):
     """The folder of a run holds checkpoints: nothing tells a person to remove it."""
     prepare_data.copy_tokenizer(prepare_data.load_tokenizer(str(sound[0] / 'data' / 'x')), str(tmp_path))
