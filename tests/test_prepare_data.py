@@ -663,6 +663,8 @@ def test_a_sample_is_of_the_whole_corpus(tmp_path):
     ('--corpus=nowhere.jsonl', "corpus='nowhere.jsonl': no such file; choose one of docstrings"),
     ('--corpus=good.jsonl --val_fraction=0', 'val_fraction=0.0: must be above 0 and at most 1'),
     ('--corpus=good.jsonl --tokenizer=wordpeice', "tokenizer='wordpeice': choose one of sentencepiece"),
+    ('--corpus=good.jsonl --tokenizer=\x1b[2Jred', r"tokenizer='\x1b[2Jred': choose one of sentencepiece"),
+    ('--corpus=good.jsonl --tokenizer=character:\x1b[2J', r"tokenizer='character:\x1b[2J': "),
     ('--corpus=good.jsonl --tokenizer=data/x',
      'data/x: not prepared: run python prepare_data.py --corpus=FILES --name=x; config/data_docstrings.py'),
     ('--check=data/wikitext', 'run python prepare_data.py config/data_wikitext.py, whose header'),
@@ -786,6 +788,22 @@ def test_a_folder_of_before_checksums_goes_on(sound, tmp_path):
     _, meta = prepare(tmp_path, **sound[1])
     assert meta['identity'] == prepare_data.load_meta(str(sound[0] / 'data' / 'x'))['identity']
     assert (home / 'unit_00000.json').stat().st_mtime_ns == before
+
+
+@pytest.mark.parametrize('name', ['../../mine', '/etc/passwd', 'a\x1b[2Jb', 'tokenizer/../../x', ''])
+def test_meta_of_another_person_leads_nowhere_else(sound, tmp_path, name):
+    """A message may tell to remove what it names; a checksum is easily made."""
+    home = copied(sound, tmp_path)
+    for change in ('stem', 'files'):
+        meta = prepare_data.load_meta(str(sound[0] / 'data' / 'x'))
+        if change == 'stem':
+            meta['splits']['val'][0]['stem'] = name
+        else:
+            meta['files'][name] = '0'
+        prepare_data.write_json(home / 'meta.json', meta)
+        with pytest.raises(UserError, match='/meta.json: missing, damaged') as error:
+            prepare_data.load_meta(str(home))
+        assert str(error.value).isprintable()
 
 
 def test_damage_before_meta_is_written(sound, tmp_path):
