@@ -819,6 +819,26 @@ def test_damage_before_meta_is_written(sound, tmp_path):
     prepare(tmp_path, **sound[1])
 
 
+def count_slowly(n):
+    prepare_data.count_documents(n)
+    time.sleep(0.5)
+
+
+@pytest.mark.parametrize('num_proc', [1, 2])
+def test_a_bar_on_a_terminal_shows_documents(capfd, monkeypatch, num_proc):
+    for is_terminal in (True, False):
+        monkeypatch.setattr(sys.stderr, 'isatty', lambda: is_terminal)       # noqa: B023
+        prepare_data.in_parallel(count_slowly, [(700,), (800,)], num_proc)
+        assert ('1,500 documents' in capfd.readouterr().err) == is_terminal
+
+
+def test_who_waits_for_a_tokenizer_sees_a_line(tmp_path, capfd, monkeypatch):
+    for is_terminal in (True, False):
+        monkeypatch.setattr(sys.stderr, 'isatty', lambda: is_terminal)       # noqa: B023
+        prepare(tmp_path, make_texts(40), tokenizer='character', name=f'terminal {is_terminal}')
+        assert ('character is trained on ' in capfd.readouterr().err) == is_terminal
+
+
 def test_a_killed_worker_is_one_line():
     with pytest.raises(UserError, match='a worker process was killed, .*: repeat the command'):
         prepare_data.in_parallel(os._exit, [(9,), (9,)], 2)
