@@ -1,4 +1,7 @@
 """prepare_data.py: the same bytes from any reader, process and part; no unit lost, no text in both splits."""
+import contextlib
+import errno
+import fcntl
 import glob
 import gzip
 import itertools
@@ -7,8 +10,10 @@ import math
 import os
 import pathlib
 import random
+import re
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -97,7 +102,8 @@ def encoded(folder, texts):
 
 def contents(folder):
     """{path within a folder: bytes} of all files."""
-    files = (item for item in sorted(pathlib.Path(folder).rglob('*')) if item.is_file())
+    files = (item for item in sorted(pathlib.Path(folder).rglob('*')) if item.is_file()
+             and item.name != 'lock')
     return {str(item.relative_to(folder)): item.read_bytes() for item in files}
 
 
@@ -208,6 +214,20 @@ def test_characters_by_falling_frequency(tmp_path):
     assert [tokenizer.pieces[i] for i in ids] == ['b', '##e', '好', '[UNK]']
     cut, _ = prepare(tmp_path, texts, tokenizer='character', val_fraction=0.4, vocab_size=17, name='cut')
     assert contents(cut)['tokenizer/vocab.txt'].decode().split('\n') == [*pieces[:16], '']   # 'e' needs two
+
+
+def test_long_lines_count_for_sentencepiece(tmp_path):
+    """A text of one line of 6,000 characters, as web pages have them, is not lost to the vocabulary."""
+    long = [f'{i} ' + ' '.join(WORDS[:-1] * 70) for i in range(20)]
+    assert min(map(len, long)) > 4192
+    folder, meta = prepare(tmp_path, long + [f'zq{i} xj' for i in range(20)], vocab_size=45)
+    assert meta['special']['unk'] not in encoded(folder, ['mountain walks'])[0]
+    chinese = '\u5b9d\u7389' * 3000
+    lines = list(prepare_data.short_lines(f'{long[0]}\nshort\n{chinese}'))
+    assert max(len(line.encode()) for line in lines) <= 4192
+    assert ''.join(lines) == f'{long[0]}short{chinese}'
+    cut = lines[:lines.index('short')]
+    assert all(line.startswith(' ') for line in cut[1:])        # no word is cut
 
 
 @pytest.mark.parametrize('kind, lower_case', [('sentencepiece', True), ('sentencepiece', False),
@@ -326,12 +346,32 @@ def test_readers_agree(tmp_path):
         assert len(meta['splits']['val']) > 1 or source not in ('plain', 'parquet', 'txt')
 
 
+def test_each_file_once(tmp_path):
+    """Links to the folder itself, two of which would give 2^40 paths; to a file; hidden files."""
+    deep = tmp_path / 'texts' / 'deep'
+    deep.mkdir(parents=True)
+    for name in ('b.txt', '.hidden.txt', 'notes.md'):
+        (deep / name).write_text('text')
+    (tmp_path / 'texts' / '.git').mkdir()
+    (tmp_path / 'texts' / '.git' / 'c.txt').write_text('text')
+    for name in ('loop', 'again'):
+        (deep / name).symlink_to(tmp_path / 'texts')
+    (tmp_path / 'texts' / 'z.txt').symlink_to(deep / 'b.txt')
+    (tmp_path / 'elsewhere').mkdir()
+    (tmp_path / 'elsewhere' / 'a.txt').write_text('text')
+    (tmp_path / 'texts' / 'link').symlink_to(tmp_path / 'elsewhere')
+    files = prepare_data.find_files(str(tmp_path / 'texts'))
+    assert [os.path.relpath(file, tmp_path / 'texts') for file in files] == ['deep/b.txt', 'link/a.txt']
+    assert prepare_data.find_files(f'{tmp_path}/texts/*/[ab].txt') == files
+
+
 @pytest.mark.parametrize('data, texts', [
     (b'\xef\xbb\xbfone\n\ntwo', ['one\n\ntwo']),
     (b'one \xc3\xa9', ['one \xe9']),
-    (b'one \xe9', [b'one \xef\xbf\xbd'])])
+    (b'one \xef\xbf\xbd', ['one \ufffd']),
+    (b'one \xe9', [b'one \xe9'])])
 def test_a_text_file(tmp_path, data, texts):
-    """A byte order mark is no part of the text; what is not UTF-8 stays bytes, which are no text."""
+    """A byte order mark is no part of a text, U+FFFD may be; what is not UTF-8 stays bytes: no text."""
     (tmp_path / 'a.txt').write_bytes(data)
     assert list(prepare_data.read_txt(str(tmp_path / 'a.txt'), 0, None, False)) == texts
 
@@ -351,6 +391,29 @@ def unit_of(tmp_path, rows, **changes):
     (tmp_path / 'rows.jsonl').write_text(''.join(json.dumps(row) + '\n' for row in rows))
     return {'hub': None, 'pieces': [[str(tmp_path / 'rows.jsonl'), 0, None]], 'joined': None, 'corpus': '',
             'field': 'text', 'documents': 0, **changes}
+
+
+@pytest.mark.parametrize('name', ['a.json', 'a.json.gz'])
+@pytest.mark.parametrize('indent', [None, 1])
+def test_an_array_of_records(tmp_path, name, indent):
+    """A .json file may be one JSON value; it is not cut, even if it is larger than a unit."""
+    rows = [{'text': text} for text in make_texts(40)]
+    data = b'\xef\xbb\xbf ' + json.dumps([*rows, {'text': None}], indent=indent).encode()
+    (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith('.gz') else data)
+    folder, meta = prepare(tmp_path, corpus=str(tmp_path / name), tokenizer='character', unit_bytes=100)
+    assert read_all(folder, meta) == sorted(encoded(folder, make_texts(40)))
+    assert meta['left_out'][0] == 1 and len(meta['splits']['val']) == 1
+
+
+@pytest.mark.parametrize('tokenizer', ['sentencepiece', 'wordpiece'])
+@pytest.mark.parametrize('name, data, first', [
+    ('a.json', b'{\n "text":\n 3\n}\n', "4 rows left out, no text or filtered; the first: .*a.json: b'{"),
+    ('a.txt', 'one two'.encode('utf-16'), "1 rows left out, .*a.txt: b'.xff.xfeo.x00n.x00e"),
+    ('a.jsonl', b'', 'no row either')])
+def test_a_corpus_without_text_is_one_line(tmp_path, specs, tokenizer, name, data, first):
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(UserError, match=f'x: no text in the corpus: {first}'):
+        prepare(tmp_path, corpus=str(tmp_path / name), tokenizer=specs[tokenizer])
 
 
 @pytest.mark.parametrize('joined, documents', [
@@ -484,10 +547,92 @@ def test_a_plan_is_kept_or_begun_again(tmp_path):
     assert contents(again) == {**contents(other), 'mine.txt': b'a file of mine'}
 
 
+HOLD = """
+import sys, prepare_data
+with prepare_data.lock_part(sys.argv[1], int(sys.argv[2])):
+    print('locked', flush=True)
+    sys.stdin.read()
+"""
+
+
+@contextlib.contextmanager
+def other_command(folder, part):
+    """A process that holds the lock of a part of a folder."""
+    started = launch('-c', HOLD, folder, part, stdin=subprocess.PIPE)
+    try:
+        assert started.stdout.readline() == 'locked\n', started.stderr.read()
+        yield
+    finally:
+        started.communicate('')
+
+
+def test_two_commands_do_not_replace_each_other(tmp_path):
+    """Each part is locked; only who begins a corpus must be alone."""
+    usual = {**jsonl_files(tmp_path), 'tokenizer': 'character'}
+    folder = str(tmp_path / 'data' / 'x')
+    with other_command(folder, 0), pytest.raises(UserError, match='x: another command prepares it at this'):
+        prepare_data.prepare(knobs(tmp_path, **usual))
+    assert os.listdir(folder) == ['lock']
+    prepare_data.prepare(knobs(tmp_path, part='0/2', **usual))
+    with other_command(folder, 1), pytest.raises(UserError, match='another command'):
+        prepare_data.prepare(knobs(tmp_path, part='1/2', **usual))
+    with other_command(folder, 1):
+        os.rename(f'{folder}/units.json', f'{folder}/removed')
+        with pytest.raises(UserError, match='another command'):             # part 1 writes by the old one
+            prepare_data.prepare(knobs(tmp_path, part='0/2', **usual))
+        os.rename(f'{folder}/removed', f'{folder}/units.json')
+    with other_command(folder, 0):
+        prepare(tmp_path, part='1/2', **usual)
+
+
+def test_a_file_system_without_locks(tmp_path, monkeypatch, capfd):
+    def lockf(*_):
+        raise OSError(errno.ENOLCK, 'No locks available')
+    monkeypatch.setattr(fcntl, 'lockf', lockf)
+    prepare(tmp_path, make_texts(100), tokenizer='character')
+    assert 'x cannot be locked (No locks available): start no second' in capfd.readouterr().err
+
+
+@pytest.mark.parametrize('val_fraction, small', [(1e-9, 'val'), (1 - 1e-9, 'train')])
+def test_no_split_is_empty(tmp_path, val_fraction, small):
+    """The text of the least or greatest hash, decided for all parts; one without a token does not count."""
+    texts = make_texts(40)
+    invisible = ['\u200b' * n for n in range(1, 200)]
+    hashes = [prepare_data.text_hash(text, prepare_data.HASH_SEED) for text in texts]
+    chosen = min(hashes) if small == 'val' else max(hashes)
+    usual = {'corpus': write_jsonl(tmp_path / 'a.jsonl', texts + invisible), 'val_fraction': val_fraction,
+             'tokenizer': 'character', 'unit_bytes': 1500}
+    for part in ('0/2', '1/2'):
+        folder = prepare_data.prepare(knobs(tmp_path, **usual, part=part))
+    meta = prepare_data.load_meta(folder)
+    assert read_split(folder, meta, small) == encoded(folder, [texts[hashes.index(chosen)]])
+    assert len(read_all(folder, meta)) == len(texts) and len(meta['splits']['val']) > 2
+
+
 @pytest.mark.parametrize('val_fraction, empty', [(1e-9, 'val'), (1 - 1e-9, 'train')])
-def test_a_split_that_would_be_empty_is_one_line(tmp_path, val_fraction, empty):
+def test_one_document_is_one_line(tmp_path, val_fraction, empty):
     with pytest.raises(UserError, match=f'leaves no document for {empty}: remove .*/units.json and'):
-        prepare(tmp_path, make_texts(100), val_fraction=val_fraction)
+        prepare(tmp_path, ['red'] * 3, val_fraction=val_fraction, tokenizer='character')
+
+
+def test_a_corpus_with_both_splits_is_split_by_the_hash_alone(tmp_path):
+    folder, _ = prepare(tmp_path, make_texts(40), tokenizer='character', val_fraction=0.3)
+    assert list(prepare_data.read_json(folder, 'units.json')) == ['settings', 'units']
+
+
+def test_a_single_text_file_is_cut_at_blank_lines(tmp_path):
+    """Of several files each is a document."""
+    texts = make_texts(30)
+    for name, count in (('one', 1), ('two', 2)):
+        (tmp_path / name).mkdir()
+        for k in range(count):
+            (tmp_path / name / f'{k}.txt').write_text('\n \n'.join(texts[k::count]) + '\n')
+    for name in ('one', 'one/0.txt'):
+        usual = {'corpus': f'{tmp_path}/{name}', 'name': name.replace('/', '_'), 'tokenizer': 'character'}
+        folder, meta = prepare(tmp_path, **usual)
+        assert read_all(folder, meta) == sorted(encoded(folder, texts))
+    folder, meta = prepare(tmp_path, corpus=f'{tmp_path}/two', name='y', tokenizer='character')
+    assert len(read_all(folder, meta)) == 2
 
 
 def test_max_documents_are_the_first_of_each_unit(tmp_path):
@@ -518,7 +663,11 @@ def test_a_sample_is_of_the_whole_corpus(tmp_path):
     ('--corpus=nowhere.jsonl', "corpus='nowhere.jsonl': no such file; choose one of docstrings"),
     ('--corpus=good.jsonl --val_fraction=0', 'val_fraction=0.0: must be above 0 and at most 1'),
     ('--corpus=good.jsonl --tokenizer=wordpeice', "tokenizer='wordpeice': choose one of sentencepiece"),
-    ('--corpus=good.jsonl --tokenizer=data/x', 'data/x: not prepared: run python prepare_data.py config/dat'),
+    ('--corpus=good.jsonl --tokenizer=\x1b[2Jred', r"tokenizer='\x1b[2Jred': choose one of sentencepiece"),
+    ('--corpus=good.jsonl --tokenizer=character:\x1b[2J', r"tokenizer='character:\x1b[2J': "),
+    ('--corpus=good.jsonl --tokenizer=data/x',
+     'data/x: not prepared: run python prepare_data.py --corpus=FILES --name=x; config/data_docstrings.py'),
+    ('--check=data/wikitext', 'run python prepare_data.py config/data_wikitext.py, whose header'),
     ('--corpus=cluecorpussmall', 'needs --path='),
     ('--corpus=good.jsonl --text_field=body', "text_field='body': the first row has id, text"),
     ('--corpus=good.jsonl --vocab_size=90000', 'high (90000). Please set it to a value <= '),
@@ -530,7 +679,7 @@ def test_a_sample_is_of_the_whole_corpus(tmp_path):
     ('--path=nosuchpackage', "'nosuchpackage' is"),
     ('--corpus=good.jsonl --part=4/4', "part='4/4': must be i/n with i from 0 to n - 1, as in 0/4"),
     ('--corpus=texts --data_dir=.', 'texts lies in ./texts, for the result: give another --name'),
-    ('--check=texts', 'texts: not prepared: run python prepare_data.py config/data_texts.py --data_dir=')])
+    ('--check=texts', 'texts: not prepared: run python prepare_data.py --corpus=FILES --name=texts --data')])
 def test_mistakes_are_one_line(tmp_path, monkeypatch, stage, arguments, said):
     """And leave nothing behind that a corrected command would trip over."""
     monkeypatch.chdir(tmp_path)
@@ -599,14 +748,100 @@ def test_a_run_checks_what_it_reads(sound, tmp_path):
         prepare_data.check_corpus(str(home), meta)
 
 
-def test_any_flipped_bit_of_meta_is_one_line(sound, tmp_path):
-    file = copied(sound, tmp_path) / 'meta.json'
-    for place in range(0, file.stat().st_size, 25):
-        flip(file, place, place % 8)
-        with pytest.raises(UserError, match='/meta.json: missing, damaged or .*: remove .*/meta.json and'):
-            prepare_data.load_meta(str(file.parent))
-        flip(file, place, place % 8)
-    assert prepare_data.load_meta(str(file.parent))['special']
+@pytest.mark.parametrize('name', ['meta.json', 'units.json', 'unit_00001.json', 'tokenizer/settings.json'])
+def test_any_flipped_bit_of_a_json_names_it(sound, tmp_path, name):
+    """Also in the word checksum, at the end, where every byte is tried."""
+    home = copied(sound, tmp_path)
+    value = prepare_data.read_json(str(home), name)
+    size = (home / name).stat().st_size
+    for place in [*range(0, size, max(1, size // 150)), *range(size - 35, size - 3)]:
+        flip(home / name, place, place % 8)
+        with pytest.raises(UserError, match=f'/{name}: missing, damaged or .*: remove '):
+            prepare_data.read_json(str(home), name)
+        flip(home / name, place, place % 8)
+    assert prepare_data.read_json(str(home), name) == value
+
+
+@pytest.mark.parametrize('value', [{'a': 1.5, 'b': [None, 'é']}, [{'a': 1}, {'a': 2}], {'n': {'x': 1}}])
+def test_json_keeps_its_shape(tmp_path, value):
+    """Other readers see one key more in the dict or in the list's last one; no checksum is fine, too."""
+    place = tmp_path / 'a.json'
+    prepare_data.write_json(place, value)
+    whole = json.loads(place.read_text())
+    last = whole[-1] if isinstance(whole, list) else whole
+    assert len(last.pop('checksum')) == 16 and whole == value
+    assert prepare_data.read_json(str(tmp_path), 'a.json') == value
+    place.write_text(json.dumps(value))                         # as it was written before
+    assert prepare_data.read_json(str(tmp_path), 'a.json') == value
+    prepare_data.write_json(place, {10: 1, 9: 2})
+    assert prepare_data.read_json(str(tmp_path), 'a.json') == {'10': 1, '9': 2}
+
+
+def test_a_folder_of_before_checksums_goes_on(sound, tmp_path):
+    """Without the sums in units.json, unit_*.json and settings.json: done units stay, a lost one is made."""
+    home = copied(sound, tmp_path)
+    for name in ['units.json', 'tokenizer/settings.json', *(file.name for file in home.glob('unit_*.json'))]:
+        (home / name).write_text(json.dumps(prepare_data.read_json(str(home), name), indent=1) + '\n')
+    (home / 'meta.json').unlink()
+    (home / 'unit_00001.json').unlink()
+    before = (home / 'unit_00000.json').stat().st_mtime_ns
+    _, meta = prepare(tmp_path, **sound[1])
+    assert meta['identity'] == prepare_data.load_meta(str(sound[0] / 'data' / 'x'))['identity']
+    assert (home / 'unit_00000.json').stat().st_mtime_ns == before
+
+
+@pytest.mark.parametrize('name', ['../../mine', '/etc/passwd', 'a\x1b[2Jb', 'tokenizer/../../x', ''])
+def test_meta_of_another_person_leads_nowhere_else(sound, tmp_path, name):
+    """A message may tell to remove what it names; a checksum is easily made."""
+    home = copied(sound, tmp_path)
+    for change in ('stem', 'files'):
+        meta = prepare_data.load_meta(str(sound[0] / 'data' / 'x'))
+        if change == 'stem':
+            meta['splits']['val'][0]['stem'] = name
+        else:
+            meta['files'][name] = '0'
+        prepare_data.write_json(home / 'meta.json', meta)
+        with pytest.raises(UserError, match='/meta.json: missing, damaged') as error:
+            prepare_data.load_meta(str(home))
+        assert str(error.value).isprintable()
+
+
+def test_damage_before_meta_is_written(sound, tmp_path):
+    """An id outside the vocabulary, or a file that was cut; nothing has compared checksums yet."""
+    home = copied(sound, tmp_path)
+    (home / 'meta.json').unlink()
+    whole = (home / 'train_00001.bin').read_bytes()
+    for data in (whole[:8] + b'\xff\xff' + whole[10:], whole[:-2]):
+        (home / 'train_00001.bin').write_bytes(data)
+        with pytest.raises(UserError, match='train_00001.bin: missing, damaged .*: remove .*/unit_00001'):
+            prepare(tmp_path, **sound[1])
+    (home / 'train_00001.bin').write_bytes(whole)
+    prepare(tmp_path, **sound[1])
+
+
+def count_slowly(n):
+    prepare_data.count_documents(n)
+    time.sleep(0.5)
+
+
+@pytest.mark.parametrize('num_proc', [1, 2])
+def test_a_bar_on_a_terminal_shows_documents(capfd, monkeypatch, num_proc):
+    for is_terminal in (True, False):
+        monkeypatch.setattr(sys.stderr, 'isatty', lambda: is_terminal)       # noqa: B023
+        prepare_data.in_parallel(count_slowly, [(700,), (800,)], num_proc)
+        assert ('1,500 documents' in capfd.readouterr().err) == is_terminal
+
+
+def test_who_waits_for_a_tokenizer_sees_a_line(tmp_path, capfd, monkeypatch):
+    for is_terminal in (True, False):
+        monkeypatch.setattr(sys.stderr, 'isatty', lambda: is_terminal)       # noqa: B023
+        prepare(tmp_path, make_texts(40), tokenizer='character', name=f'terminal {is_terminal}')
+        assert ('character is trained on ' in capfd.readouterr().err) == is_terminal
+
+
+def test_a_killed_worker_is_one_line():
+    with pytest.raises(UserError, match='a worker process was killed, .*: repeat the command'):
+        prepare_data.in_parallel(os._exit, [(9,), (9,)], 2)
 
 
 def test_a_damaged_tokenizer_of_a_run_is_named_alone(sound, tmp_path):
@@ -626,6 +861,27 @@ def test_a_file_is_replaced_once_it_is_complete(tmp_path):
     assert file.read_bytes() == b'old'
     output.finish()
     assert file.read_bytes() == b'new' and os.listdir(tmp_path) == ['a.bin']
+
+
+@pytest.mark.parametrize('number', range(1, 9))
+def test_a_full_disk_names_the_file_and_leaves_nothing(tmp_path, monkeypatch, number):
+    """The disk is full at the n-th time that a file is synced; the repeated command goes on."""
+    file = write_jsonl(tmp_path / 'a.jsonl', make_texts(60))
+    usual = {'corpus': file, 'tokenizer': 'character', 'unit_bytes': 3000}
+    synced = []
+
+    def fsync(file):
+        synced.append(file)
+        if len(synced) == number:
+            raise OSError(errno.ENOSPC, 'No space left on device')
+
+    monkeypatch.setattr(os, 'fsync', fsync)
+    with pytest.raises((OSError, UserError), match=f"No space left on device: '{tmp_path}/data/x/.*[a-z]'$"):
+        prepare(tmp_path, **usual)
+    assert not list(tmp_path.rglob('*.tmp'))
+    folder, _ = prepare(tmp_path, **usual)
+    undisturbed, _ = prepare(tmp_path / 'other', **usual)
+    assert contents(folder) == contents(undisturbed)
 
 
 # ---- real processes ----
@@ -674,7 +930,8 @@ def test_limit_on_the_size_of_files(tmp_path, undisturbed, share):
                      preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)))
     said = started.communicate(timeout=60)[1].splitlines()
     assert started.returncode == 2
-    assert said[-1].endswith(' File too large') and 'Traceback' not in '\n'.join(said)
+    assert re.search("File too large: '.*_0000[0-9].[a-z]*'$", said[-1])
+    assert 'Traceback' not in '\n'.join(said) and not list(tmp_path.rglob('*.tmp'))
     assert process(*line, f'--data_dir={tmp_path}').code == 0
     assert contents(tmp_path / 'x').items() >= reference.items()
 
