@@ -53,7 +53,7 @@ from prepare_data import (check_corpus, copy_tokenizer, fast_tokenizer, load_met
 
 # the run
 out_dir = 'out/run'             # the run's folder; a run goes on from its newest checkpoint
-init_from = ''                  # if out_dir has no checkpoint: start from this run, checkpoint or BERT
+init_from = ''                  # if out_dir has no checkpoint: weights of this run, checkpoint or BERT
 seed = 1                        # for weights, sample order, masks and dropout
 fill = ''                       # a text with [MASK]: print the predictions of init_from and stop
 export = ''                     # a folder: export init_from there for transformers and stop
@@ -497,8 +497,6 @@ class Training:
 
     def load_state_dict(self, state):
         self.model.load_state_dict(state['model'])
-        if 'step' not in state:                         # the weights of a BERT: a new run
-            return
         # Adam's averages are those of the run; decay, betas and kernel those of this command.
         groups = self.optimizer.state_dict()['param_groups']
         self.optimizer.load_state_dict({**state['optimizer'], 'param_groups': groups})
@@ -611,74 +609,66 @@ def validate(model, loaders, n, batch_size, runtime):
 # ---- 4. main: the run ----
 
 def start(config, meta, identity, runtime):
-    """(Training, source of its weights, knobs of that run): from out_dir, else from init_from, else new."""
+    """(Training, what it starts from): the run in out_dir, or the weights of init_from, or random weights.
+
+    A run goes on with its step, samples and optimizer. From another run only the weights are taken: a new run
+    begins at step 0, on any corpus of that run's tokenizer.
+    """
     torch.manual_seed(seed)
     model = MODEL_CLASSES[objective](model_config(config, meta['vocab_size']))
-    source = newest(out_dir) or newest(init_from) or init_from
-    state = {}
-    if source:
-        state = read_weights(source, {**asdict(model.config), 'objective': objective}, identity)
-    if dtype == 'auto' and 'dtype' in state:            # a run keeps its precision on another machine
-        runtime.dtype = choose_dtype(state['dtype'], runtime.device, n_embd)
+    path = newest(out_dir)
+    if path:
+        content = read_run(path, model, objective, identity)
+        milestones_before = content['config']['milestones']
+        config['milestones'] = tuple(sorted({*milestones, *milestones_before}))
+        say_differences(content['config'], config)
+        if dtype == 'auto':                             # a run keeps its precision on another machine
+            runtime.dtype = choose_dtype(content['dtype'], runtime.device, n_embd)
+        origin = path
+    elif init_from:
+        model.load_state_dict(read_weights(init_from, model, objective, identity))
+        origin = f'the weights of {init_from}'
+    else:
+        origin = 'random weights'
+
     model.to(runtime.device)
     optimizer = make_optimizer(model, learning_rate, (beta1, beta2), adam_eps, weight_decay, runtime)
     scaler = torch.amp.GradScaler(runtime.device.type, enabled=runtime.dtype == torch.float16)
     training = Training(out_dir, model, optimizer, scaler, total_batch)
-    if state:
-        training.load_state_dict(state)
+    if path:
+        training.load_state_dict(content)
     if not runtime.agree(training.step):
         raise UserError(f'{out_dir} must be a folder that all machines share')
-    return training, source, state.get('config', {})
+    return training, origin
 
 
-def pretrain(config, meta, loader, val_loaders, runtime):
-    """Train the run in out_dir from where it stands to max_iters; returns the exit status."""
-    identity = {'vocab_size': meta['vocab_size'], **meta['identity']}
+def run_steps(training, model, data, log, facts, runtime):
+    """Train to max_iters, with log lines, validations and checkpoints; returns the exit status.
 
-    # model, optimizer and their state; then compile, then wrap
-    if runtime.is_main:
-        set_damaged_aside(out_dir)
-    runtime.wait()                                      # the other ranks wait for that
-    training, source, before = start(config, meta, identity, runtime)
-    config['milestones'] = tuple(sorted({*milestones, *before.get('milestones', ())}))
-    model = training.model
-    if compile and runtime.device.type == 'cuda':
-        model = torch.compile(model)
-    if runtime.cpu_group is not None:
-        model = DistributedDataParallel(model, gradient_as_bucket_view=runtime.device.type == 'xla')
-
-    # log and signals
-    if runtime.is_main:
-        copy_tokenizer(load_tokenizer(loader.rows.folder), out_dir)         # for load()
-        record_launch(out_dir, config, runtime)
-        print(f'{count_parameters(training.model):,} parameters on {runtime.world} x {runtime.device} in '
-              f'{runtime.dtype}; {len(loader.rows):,} training rows; from step {training.step} of '
-              f'{source or "random weights"}', flush=True)
-    say_differences(before, config)
-    log = Log(out_dir, training.step, runtime, wandb_project, config)
-    runtime.signals = catch_signals()
-
-    # what a checkpoint holds beside Training.state_dict()
-    facts = {'model_config': asdict(training.model.config), 'config': config, 'data': identity,
-             'dtype': str(runtime.dtype).removeprefix('torch.')}
+    model  training.model, perhaps compiled and wrapped
+    data   what make_loaders() returns
+    facts  what a checkpoint holds beside Training.state_dict()
+    """
+    meta, loader, val_loaders = data
+    begun = training.step
 
     # batches: samples are dealt to the ranks in turn; the next step's are made while the device computes
-    begun = training.step
     end = training.samples + (max_iters - begun) * total_batch
     steps = (range(first, first + total_batch) for first in range(training.samples, end, total_batch))
     mine = (samples[runtime.rank::runtime.world] for samples in steps)
     batches = prefetch(lambda samples: loader.micro_batches(samples, batch_size), mine)
-    bar = tqdm(batches, total=max_iters, initial=begun, unit='step',
-               disable=not runtime.is_main or None)                 # None: only on a terminal
+    hidden = None if runtime.is_main else True          # None: only on a terminal is there a bar
+    bar = tqdm(batches, total=max_iters, initial=begun, unit='step', disable=hidden)
+
     warmup = warmup_iters if warmup_iters <= max_iters else max_iters // 10
     rate = partial(get_lr, peak=learning_rate, low=min_lr, warmup=warmup, total=max_iters, schedule=schedule)
 
     def due(interval):
         """Is it time for what is done every `interval` steps, and at the end?"""
-        return training.step == max_iters or bool(interval and training.step % interval == 0)
+        return training.step >= max_iters or bool(interval and training.step % interval == 0)
 
     def due_save():
-        return due(checkpoint_interval) or training.step in milestones
+        return due(checkpoint_interval) or training.step in facts['config']['milestones']
 
     def due_report():
         return due(log_interval) or due(eval_interval) or due_save()
@@ -714,13 +704,6 @@ def pretrain(config, meta, loader, val_loaders, runtime):
             say(f'stopped by a signal after step {training.step}, which is saved; the same command goes on '
                 'from there')
         return 128 + max(runtime.signals, default=signal.SIGTERM)   # none: another rank had it
-
-    # what came of it
-    if runtime.is_main:
-        plot_losses(out_dir)
-    if runtime.is_main and fill_samples:
-        documents = Rows(loader.rows.folder, meta, 'val', 1 << 16, 'documents')
-        show_sentences(training.model.cpu(), load_tokenizer(loader.rows.folder), documents, fill_samples)
     return 0
 
 
@@ -734,9 +717,43 @@ def main():
     runtime = make_runtime(device, dtype, n_embd, timeout)
     if total_batch < runtime.world or (runtime.device.type == 'xla' and total_batch % runtime.world):
         raise UserError(f'total_batch={total_batch}: choose a multiple of the {runtime.world} processes')
-    meta, loader, val_loaders = make_loaders(config)
+
+    data = make_loaders(config)
+    meta, loader, _ = data
+    identity = {'vocab_size': meta['vocab_size'], **meta['identity']}
     with lock_folder(out_dir) if runtime.is_main else contextlib.nullcontext():     # one run at a time
-        status = pretrain(config, meta, loader, val_loaders, runtime)
+        if runtime.is_main:
+            set_damaged_aside(out_dir)
+        runtime.wait()                                  # the other ranks wait for that
+
+        # model, optimizer and their state; then compile, then wrap
+        training, origin = start(config, meta, identity, runtime)
+        model = training.model
+        if compile and runtime.device.type == 'cuda':
+            model = torch.compile(model)
+        if runtime.cpu_group is not None:
+            model = DistributedDataParallel(model, gradient_as_bucket_view=runtime.device.type == 'xla')
+        facts = {'model_config': asdict(training.model.config), 'config': config, 'data': identity,
+                 'dtype': str(runtime.dtype).removeprefix('torch.')}
+
+        # log
+        if runtime.is_main:
+            copy_tokenizer(load_tokenizer(loader.rows.folder), out_dir)         # for load()
+            record_launch(out_dir, config, runtime)
+            print(f'{count_parameters(training.model):,} parameters on {runtime.world} x {runtime.device} in '
+                  f'{runtime.dtype}; {len(loader.rows):,} training rows; from step {training.step} of '
+                  f'{origin}', flush=True)
+        log = Log(out_dir, training.step, runtime, wandb_project, config)
+
+        # the run, and what came of it
+        with catch_signals() as runtime.signals:
+            status = run_steps(training, model, data, log, facts, runtime)
+        if status == 0 and runtime.is_main:
+            plot_losses(out_dir)
+        if status == 0 and runtime.is_main and fill_samples:
+            documents = Rows(loader.rows.folder, meta, 'val', 1 << 16, 'documents')
+            tokenizer = load_tokenizer(loader.rows.folder)
+            show_sentences(training.model.cpu(), tokenizer, documents, fill_samples)
     leave(runtime, status)
 
 
@@ -871,13 +888,33 @@ def leave(runtime, status=0):
 
 # ---- care: signals, and one run in a folder ----
 
+@contextlib.contextmanager
 def catch_signals():
-    """From now on SIGTERM, SIGINT and SIGHUP only append their numbers to the list that is returned."""
+    """Within, SIGTERM, SIGINT and SIGHUP only append their numbers to the list that this yields.
+
+    A second Ctrl-C ends a process that does not answer the first. Within a second it counts as the same one:
+    some versions of torchrun pass on to the workers what the terminal has sent them too.
+    """
     caught = []
+    times = []                                          # of each Ctrl-C
+
+    def note(number, frame):
+        if number == signal.SIGINT:
+            times.append(time.monotonic())
+            if times[-1] > times[0] + 1:
+                signal.signal(signal.SIGINT, signal.SIG_DFL)
+                signal.raise_signal(signal.SIGINT)      # ends the process here and now
+        caught.append(number)
+
+    handlers = {}
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         if signal.getsignal(number) != signal.SIG_IGN:                  # as nohup ignores SIGHUP
-            signal.signal(number, lambda number, frame: caught.append(number))
-    return caught
+            handlers[number] = signal.signal(number, note)
+    try:
+        yield caught
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 def lock_folder(folder):
@@ -898,16 +935,23 @@ def lock_folder(folder):
 
 def checkpoints(folder):
     """{step: path} of a run's checkpoints, oldest first."""
-    paths = glob.glob(os.path.join(glob.escape(folder), 'ckpt_' + 7 * '[0-9]' + '.pt'))
-    return {int(path[-10:-3]): path for path in sorted(paths)}
+    paths = {}
+    for path in glob.glob(os.path.join(glob.escape(folder), 'ckpt_*.pt')):
+        digits = os.path.basename(path)[len('ckpt_'):-len('.pt')]       # seven, or more from step 10^7 on
+        if digits.isdecimal():
+            paths[int(digits)] = path
+    return dict(sorted(paths.items()))
 
 
 def newest(source):
     """Path of a run's newest checkpoint or of a trial's weights, '' if none; a checkpoint's own path."""
-    if source.endswith('.pt'):
+    if source == '' or source.endswith('.pt'):          # '': no run, and not the current folder
         return source
     trial = os.path.join(source, 'model.pt')
-    return trial if os.path.exists(trial) else max(checkpoints(source).values(), default='')
+    if os.path.exists(trial):
+        return trial
+    paths = list(checkpoints(source).values())
+    return paths[-1] if paths else ''
 
 
 def save(folder, content):
@@ -958,22 +1002,39 @@ def set_damaged_aside(folder):
             say(f'{error}: now {path}.damaged; the run goes on from the checkpoint before it')
 
 
-def read_weights(source, config, identity):
-    """Content of a checkpoint, or a BERT's weights in that form; refused if model or data differ."""
-    if source.endswith('.pt'):
-        content = read_checkpoint(source)
+def read_run(path, model, objective, identity):
+    """Content of a checkpoint of this run; raises UserError if it has another model or corpus."""
+    content = read_checkpoint(path)
+    refuse_other_model(path, content, model, objective)
+    refuse_difference(path, content['data'], identity)
+    return content
+
+
+def read_weights(source, model, objective, identity):
+    """state_dict of a run, a checkpoint or a BERT; raises UserError for another model or tokenizer."""
+    path = newest(source)
+    if path:
+        content = read_checkpoint(path)
+        refuse_difference(path, content['data'], {'tokenizer': identity['tokenizer']})
     else:
+        path = source
         try:
             bert = MaskedLM.from_pretrained(source)
         except OSError as error:
             raise UserError(f'{source}: no run, checkpoint or BERT: {shown(str(error))}') from None
-        content = {'model': bert.state_dict(), 'model_config': asdict(bert.config), 'data': identity,
+        content = {'model': bert.state_dict(), 'model_config': asdict(bert.config),
                    'config': {'objective': 'mlm'}}
-    theirs = {'objective': content['config'].get('objective'), **content['model_config'], **content['data']}
-    may_differ = 'dropout', 'attention_dropout', 'pair_init'        # none of them changes what a weight means
-    ours = {key: value for key, value in config.items() if key not in may_differ}
-    refuse_difference(source, theirs, {**ours, **identity})
-    return content
+    refuse_other_model(path, content, model, objective)
+    return content['model']
+
+
+def refuse_other_model(path, content, model, objective):
+    """Raise a UserError if the weights of a checkpoint do not fit a model or mean something else in it."""
+    theirs = {**content['model_config'], 'objective': content['config'].get('objective')}
+    ours = {**asdict(model.config), 'objective': objective}
+    for name in ('dropout', 'attention_dropout', 'pair_init'):      # may differ
+        ours.pop(name)
+    refuse_difference(path, theirs, ours)
 
 
 def refuse_difference(source, theirs, ours):

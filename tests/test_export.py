@@ -93,7 +93,7 @@ def test_a_run_starts_from_a_bert(corpus, tmp_path, stage):
     assert stage('train', f'--init_from={source}', f'--export={tmp_path}/bert').code == 0
     done = stage('train', *tiny(corpus, tmp_path / 'a', init_from=tmp_path / 'bert', max_iters=1,
                                 learning_rate=0))
-    assert done.code == 0 and 'from step 0 of' in done.out
+    assert done.code == 0 and 'from step 0 of the weights of' in done.out
     ours, back = train.load(source)[0].state_dict(), train.load(str(tmp_path / 'a'))[0].state_dict()
     assert all(torch.equal(back[name], x) for name, x in ours.items())
     done = stage('train', *tiny(corpus, tmp_path / 'b', init_from=tmp_path / 'bert', n_layer=3))

@@ -53,7 +53,8 @@ def run(stage, corpus, tmp_path):
 
 
 PAIR = {'dropout': 0, 'attention_dropout': 0, 'batch_size': 3, 'total_batch': 7, 'learning_rate': 1e-4,
-        'packing': 'documents', 'attention': 'pairwise', 'eval_samples': 13, 'checkpoint_interval': 3}
+        'packing': 'documents', 'attention': 'pairwise', 'eval_samples': 13, 'checkpoint_interval': 3,
+        'timeout': 0}
 
 
 @pytest.fixture(scope='module')
@@ -407,15 +408,76 @@ def test_checkpoints_that_stay(run, tmp_path):
     assert list(train.checkpoints(str(tmp_path / 'a'))) == [4, 12, 13, 14]
 
 
-def test_it_starts_from_another_run(run, tmp_path, monkeypatch):
-    """init_from counts until out_dir has a checkpoint of its own."""
-    run('whole')
-    run('a', max_iters=8, milestones=5)
-    os.remove(tmp_path / 'a' / 'ckpt_0000008.pt')
-    done = run('b', init_from=tmp_path / 'a')
-    assert 'from step 5 of' in done.out and last(tmp_path / 'b')['step'] == 8
-    assert metrics(tmp_path / 'b', 'train') == metrics(tmp_path / 'whole', 'train')[5:]
-    assert 'from step 8 of' in run('b', init_from=tmp_path / 'a').out
+def test_a_run_begins_with_the_weights_of_another_one(run, tmp_path):
+    """init_from: at step 0, in its own precision and order, though that run went to its end."""
+    run('a', max_iters=4, dtype='bfloat16')
+    knobs = {'init_from': tmp_path / 'a', 'max_iters': 2, 'dtype': 'auto', 'seed': 2}
+    done = run('b', learning_rate=0, **knobs)
+    assert 'in torch.float32; ' in done.out
+    assert f'from step 0 of the weights of {tmp_path}/a' in done.out
+    assert 'differ' not in done.err                     # it is another run
+    content = last(tmp_path / 'b')
+    assert (content['step'], content['samples']) == (2, 16)
+    assert tree_leaves(content['optimizer']['state'])[0].item() == 2        # Adam's count of steps
+    for name, x in last(tmp_path / 'a')['model'].items():
+        assert torch.equal(content['model'][name], x)
+    assert metrics(tmp_path / 'b', 'val')[0]['loss'] == pytest.approx(
+        metrics(tmp_path / 'a', 'val')[-1]['loss'], rel=0.01)               # bfloat16 there
+    assert 'from step 2 of' in run('b', **{**knobs, 'max_iters': 3}).out     # its own checkpoint comes first
+
+
+def test_a_run_goes_on_on_another_corpus_of_its_tokenizer(run, corpus, meta, tmp_path):
+    """init_from takes it; out_dir, and another tokenizer, are refused."""
+    os.symlink(corpus, tmp_path / 'tiny')
+    other = shutil.copytree(corpus, tmp_path / 'other')
+    write_meta(other, {**meta, 'identity': {**meta['identity'], 'train': 'other', 'val': 'other'}})
+    knobs = {'max_iters': 2, 'data_dir': tmp_path}
+    run('a', **knobs)
+    done = run('b', init_from=tmp_path / 'a', dataset='other', **knobs)
+    assert f'from step 0 of the weights of {tmp_path}/a' in done.out
+    assert 'has train=' in refused(run('a', 2, dataset='other', **knobs))
+    write_meta(other, {**meta, 'identity': {**meta['identity'], 'tokenizer': 'other'}})
+    text = refused(run('c', 2, init_from=tmp_path / 'a', dataset='other', **knobs))
+    assert 'has tokenizer=' in text
+
+
+def test_no_source_is_not_this_folder(run, tmp_path, monkeypatch):
+    """A checkpoint in the current folder is nobody's."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / 'ckpt_0000009.pt').write_bytes(b'of another run')
+    assert train.newest('') == ''
+    assert 'from step 0 of random weights' in run('a', max_iters=1).out
+
+
+def test_no_steps_at_all(run, tmp_path):
+    """--max_iters=0 validates, and a run that is further than max_iters ends."""
+    run('a', max_iters=0)
+    line, = metrics(tmp_path / 'a')
+    assert (line['kind'], line['step']) == ('val', 0)
+    run('b', max_iters=2, milestones=1)
+    before = metrics(tmp_path / 'b')
+    run('b', max_iters=0)
+    assert metrics(tmp_path / 'b') == before
+    os.remove(tmp_path / 'b' / 'ckpt_0000002.pt')
+    run('b', max_iters=0)
+    assert [line['step'] for line in metrics(tmp_path / 'b', 'val')] == [0, 1]
+    run('c', max_iters=0, init_from=tmp_path / 'b')
+    line, = metrics(tmp_path / 'c')
+    assert line['loss'] == metrics(tmp_path / 'b', 'val')[-1]['loss']
+
+
+def test_names_of_checkpoints_beyond_ten_million_steps(tmp_path):
+    for step in (9_999_999, 10_000_000, 123):
+        train.save(str(tmp_path), {'step': step, 'config': {'milestones': (123,)}})
+    (tmp_path / 'ckpt_new.pt').touch()
+    assert list(train.checkpoints(str(tmp_path))) == [123, 9_999_999, 10_000_000]
+    assert train.newest(str(tmp_path)) == str(tmp_path / 'ckpt_10000000.pt')
+
+
+def test_milestones_of_an_earlier_command_are_written(run, tmp_path):
+    run('a', max_iters=2, milestones=5)
+    run('a', max_iters=8)
+    assert list(train.checkpoints(str(tmp_path / 'a'))) == [2, 5, 8]
 
 
 # ---- signals ----
@@ -451,6 +513,37 @@ def test_a_signal_in_the_first_validation_in_the_last_save_and_under_nohup(run, 
         run('a', max_iters=9)
     run('a', max_iters=9)
     assert [line['step'] for line in metrics(tmp_path / 'a', 'val')] == [0, 8, 9]
+
+
+def test_signals_are_the_defaults_again_after_the_last_step(run, monkeypatch):
+    seen = []
+    monkeypatch.setattr(train, 'plot_losses', lambda folder: seen.append(signal.getsignal(signal.SIGTERM)))
+    run('a', max_iters=1)
+    assert seen == [signal.default_int_handler]         # of the tests, see conftest.py
+
+
+HANGS = """
+import signal, time, train
+with train.catch_signals() as caught:
+    print(flush=True)
+    while len(caught) < 2:
+        time.sleep(0.1)
+    print(caught, flush=True)
+    time.sleep(100)
+"""
+
+
+def test_a_second_ctrl_c_ends_what_does_not_answer_the_first():
+    """At once; two within a second are one, as torchrun may pass on what the terminal has sent too."""
+    with launch('-c', HANGS) as started:
+        started.stdout.readline()
+        started.send_signal(signal.SIGINT)
+        time.sleep(0.2)
+        started.send_signal(signal.SIGINT)
+        assert started.stdout.readline() == '[2, 2]\n'
+        time.sleep(1.1)
+        started.send_signal(signal.SIGINT)
+        assert started.wait(10) == -signal.SIGINT
 
 
 # ---- damage ----
@@ -620,7 +713,7 @@ def test_further_corpora_are_validated_on(run, corpus, meta, tmp_path):
 def test_a_run_learns_and_validates_the_same_with_any_seed(run, tmp_path):
     """And a warmup longer than the run becomes a tenth of it."""
     run('a', max_iters=20, learning_rate=1e-2, warmup_iters=10_000, schedule='constant')
-    run('b', max_iters=21, learning_rate=0, seed=2, init_from=tmp_path / 'a')
+    run('b', max_iters=1, learning_rate=0, seed=2, init_from=tmp_path / 'a')
     first, final = metrics(tmp_path / 'a', 'val')
     assert final['loss'] < first['loss'] - 0.1
     assert metrics(tmp_path / 'b', 'val')[-1]['loss'] == final['loss']
