@@ -627,7 +627,7 @@ def start(config, meta, identity, runtime):
         origin = path
     elif init_from:
         model.load_state_dict(read_weights(init_from, model, objective, identity))
-        origin = f'the weights of {init_from}'
+        origin = f'the weights of {shown(init_from)}'
     else:
         origin = 'random weights'
 
@@ -965,27 +965,58 @@ def save(folder, content):
 
 def write_checkpoint(path, content):
     """Write a checkpoint; a kill or a full disk leaves the earlier ones as they are."""
-    with open(path + '.tmp', 'wb') as file:
-        try:
+    temporary = path + '.tmp'
+    try:
+        with open(temporary, 'wb') as file:
             torch.save(tree_map_only(torch.Tensor, torch.Tensor.cpu, content), file)
-        except RuntimeError as error:                   # torch.save puts its own error above the system's
-            raise error.__context__ or error from None
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(path + '.tmp', path)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except (OSError, RuntimeError) as error:
+        with contextlib.suppress(OSError):
+            os.remove(temporary)
+        # torch.save puts a RuntimeError of its own above the system's, which names no file.
+        cause = error if isinstance(error, OSError) else error.__context__
+        if not isinstance(cause, OSError):
+            raise
+        raise UserError(f'{shown(path)} cannot be written: {cause}') from None
+
+
+class DamagedError(UserError):
+    """A file whose checksums are wrong."""
+
+
+def check_archive(path):
+    """Raise a DamagedError if the checksums of a checkpoint, which is a zip archive, are wrong."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            wrong = archive.testzip()                   # name of a member with a wrong checksum, or None
+    except OSError:                                     # missing, or not readable now
+        raise
+    except MemoryError:
+        raise UserError(f'{shown(path)} cannot be read: too little memory') from None
+    except Exception as error:                          # a flipped bit may raise any other
+        wrong = error
+    if wrong:
+        raise DamagedError(f'{shown(path)} is damaged, or not a checkpoint')
 
 
 def read_checkpoint(path):
-    """Content of a checkpoint: tensors and plain Python.  Raises UserError if the file is damaged."""
+    """Content of a checkpoint of train.py or finetune.py: tensors and plain Python.
+
+    Raises DamagedError if its checksums are wrong; UserError if it is another program's or memory is short.
+    """
+    check_archive(path)
     try:
-        with zipfile.ZipFile(path) as archive:
-            if archive.testzip():                       # name of a member with a wrong checksum
-                raise zipfile.BadZipFile
-        return torch.load(path, map_location='cpu', weights_only=True)
-    except OSError:                                     # missing, or not readable now
+        content = torch.load(path, map_location='cpu', weights_only=True)
+    except OSError:
         raise
-    except Exception:                                   # a flipped bit may raise any
-        raise UserError(f'{path} is damaged, or not a checkpoint') from None
+    except Exception as error:                          # the checksums are right: that is no damage
+        reason = shown(f'{type(error).__name__}: {error}')
+        raise UserError(f'{shown(path)} cannot be loaded: {reason}') from None
+    if not isinstance(content, dict) or not {'model', 'model_config', 'config', 'data'} <= content.keys():
+        raise UserError(f'{shown(path)} is no checkpoint of train.py or finetune.py')
+    return content
 
 
 def set_damaged_aside(folder):
@@ -993,9 +1024,9 @@ def set_damaged_aside(folder):
     paths = list(checkpoints(folder).values())
     for path in reversed(paths):
         try:
-            read_checkpoint(path)
+            check_archive(path)
             return
-        except UserError as error:
+        except DamagedError as error:
             if path == paths[0]:
                 raise UserError(f'{folder}: every checkpoint is damaged: choose another --out_dir') from None
             os.rename(path, path + '.damaged')
@@ -1021,7 +1052,7 @@ def read_weights(source, model, objective, identity):
         try:
             bert = MaskedLM.from_pretrained(source)
         except OSError as error:
-            raise UserError(f'{source}: no run, checkpoint or BERT: {shown(str(error))}') from None
+            raise UserError(f'{shown(source)}: no run, checkpoint or BERT: {shown(str(error))}') from None
         content = {'model': bert.state_dict(), 'model_config': asdict(bert.config),
                    'config': {'objective': 'mlm'}}
     refuse_other_model(path, content, model, objective)
@@ -1041,7 +1072,8 @@ def refuse_difference(source, theirs, ours):
     """Raise a UserError naming the first key of `ours` whose value in `theirs` differs."""
     for key, value in ours.items():
         if theirs.get(key) != value:
-            raise UserError(f'{source} has {key}={shown(theirs.get(key))}, this run has {shown(value)}')
+            raise UserError(f'{shown(source)} has {key}={shown(theirs.get(key))}, this run has '
+                            f'{shown(value)}')
 
 
 def say_differences(theirs, ours):
@@ -1056,7 +1088,7 @@ def load(source):
     """(model in eval mode, tokenizer, content of the checkpoint) of a run, a checkpoint or a trial."""
     path = newest(source)
     if not path:
-        raise UserError(f'{source}: no checkpoint there')
+        raise UserError(f'{shown(source)}: no checkpoint there')
     content = read_checkpoint(path)
     if 'head' in content:                               # a trial of finetune.py
         kind = content['head']

@@ -568,11 +568,46 @@ def test_damage_is_found_or_changes_nothing(pair, tmp_path):
         for x, y in zip(leaves, good, strict=True):
             assert torch.equal(x, y) if torch.is_tensor(x) else x == y
     assert n_refused > 20                               # the others change dates, attributes, padding
-    torch.save({'step': pytest.approx(1)}, path)
-    for damaged in (path.read_bytes(), b'', bytes(len(whole)), whole[:70], whole[:-1]):
+    for damaged in (b'', bytes(len(whole)), whole[:70], whole[:-1]):
         path.write_bytes(damaged)
-        with pytest.raises(UserError, match='x.pt is damaged, or not a checkpoint'):
-            train.read_checkpoint(path)
+        with pytest.raises(train.DamagedError, match='x.pt is damaged, or not a checkpoint'):
+            train.read_checkpoint(str(path))
+
+
+@pytest.mark.parametrize('content, text', [
+    ({'step': pytest.approx(1)}, 'x.pt cannot be loaded: UnpicklingError: Weights only load failed'),
+    ({'model': {}}, 'x.pt is no checkpoint of train.py'),
+    ([torch.zeros(2)], 'x.pt is no checkpoint of train.py')])
+def test_the_file_of_another_program_is_refused(content, text, run, tmp_path):
+    """Code is not run. It is not damaged either, so it keeps its name."""
+    folder = tmp_path / 'a'
+    run('a', max_iters=1)
+    torch.save(content, tmp_path / 'x.pt')
+    line = refused(run('b', 2, init_from=tmp_path / 'x.pt'))
+    assert text in line
+    shutil.copy(tmp_path / 'x.pt', folder / 'ckpt_0000009.pt')
+    refused(run('a', 2))
+    assert list(train.checkpoints(str(folder))) == [1, 9]
+
+
+@pytest.mark.parametrize('error', [MemoryError(), RuntimeError('DefaultCPUAllocator: no memory')])
+def test_too_little_memory_is_no_damage(error, run, tmp_path, monkeypatch):
+    """Nothing is renamed."""
+    run('a', max_iters=2, milestones=1)
+
+    def load(*arguments, **keywords):
+        raise error
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, 'load', load)
+        line = refused(run('a', 2))
+    assert f'ckpt_0000002.pt cannot be loaded: {type(error).__name__}' in line
+    assert list(train.checkpoints(str(tmp_path / 'a'))) == [1, 2]
+    assert 'from step 2 of' in run('a', max_iters=3).out
+
+
+def test_names_in_messages_hold_no_escape_sequences(run):
+    for name in ('\x1b[31m', '\x1b[31m.pt'):
+        assert '\x1b' not in refused(run('a', 2, init_from=name))
 
 
 def test_damaged_checkpoints_are_set_aside_and_work_stays(run, tmp_path, monkeypatch):
@@ -609,7 +644,8 @@ def test_a_full_disk_is_one_line_and_leaves_the_checkpoint_before(run, tmp_path)
         text = refused(run('a', 2, **knobs))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert text.endswith('File too large')
+    assert text.endswith('a/ckpt_0000005.pt cannot be written: [Errno 27] File too large')
+    assert not [name for name in os.listdir(tmp_path / 'a') if name.endswith('.tmp')]
     assert last(tmp_path / 'a')['step'] == 4
     run('a', **knobs)
     assert last(tmp_path / 'a')['step'] == 5
