@@ -48,8 +48,8 @@ from tqdm import tqdm
 from configurator import ROOT, UserError, choose, configure, run, say, shown
 from model import (EncoderConfig, MaskedLM, MultipleChoice, PermutationLM, SequenceClassifier, SpanClassifier,
                    count_parameters, model_config, to_transformers, token_losses)
-from prepare_data import (check_corpus, copy_tokenizer, fast_tokenizer, load_meta, load_tokenizer, read_json,
-                          write_bytes, write_json)
+from prepare_data import (check_corpus, copy_tokenizer, damage_error, fast_tokenizer, load_meta,
+                          load_tokenizer, read_json, write_bytes, write_json)
 
 # the run
 out_dir = 'out/run'             # the run's folder; a run goes on from its newest checkpoint
@@ -1123,8 +1123,7 @@ class Log:
             return
         texts = [f'{key} {value:.4g}' if value < 1000 else f'{key} {value:,.0f}'
                  for key, value in values.items()]
-        with tqdm.external_write_mode():                # above a progress bar
-            print(f'{self.name} step {step}, {kind}: {", ".join(texts)}', flush=True)
+        print_or_hang_up(f'{self.name} step {step}, {kind}: {", ".join(texts)}')
         finite = {key: value for key, value in values.items() if math.isfinite(value)}      # JSON has no NaN
         with open(self.path, 'a') as file:
             file.write(json.dumps({'kind': kind, 'step': step, **finite}) + '\n')
@@ -1132,13 +1131,47 @@ class Log:
             self.wandb.log({f'{kind}/{key}': value for key, value in values.items()}, step=step)
 
 
+def print_or_hang_up(text):
+    """Print a line. If nobody can read it, as the terminal is closed or a pipe's reader has gone: SIGHUP."""
+    try:
+        with tqdm.external_write_mode():                # above a progress bar
+            print(text, flush=True)
+    except OSError:
+        sys.stdout = open(os.devnull, 'w')              # noqa: SIM115, for what is printed from now on
+        signal.raise_signal(signal.SIGHUP)              # the run saves and ends, unless it is under nohup
+
+
 def read_metrics(folder):
-    """Lines of a run's metrics.jsonl as dicts; one that a kill cut off is left out."""
+    """Lines of a run's metrics.jsonl as dicts; what a kill cut off is left out, and so are damaged lines."""
     path = os.path.join(folder, 'metrics.jsonl')
     if not os.path.exists(path):
         return []
-    with open(path) as file:
-        return [json.loads(line) for line in file if line.endswith('\n')]
+    lines = []
+    n_damaged = 0
+    with open(path, encoding='utf-8', errors='replace') as file:
+        for text in file:
+            if not text.endswith('\n'):
+                continue
+            line = parse_metrics(text)
+            if line:
+                lines.append(line)
+            else:
+                n_damaged += 1
+    if n_damaged:
+        say(f'{shown(path)}: {n_damaged} damaged lines are left out')
+    return lines
+
+
+def parse_metrics(text):
+    """The dict of a line that Log wrote, None if it is damaged."""
+    try:
+        line = json.loads(text)
+        numbers = {key: value for key, value in line.items() if key != 'kind'}
+        is_sound = isinstance(line['kind'], str) and 'step' in numbers and all(
+            isinstance(value, (int, float)) for value in numbers.values())
+    except (ValueError, AttributeError, KeyError, RecursionError):
+        is_sound = False
+    return line if is_sound else None
 
 
 def validated_steps(folder):
@@ -1150,6 +1183,8 @@ def record_launch(folder, config, runtime):
     launches = []
     if os.path.exists(os.path.join(folder, 'run.json')):
         launches = read_json(folder, 'run.json')
+        if not isinstance(launches, list):
+            raise damage_error(folder, 'run.json')
     revision = subprocess.getoutput(f'git -C {shlex.quote(ROOT)} describe --always --dirty 2>/dev/null')
     launches.append({
         'argv': sys.argv, 'revision': revision, 'torch': torch.__version__, 'world_size': runtime.world,

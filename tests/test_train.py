@@ -515,6 +515,19 @@ def test_a_signal_in_the_first_validation_in_the_last_save_and_under_nohup(run, 
     assert [line['step'] for line in metrics(tmp_path / 'a', 'val')] == [0, 8, 9]
 
 
+def test_a_log_that_nobody_reads_stops_the_run(corpus, tmp_path):
+    """As a signal does: it saves. The reader of its pipe goes away, as `| head` does."""
+    command = tiny(corpus, tmp_path / 'a', max_iters=10_000, checkpoint_interval=10_000, eval_samples=1)
+    with launch('train.py', *command) as started:
+        for _ in range(4):
+            started.stdout.readline()
+        started.stdout.close()
+        assert started.wait(60) == 128 + signal.SIGHUP
+        line, = started.stderr.read().splitlines()
+    assert line.startswith('stopped by a signal after step ')
+    assert last(tmp_path / 'a')['step'] > 2
+
+
 def test_signals_are_the_defaults_again_after_the_last_step(run, monkeypatch):
     seen = []
     monkeypatch.setattr(train, 'plot_losses', lambda folder: seen.append(signal.getsignal(signal.SIGTERM)))
@@ -688,6 +701,28 @@ def test_what_is_not_finite_is_never_saved(what, dtype, run, tmp_path, monkeypat
     text = refused(run('a', 2, max_iters=30, dtype=dtype, log_interval=100, checkpoint_interval=interval))
     assert f'after step {interval} is not finite; no checkpoint has it; try a lower learning_rate' in text
     assert list(train.checkpoints(str(tmp_path / 'a'))) == ([5] if interval else [])
+
+
+def test_damaged_lines_of_a_log_are_left_out(run, tmp_path):
+    """They are said once; the other lines, the picture and the run go on."""
+    run('whole', milestones=4)
+    folder = shutil.copytree(tmp_path / 'whole', tmp_path / 'a')
+    os.remove(folder / 'ckpt_0000008.pt')
+    lines = (folder / 'metrics.jsonl').read_bytes().splitlines(keepends=True)
+    damaged = [b'{"kind": "train", "step": 1, "lo\n', b'3\n', b'\n', b'[' * 10 ** 5 + b'\n', b'\xff\n',
+               b'{"kind": "train", "stfp": 1}\n', b'{"kind": "train", "step": "1"}\n', b'{"step": 1}\n']
+    (folder / 'metrics.jsonl').write_bytes(b''.join(lines[:2] + damaged + lines[2:]))
+    assert metrics(folder) == metrics(tmp_path / 'whole')
+    done = run('a')
+    assert done.err.count('metrics.jsonl: 8 damaged lines are left out') == 1
+    same_run(tmp_path / 'whole', folder)
+    assert len((folder / 'metrics.jsonl').read_bytes().splitlines()) == len(lines)
+
+
+def test_a_record_of_launches_that_is_no_list_is_refused(run, tmp_path):
+    (tmp_path / 'a').mkdir()
+    (tmp_path / 'a' / 'run.json').write_text('{}')
+    assert 'a/run.json: missing, damaged' in refused(run('a', 2))
 
 
 # ---- refusals ----
