@@ -114,7 +114,7 @@ compile = True                  # torch.compile, on CUDA
 timeout = 600                   # seconds a process waits for another before it exits; 0: no limit
 
 MINIMUM = {                             # least values of knobs; of all others 0
-    'batch_size': 1, 'block_size': 1, 'clip_distance': 1, 'eval_samples': 1, 'key_size': 1, 'log_interval': 1,
+    'batch_size': 1, 'block_size': 3, 'clip_distance': 1, 'eval_samples': 1, 'key_size': 1, 'log_interval': 1,
     'n_embd': 1, 'n_head': 1, 'n_inner': 1, 'n_layer': 1, 'total_batch': 1,
 }
 MODEL_CLASSES = {                       # objective of train.py or head of finetune.py -> class of the model
@@ -189,6 +189,8 @@ class Rows:
         ids[1:n + 1] = tokens
         ids[n + 1] = self.special_ids['sep']
 
+        if ids.max() >= len(self.word_start):
+            raise UserError(f'{stem}.bin is damaged: it holds an id outside the vocabulary')
         word_starts = self.word_start[ids]
         if self.segmented:
             word_starts[1:n + 1] = np.fromfile(stem + '.words', bool, n, offset=start)
@@ -575,7 +577,8 @@ def evaluate(model, loader, n, batch_size, runtime):
 
     model.eval()
     sums = np.zeros(3)                                  # of losses, hits and predicted tokens
-    for batch in prefetch(lambda samples: loader.batch(samples) if samples else None, mine):
+    batches = prefetch(lambda samples: loader.batch(samples) if samples else None, mine)
+    for batch in progress(slices, batches, n, runtime):
         if runtime.any(runtime.signals):
             raise Stopped
         if batch is None:                               # the last slice may have fewer rows than ranks
@@ -713,11 +716,8 @@ def main():
         source = init_from if init_from else out_dir
         use_checkpoint(source, fill, export)
         return
-    choose('schedule', schedule, SCHEDULE)
     runtime = make_runtime(device, dtype, n_embd, timeout)
-    if total_batch < runtime.world or (runtime.device.type == 'xla' and total_batch % runtime.world):
-        raise UserError(f'total_batch={total_batch}: choose a multiple of the {runtime.world} processes')
-
+    check_knobs(config, runtime)
     data = make_loaders(config)
     meta, loader, _ = data
     identity = {'vocab_size': meta['vocab_size'], **meta['identity']}
@@ -754,12 +754,29 @@ def main():
             documents = Rows(loader.rows.folder, meta, 'val', 1 << 16, 'documents')
             tokenizer = load_tokenizer(loader.rows.folder)
             show_sentences(training.model.cpu(), tokenizer, documents, fill_samples)
+        if status == 0 and runtime.is_main:
+            print(f'\n{out_dir}: finished after step {training.step}', flush=True)
     leave(runtime, status)
 
 
 # ======== what follows keeps a run alive and shows what came of it; no loss depends on it ========
 
-# ---- 5. care: devices and processes ----
+# ---- 5. care: what would otherwise fail late ----
+
+def check_knobs(config, runtime):
+    """Raise a UserError for a knob whose value has no meaning, or none on these processes."""
+    choose('schedule', config['schedule'], SCHEDULE)
+    if not 0 < config['mask_fraction'] <= 1:
+        raise UserError(f"mask_fraction={config['mask_fraction']}: must be above 0 and at most 1")
+    if config['seed'] >= 2 ** 64:
+        raise UserError(f"seed={shown(config['seed'])}: must be below 2^64")
+    multiple = runtime.world if runtime.device.type == 'xla' else 1         # XLA: equal shapes for all ranks
+    if config['total_batch'] < runtime.world or config['total_batch'] % multiple:
+        raise UserError(f"total_batch={config['total_batch']}: choose a multiple of the {runtime.world} "
+                        'processes')
+
+
+# ---- care: devices and processes ----
 
 DTYPES = {'float32': torch.float32, 'bfloat16': torch.bfloat16, 'float16': torch.float16}
 
@@ -1174,6 +1191,15 @@ def parse_metrics(text):
     return line if is_sound else None
 
 
+def progress(slices, batches, n, runtime):
+    """Yield the batches of a validation, with a bar on the main process's terminal."""
+    hidden = None if runtime.is_main else True          # None: only on a terminal
+    with tqdm(desc='validation', total=n, unit='row', leave=False, disable=hidden) as bar:
+        for samples, batch in zip(slices, batches, strict=True):
+            yield batch
+            bar.update(len(samples))                    # of all ranks
+
+
 def validated_steps(folder):
     return [line['step'] for line in read_metrics(folder) if line['kind'] == 'val']
 
@@ -1245,7 +1271,7 @@ def fill_masks(model, tokenizer, parts):
             piece = tokenizer.pieces[index].strip(WORD_SIGN)
             if not piece:
                 piece = WORD_SIGN
-            texts.append(f'{piece} {chance:.3f}')
+            texts.append(f'{shown(piece)} {chance:.3f}')            # another's tokenizer may hold anything
         print('    ' + '   '.join(texts))
     return chances
 
@@ -1285,10 +1311,11 @@ def show_sentences(model, tokenizer, documents, n):
         place, end = found
         before = ids[1:place].tolist()
         after = ids[place + 1:end + 1].tolist()
-        print(f'\n{tokenizer.decode(before).strip()} [MASK] {tokenizer.decode(after).strip()}')
+        texts = [shown(tokenizer.decode(part).strip()) for part in (before, after)]
+        print(f'\n{texts[0]} [MASK] {texts[1]}')
         chances = fill_masks(model, tokenizer, [before, after])[0]
         rank = 1 + int((chances > chances[ids[place]]).sum())
-        print(f'    masked: {tokenizer.decode([ids[place]]).strip()}, rank {rank}')
+        print(f'    masked: {shown(tokenizer.decode([ids[place]]).strip())}, rank {rank}')
         n_shown += 1
         if n_shown == n:
             break
@@ -1296,10 +1323,15 @@ def show_sentences(model, tokenizer, documents, n):
 
 def use_checkpoint(source, fill, export):
     """Print the predictions for `fill`; write `export`, a folder that transformers loads."""
+    if export:
+        refuse_others_folder(export)
     model, tokenizer, content = load(source)
     if fill:
         if '[MASK]' not in fill:
             raise UserError(f'fill={shown(fill)}: put a [MASK] where a word is to be filled in')
+        if 'head' in content:
+            raise UserError(f"{shown(source)} was fine-tuned for {shown(content['task'])} and predicts no "
+                            'words: name a run of train.py')
         print(fill)
         texts = [text.rstrip() for text in fill.split('[MASK]')]
         fill_masks(model, tokenizer, tokenizer.encode(texts))
@@ -1307,24 +1339,45 @@ def use_checkpoint(source, fill, export):
         export_model(model, tokenizer, content, export)
 
 
+CARD_SIGN = 'Its logits are those of EncoderConfig('    # in the README.md of every folder that is exported
+
+
+def refuse_others_folder(folder):
+    """Raise a UserError if an export would write into something that is not an earlier export."""
+    if not os.path.exists(folder) or os.path.isdir(folder) and not os.listdir(folder):
+        return
+    card = os.path.join(folder, 'README.md')
+    if os.path.isfile(card):
+        with open(card, encoding='utf-8', errors='replace') as file:
+            if CARD_SIGN in file.read():
+                return
+    raise UserError(f'export={shown(folder)}: it is not empty, and no earlier export: choose another folder')
+
+
 def export_model(model, tokenizer, content, folder):
     """Write the model and its tokenizer as transformers loads them, with a card."""
-    twin = to_transformers(model, pad_token_id=tokenizer.special_ids['pad'])
+    settings = {'pad_token_id': tokenizer.special_ids['pad']}
+    for key in ('labels', 'scale'):                     # a trial's: names of classes, scale of numbers
+        if key in content:
+            settings[key] = content[key]
+    trained_on = content['task'] if 'head' in content else content['config']['dataset']
+    twin = to_transformers(model, **settings)
     fast = fast_tokenizer(tokenizer, model.config.block_size)
-    twin.save_pretrained(folder)
-    fast.save_pretrained(folder)
-    shutil.copy(os.path.join(tokenizer.home, tokenizer.file_name), folder)
-    if 'task' in content:                               # a trial of finetune.py
-        trained_on = content['task']
-    else:
-        trained_on = content['config']['dataset']
+
     card = (f'# {type(twin).__name__}\n\n'
-            f'Trained on {trained_on}, with '
-            f'{count_parameters(model):,} parameters before the export.\n'
-            f'Its logits are those of {model.config}.\n'
-            'A sentencepiece tokenizer gives the ids of training, but for ties of scores (in 1 of 1,000\n'
-            'sentences) and capitals whose accent is a code point of its own.\n')
-    write_bytes(os.path.join(folder, 'README.md'), card.encode())
+            f'Trained on {trained_on}, with {count_parameters(model):,} parameters before the export.\n'
+            f'Its logits are those of {model.config}.\n')
+    if tokenizer.facts['kind'] == 'sentencepiece':
+        card += ('Its tokenizer gives the ids of training, but for ties of scores (in 1 of 1,000 sentences)\n'
+                 'and capitals whose accent is a code point of its own.\n')
+    os.makedirs(folder, exist_ok=True)
+    write_bytes(os.path.join(folder, 'README.md'), card.encode())       # first: now the folder is an export
+    try:
+        twin.save_pretrained(folder)
+        fast.save_pretrained(folder)
+        shutil.copy(os.path.join(tokenizer.home, tokenizer.file_name), folder)
+    except Exception as error:                          # on a full disk, safetensors has one of its own
+        raise UserError(f'export={shown(folder)} cannot be written: {shown(str(error))}') from None
 
 
 if __name__ == '__main__':

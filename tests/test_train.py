@@ -8,6 +8,7 @@ import itertools
 import json
 import math
 import os
+import re
 import resource
 import shutil
 import signal
@@ -369,6 +370,7 @@ def test_resumed_is_uninterrupted(number, system, run, tmp_path, monkeypatch):
         done = run('parts', 128 + number, **knobs)
     stopped = last(tmp_path / 'parts')['step']
     assert stopped in (5, 6)
+    assert 'finished' not in done.out
     assert len(done.err.splitlines()) == 1
     assert f'after step {stopped}' in done.err
     with open(tmp_path / 'parts' / 'metrics.jsonl', 'a') as file:           # of a step that a kill lost
@@ -735,7 +737,10 @@ def test_a_record_of_launches_that_is_no_list_is_refused(run, tmp_path):
     ({'dataset': 'none'}, 'not prepared: run python prepare_data.py'), ({'validation': 'none'}, 'none'),
     ({'block_size': 10 ** 6, 'position': 'none'}, 'train holds less than one row of block_size=1000000'),
     ({'init_from': 'some/bert'}, 'some/bert: no run, checkpoint or BERT'), ({'init_from': 'no.pt'}, 'no.pt'),
-    ({'fill': 'no mask'}, 'put a [MASK]'), ({'export': 'x', 'init_from': 'no'}, 'no: no checkpoint there')])
+    ({'fill': 'no mask'}, 'put a [MASK]'), ({'export': 'x', 'init_from': 'no'}, 'no: no checkpoint there'),
+    ({'block_size': 2}, 'at least 3'), ({'mask_fraction': 1.1}, 'mask_fraction=1.1: must be above 0 and at'),
+    ({'mask_fraction': 0.0}, 'mask_fraction=0.0: must be above 0'), ({'total_batch': 0}, 'at least 1'),
+    ({'seed': 2 ** 64}, 'must be below 2^64')])
 def test_refusals_are_one_line(knobs, text, run, pair, monkeypatch):
     monkeypatch.setattr(torch.cuda, 'is_available', lambda: False)
     assert text in refused(run('a', 2, **({'init_from': pair} if 'fill' in knobs else {}), **knobs))
@@ -759,6 +764,17 @@ def test_another_model_or_corpus_is_refused(knobs, identity, text, stage, pair, 
 def test_a_folder_that_machines_do_not_share_is_refused(run, monkeypatch):
     monkeypatch.setattr(Runtime, 'sum', lambda self, *numbers: [number + 1 for number in numbers])
     assert 'a folder that all machines share' in refused(run('a', 2))
+
+
+def test_an_id_outside_the_vocabulary_is_one_line(run, corpus, meta, tmp_path):
+    """In a file of the right size, whose checksum training does not compute."""
+    folder = shutil.copytree(corpus, tmp_path / 'tiny')
+    stem = meta['splits']['train'][0]['stem']
+    ids = np.fromfile(folder / f'{stem}.bin', meta['dtype'])
+    ids[:] = meta['vocab_size']
+    ids.tofile(folder / f'{stem}.bin')
+    line = refused(run('a', 2, data_dir=tmp_path, max_iters=100))
+    assert f'{stem}.bin is damaged: it holds an id outside the vocabulary' in line
 
 
 # ---- what a run shows ----
@@ -800,6 +816,12 @@ def test_the_speed_counts_all_tokens_of_a_step(run, tmp_path):
         assert line['tokens_per_second'] == pytest.approx(8 * 32 / seconds)
 
 
+def test_the_last_line_says_that_it_is_finished(run, tmp_path):
+    """Also where nothing was left to do; not after a signal."""
+    for _ in range(2):
+        assert run('a', max_iters=2).out.splitlines()[-1] == f'{tmp_path}/a: finished after step 2'
+
+
 def test_the_picture_or_a_line_without_matplotlib(run, stage, corpus, tmp_path):
     pytest.importorskip('matplotlib')
     done = stage('train', *tiny(corpus, tmp_path / 'b'), pictures=True)
@@ -813,10 +835,12 @@ def test_a_bar_on_a_terminal_alone_and_weights_and_biases(run, monkeypatch):
     logger = types.SimpleNamespace(log=lambda values, step: logged.append((step, *values)))
     monkeypatch.setitem(sys.modules, 'wandb', types.SimpleNamespace(init=lambda **knobs: logger))
     monkeypatch.setattr('sys.stderr.isatty', lambda: True, raising=False)
-    with_bar = run('b', max_iters=4, wandb_project='mine')
+    with_bar = run('b', max_iters=4, batch_size=8, wandb_project='mine')
     assert 'step/s' not in plain.err
     assert '4/4 [' in with_bar.err
     assert 'loss=' in with_bar.err
+    assert re.search(r'validation: *\d+%.*\| \d+/32 \[', with_bar.err)       # 32 rows
+    assert 'validation:' not in plain.err
     assert len(plain.out.splitlines()) == len(with_bar.out.splitlines())    # above the bar
     assert [step for step, *_ in logged] == [0, 1, 2, 3, 4, 4]
     assert 'train/loss' in logged[1]
@@ -836,6 +860,15 @@ def test_fill_prints_five_predictions_for_each_mask(pair, stage, meta):
         best = chances[where].topk(5)
         pieces = [tokenizer.pieces[i].strip('\u2581') or '\u2581' for i in best.indices]
         assert line.split()[::2] == pieces and line.split()[1::2] == [f'{p:.3f}' for p in best.values]
+
+
+def test_fill_shows_no_escape_sequences_of_anothers_tokenizer(capsys):
+    pieces = ['[PAD]', '[CLS]', '[SEP]', '[MASK]', '\x1b[31m', '\u2581', '\u2581a']
+    tokenizer = types.SimpleNamespace(pieces=pieces, special_ids={'cls': 1, 'sep': 2, 'mask': 3})
+    train.fill_masks(MaskedLM(EncoderConfig(7, 64, 1, 2, 16, 32)), tokenizer, [[4], [5]])
+    line = capsys.readouterr().out
+    assert '\x1b' not in line
+    assert len(line.split()) == 10
 
 
 @pytest.mark.parametrize('sentence, masked, after', [
