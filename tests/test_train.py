@@ -605,17 +605,20 @@ def test_the_file_of_another_program_is_refused(content, text, run, tmp_path):
     assert list(train.checkpoints(str(folder))) == [1, 9]
 
 
-@pytest.mark.parametrize('error', [MemoryError(), RuntimeError('DefaultCPUAllocator: no memory')])
-def test_too_little_memory_is_no_damage(error, run, tmp_path, monkeypatch):
+@pytest.mark.parametrize('place, error, text', [
+    ('zipfile.ZipFile', MemoryError(), 'cannot be read: too little memory'),
+    ('torch.load', MemoryError(), 'cannot be loaded: MemoryError'),
+    ('torch.load', RuntimeError('cannot allocate'), 'cannot be loaded: RuntimeError: cannot allocate')])
+def test_too_little_memory_is_no_damage(place, error, text, run, tmp_path, monkeypatch):
     """Nothing is renamed."""
     run('a', max_iters=2, milestones=1)
 
-    def load(*arguments, **keywords):
+    def fail(*arguments, **keywords):
         raise error
     with monkeypatch.context() as patch:
-        patch.setattr(torch, 'load', load)
+        patch.setattr(place, fail)
         line = refused(run('a', 2))
-    assert f'ckpt_0000002.pt cannot be loaded: {type(error).__name__}' in line
+    assert f'ckpt_0000002.pt {text}' in line
     assert list(train.checkpoints(str(tmp_path / 'a'))) == [1, 2]
     assert 'from step 2 of' in run('a', max_iters=3).out
 
@@ -645,6 +648,17 @@ def test_damaged_checkpoints_are_set_aside_and_work_stays(run, tmp_path, monkeyp
     line = run('run', 2).err.splitlines()[-1]           # after those on the newer ones
     assert 'every checkpoint is damaged' in line and 'remove' not in line
     assert train.checkpoints(str(folder))               # the oldest keeps its name: no fresh start
+
+
+def test_a_checkpoint_gets_its_name_when_it_is_whole(tmp_path, monkeypatch):
+    path = tmp_path / 'x.pt'
+
+    def save(content, file, plain=torch.save):
+        plain(content, file)
+        assert not path.exists()
+    monkeypatch.setattr(torch, 'save', save)
+    train.write_checkpoint(str(path), {'step': 1})
+    assert [file.name for file in tmp_path.iterdir()] == ['x.pt']
 
 
 def test_a_full_disk_is_one_line_and_leaves_the_checkpoint_before(run, tmp_path):
