@@ -262,7 +262,7 @@ class Masker:
 
     def share_of(self, n_tokens):
         """How many of n tokens are predicted."""
-        return np.ceil(self.fraction * n_tokens - 1e-9).astype(int)     # 0.15 * 20 is 3.0000000000000004
+        return np.ceil(self.fraction * n_tokens - 1e-9).astype(int)     # 0.07 * 100 is 7.000000000000001
 
     def __call__(self, ids, word_starts, seed, samples):
         """ids, word_starts (B, T) -> {'ids' (B, T), 'positions', 'targets', 'weights' (B, k)[, 'order']}"""
@@ -750,11 +750,10 @@ def main():
             status = run_steps(training, model, data, log, facts, runtime)
         if status == 0 and runtime.is_main:
             plot_losses(out_dir)
-        if status == 0 and runtime.is_main and fill_samples:
-            documents = Rows(loader.rows.folder, meta, 'val', 1 << 16, 'documents')
-            tokenizer = load_tokenizer(loader.rows.folder)
-            show_sentences(training.model.cpu(), tokenizer, documents, fill_samples)
-        if status == 0 and runtime.is_main:
+            if fill_samples:
+                documents = Rows(loader.rows.folder, meta, 'val', 1 << 16, 'documents')
+                tokenizer = load_tokenizer(loader.rows.folder)
+                show_sentences(training.model.cpu(), tokenizer, documents, fill_samples)
             print(f'\n{out_dir}: finished after step {training.step}', flush=True)
     leave(runtime, status)
 
@@ -1158,6 +1157,15 @@ def print_or_hang_up(text):
         signal.raise_signal(signal.SIGHUP)              # the run saves and ends, unless it is under nohup
 
 
+def progress(slices, batches, n, runtime):
+    """Yield the batches of a validation, with a bar on the main process's terminal."""
+    hidden = None if runtime.is_main else True          # None: only on a terminal
+    with tqdm(desc='validation', total=n, unit='row', leave=False, disable=hidden) as bar:
+        for samples, batch in zip(slices, batches, strict=True):
+            yield batch
+            bar.update(len(samples))                    # of all ranks
+
+
 def read_metrics(folder):
     """Lines of a run's metrics.jsonl as dicts; what a kill cut off is left out, and so are damaged lines."""
     path = os.path.join(folder, 'metrics.jsonl')
@@ -1189,15 +1197,6 @@ def parse_metrics(text):
     except (ValueError, AttributeError, KeyError, RecursionError):
         is_sound = False
     return line if is_sound else None
-
-
-def progress(slices, batches, n, runtime):
-    """Yield the batches of a validation, with a bar on the main process's terminal."""
-    hidden = None if runtime.is_main else True          # None: only on a terminal
-    with tqdm(desc='validation', total=n, unit='row', leave=False, disable=hidden) as bar:
-        for samples, batch in zip(slices, batches, strict=True):
-            yield batch
-            bar.update(len(samples))                    # of all ranks
 
 
 def validated_steps(folder):
