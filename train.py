@@ -48,12 +48,12 @@ from tqdm import tqdm
 from configurator import ROOT, UserError, choose, configure, run, say, shown
 from model import (EncoderConfig, MaskedLM, MultipleChoice, PermutationLM, SequenceClassifier, SpanClassifier,
                    count_parameters, model_config, to_transformers, token_losses)
-from prepare_data import (check_corpus, copy_tokenizer, fast_tokenizer, load_meta, load_tokenizer, read_json,
-                          write_bytes, write_json)
+from prepare_data import (check_corpus, copy_tokenizer, damage_error, fast_tokenizer, load_meta,
+                          load_tokenizer, read_json, write_bytes, write_json)
 
 # the run
 out_dir = 'out/run'             # the run's folder; a run goes on from its newest checkpoint
-init_from = ''                  # if out_dir has no checkpoint: start from this run, checkpoint or BERT
+init_from = ''                  # if out_dir has no checkpoint: weights of this run, checkpoint or BERT
 seed = 1                        # for weights, sample order, masks and dropout
 fill = ''                       # a text with [MASK]: print the predictions of init_from and stop
 export = ''                     # a folder: export init_from there for transformers and stop
@@ -114,7 +114,7 @@ compile = True                  # torch.compile, on CUDA
 timeout = 600                   # seconds a process waits for another before it exits; 0: no limit
 
 MINIMUM = {                             # least values of knobs; of all others 0
-    'batch_size': 1, 'block_size': 1, 'clip_distance': 1, 'eval_samples': 1, 'key_size': 1, 'log_interval': 1,
+    'batch_size': 1, 'block_size': 3, 'clip_distance': 1, 'eval_samples': 1, 'key_size': 1, 'log_interval': 1,
     'n_embd': 1, 'n_head': 1, 'n_inner': 1, 'n_layer': 1, 'total_batch': 1,
 }
 MODEL_CLASSES = {                       # objective of train.py or head of finetune.py -> class of the model
@@ -189,6 +189,8 @@ class Rows:
         ids[1:n + 1] = tokens
         ids[n + 1] = self.special_ids['sep']
 
+        if ids.max() >= len(self.word_start):
+            raise UserError(f'{stem}.bin is damaged: it holds an id outside the vocabulary')
         word_starts = self.word_start[ids]
         if self.segmented:
             word_starts[1:n + 1] = np.fromfile(stem + '.words', bool, n, offset=start)
@@ -260,7 +262,7 @@ class Masker:
 
     def share_of(self, n_tokens):
         """How many of n tokens are predicted."""
-        return np.ceil(self.fraction * n_tokens - 1e-9).astype(int)     # 0.15 * 20 is 3.0000000000000004
+        return np.ceil(self.fraction * n_tokens - 1e-9).astype(int)     # 0.07 * 100 is 7.000000000000001
 
     def __call__(self, ids, word_starts, seed, samples):
         """ids, word_starts (B, T) -> {'ids' (B, T), 'positions', 'targets', 'weights' (B, k)[, 'order']}"""
@@ -497,8 +499,6 @@ class Training:
 
     def load_state_dict(self, state):
         self.model.load_state_dict(state['model'])
-        if 'step' not in state:                         # the weights of a BERT: a new run
-            return
         # Adam's averages are those of the run; decay, betas and kernel those of this command.
         groups = self.optimizer.state_dict()['param_groups']
         self.optimizer.load_state_dict({**state['optimizer'], 'param_groups': groups})
@@ -577,7 +577,8 @@ def evaluate(model, loader, n, batch_size, runtime):
 
     model.eval()
     sums = np.zeros(3)                                  # of losses, hits and predicted tokens
-    for batch in prefetch(lambda samples: loader.batch(samples) if samples else None, mine):
+    batches = prefetch(lambda samples: loader.batch(samples) if samples else None, mine)
+    for batch in progress(slices, batches, n, runtime):
         if runtime.any(runtime.signals):
             raise Stopped
         if batch is None:                               # the last slice may have fewer rows than ranks
@@ -611,74 +612,66 @@ def validate(model, loaders, n, batch_size, runtime):
 # ---- 4. main: the run ----
 
 def start(config, meta, identity, runtime):
-    """(Training, source of its weights, knobs of that run): from out_dir, else from init_from, else new."""
+    """(Training, what it starts from): the run in out_dir, or the weights of init_from, or random weights.
+
+    A run goes on with its step, samples and optimizer. From another run only the weights are taken: a new run
+    begins at step 0, on any corpus of that run's tokenizer.
+    """
     torch.manual_seed(seed)
     model = MODEL_CLASSES[objective](model_config(config, meta['vocab_size']))
-    source = newest(out_dir) or newest(init_from) or init_from
-    state = {}
-    if source:
-        state = read_weights(source, {**asdict(model.config), 'objective': objective}, identity)
-    if dtype == 'auto' and 'dtype' in state:            # a run keeps its precision on another machine
-        runtime.dtype = choose_dtype(state['dtype'], runtime.device, n_embd)
+    path = newest(out_dir)
+    if path:
+        content = read_run(path, model, objective, identity)
+        milestones_before = content['config']['milestones']
+        config['milestones'] = tuple(sorted({*milestones, *milestones_before}))
+        say_differences(content['config'], config)
+        if dtype == 'auto':                             # a run keeps its precision on another machine
+            runtime.dtype = choose_dtype(content['dtype'], runtime.device, n_embd)
+        origin = path
+    elif init_from:
+        model.load_state_dict(read_weights(init_from, model, objective, identity))
+        origin = f'the weights of {shown(init_from)}'
+    else:
+        origin = 'random weights'
+
     model.to(runtime.device)
     optimizer = make_optimizer(model, learning_rate, (beta1, beta2), adam_eps, weight_decay, runtime)
     scaler = torch.amp.GradScaler(runtime.device.type, enabled=runtime.dtype == torch.float16)
     training = Training(out_dir, model, optimizer, scaler, total_batch)
-    if state:
-        training.load_state_dict(state)
+    if path:
+        training.load_state_dict(content)
     if not runtime.agree(training.step):
         raise UserError(f'{out_dir} must be a folder that all machines share')
-    return training, source, state.get('config', {})
+    return training, origin
 
 
-def pretrain(config, meta, loader, val_loaders, runtime):
-    """Train the run in out_dir from where it stands to max_iters; returns the exit status."""
-    identity = {'vocab_size': meta['vocab_size'], **meta['identity']}
+def run_steps(training, model, data, log, facts, runtime):
+    """Train to max_iters, with log lines, validations and checkpoints; returns the exit status.
 
-    # model, optimizer and their state; then compile, then wrap
-    if runtime.is_main:
-        set_damaged_aside(out_dir)
-    runtime.wait()                                      # the other ranks wait for that
-    training, source, before = start(config, meta, identity, runtime)
-    config['milestones'] = tuple(sorted({*milestones, *before.get('milestones', ())}))
-    model = training.model
-    if compile and runtime.device.type == 'cuda':
-        model = torch.compile(model)
-    if runtime.cpu_group is not None:
-        model = DistributedDataParallel(model, gradient_as_bucket_view=runtime.device.type == 'xla')
-
-    # log and signals
-    if runtime.is_main:
-        copy_tokenizer(load_tokenizer(loader.rows.folder), out_dir)         # for load()
-        record_launch(out_dir, config, runtime)
-        print(f'{count_parameters(training.model):,} parameters on {runtime.world} x {runtime.device} in '
-              f'{runtime.dtype}; {len(loader.rows):,} training rows; from step {training.step} of '
-              f'{source or "random weights"}', flush=True)
-    say_differences(before, config)
-    log = Log(out_dir, training.step, runtime, wandb_project, config)
-    runtime.signals = catch_signals()
-
-    # what a checkpoint holds beside Training.state_dict()
-    facts = {'model_config': asdict(training.model.config), 'config': config, 'data': identity,
-             'dtype': str(runtime.dtype).removeprefix('torch.')}
+    model  training.model, perhaps compiled and wrapped
+    data   what make_loaders() returns
+    facts  what a checkpoint holds beside Training.state_dict()
+    """
+    meta, loader, val_loaders = data
+    begun = training.step
 
     # batches: samples are dealt to the ranks in turn; the next step's are made while the device computes
-    begun = training.step
     end = training.samples + (max_iters - begun) * total_batch
     steps = (range(first, first + total_batch) for first in range(training.samples, end, total_batch))
     mine = (samples[runtime.rank::runtime.world] for samples in steps)
     batches = prefetch(lambda samples: loader.micro_batches(samples, batch_size), mine)
-    bar = tqdm(batches, total=max_iters, initial=begun, unit='step',
-               disable=not runtime.is_main or None)                 # None: only on a terminal
+    hidden = None if runtime.is_main else True          # None: only on a terminal is there a bar
+    bar = tqdm(batches, total=max_iters, initial=begun, unit='step', disable=hidden)
+
     warmup = warmup_iters if warmup_iters <= max_iters else max_iters // 10
     rate = partial(get_lr, peak=learning_rate, low=min_lr, warmup=warmup, total=max_iters, schedule=schedule)
 
     def due(interval):
         """Is it time for what is done every `interval` steps, and at the end?"""
-        return training.step == max_iters or bool(interval and training.step % interval == 0)
+        return training.step >= max_iters or bool(interval and training.step % interval == 0)
 
     def due_save():
-        return due(checkpoint_interval) or training.step in milestones
+        return due(checkpoint_interval) or training.step in facts['config']['milestones']
 
     def due_report():
         return due(log_interval) or due(eval_interval) or due_save()
@@ -714,13 +707,6 @@ def pretrain(config, meta, loader, val_loaders, runtime):
             say(f'stopped by a signal after step {training.step}, which is saved; the same command goes on '
                 'from there')
         return 128 + max(runtime.signals, default=signal.SIGTERM)   # none: another rank had it
-
-    # what came of it
-    if runtime.is_main:
-        plot_losses(out_dir)
-    if runtime.is_main and fill_samples:
-        documents = Rows(loader.rows.folder, meta, 'val', 1 << 16, 'documents')
-        show_sentences(training.model.cpu(), load_tokenizer(loader.rows.folder), documents, fill_samples)
     return 0
 
 
@@ -730,19 +716,66 @@ def main():
         source = init_from if init_from else out_dir
         use_checkpoint(source, fill, export)
         return
-    choose('schedule', schedule, SCHEDULE)
     runtime = make_runtime(device, dtype, n_embd, timeout)
-    if total_batch < runtime.world or (runtime.device.type == 'xla' and total_batch % runtime.world):
-        raise UserError(f'total_batch={total_batch}: choose a multiple of the {runtime.world} processes')
-    meta, loader, val_loaders = make_loaders(config)
+    check_knobs(config, runtime)
+    data = make_loaders(config)
+    meta, loader, _ = data
+    identity = {'vocab_size': meta['vocab_size'], **meta['identity']}
     with lock_folder(out_dir) if runtime.is_main else contextlib.nullcontext():     # one run at a time
-        status = pretrain(config, meta, loader, val_loaders, runtime)
+        if runtime.is_main:
+            set_damaged_aside(out_dir)
+        runtime.wait()                                  # the other ranks wait for that
+
+        # model, optimizer and their state; then compile, then wrap
+        training, origin = start(config, meta, identity, runtime)
+        model = training.model
+        if compile and runtime.device.type == 'cuda':
+            model = torch.compile(model)
+        if runtime.cpu_group is not None:
+            model = DistributedDataParallel(model, gradient_as_bucket_view=runtime.device.type == 'xla')
+        facts = {'model_config': asdict(training.model.config), 'config': config, 'data': identity,
+                 'dtype': str(runtime.dtype).removeprefix('torch.')}
+
+        # log
+        if runtime.is_main:
+            copy_tokenizer(load_tokenizer(loader.rows.folder), out_dir)         # for load()
+            record_launch(out_dir, config, runtime)
+            print(f'{count_parameters(training.model):,} parameters on {runtime.world} x {runtime.device} in '
+                  f'{runtime.dtype}; {len(loader.rows):,} training rows; from step {training.step} of '
+                  f'{origin}', flush=True)
+        log = Log(out_dir, training.step, runtime, wandb_project, config)
+
+        # the run, and what came of it
+        with catch_signals() as runtime.signals:
+            status = run_steps(training, model, data, log, facts, runtime)
+        if status == 0 and runtime.is_main:
+            plot_losses(out_dir)
+            if fill_samples:
+                documents = Rows(loader.rows.folder, meta, 'val', 1 << 16, 'documents')
+                tokenizer = load_tokenizer(loader.rows.folder)
+                show_sentences(training.model.cpu(), tokenizer, documents, fill_samples)
+            print(f'\n{out_dir}: finished after step {training.step}', flush=True)
     leave(runtime, status)
 
 
 # ======== what follows keeps a run alive and shows what came of it; no loss depends on it ========
 
-# ---- 5. care: devices and processes ----
+# ---- 5. care: what would otherwise fail late ----
+
+def check_knobs(config, runtime):
+    """Raise a UserError for a knob whose value has no meaning, or none on these processes."""
+    choose('schedule', config['schedule'], SCHEDULE)
+    if not 0 < config['mask_fraction'] <= 1:
+        raise UserError(f"mask_fraction={config['mask_fraction']}: must be above 0 and at most 1")
+    if config['seed'] >= 2 ** 64:
+        raise UserError(f"seed={shown(config['seed'])}: must be below 2^64")
+    multiple = runtime.world if runtime.device.type == 'xla' else 1         # XLA: equal shapes for all ranks
+    if config['total_batch'] < runtime.world or config['total_batch'] % multiple:
+        raise UserError(f"total_batch={config['total_batch']}: choose a multiple of the {runtime.world} "
+                        'processes')
+
+
+# ---- care: devices and processes ----
 
 DTYPES = {'float32': torch.float32, 'bfloat16': torch.bfloat16, 'float16': torch.float16}
 
@@ -890,13 +923,33 @@ def leave(runtime, status=0):
 
 # ---- care: signals, and one run in a folder ----
 
+@contextlib.contextmanager
 def catch_signals():
-    """From now on SIGTERM, SIGINT and SIGHUP only append their numbers to the list that is returned."""
+    """Within, SIGTERM, SIGINT and SIGHUP only append their numbers to the list that this yields.
+
+    A second Ctrl-C ends a process that does not answer the first. Within a second it counts as the same one:
+    some versions of torchrun pass on to the workers what the terminal has sent them too.
+    """
     caught = []
+    times = []                                          # of each Ctrl-C
+
+    def note(number, frame):
+        if number == signal.SIGINT:
+            times.append(time.monotonic())
+            if times[-1] > times[0] + 1:
+                signal.signal(signal.SIGINT, signal.SIG_DFL)
+                signal.raise_signal(signal.SIGINT)      # ends the process here and now
+        caught.append(number)
+
+    handlers = {}
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         if signal.getsignal(number) != signal.SIG_IGN:                  # as nohup ignores SIGHUP
-            signal.signal(number, lambda number, frame: caught.append(number))
-    return caught
+            handlers[number] = signal.signal(number, note)
+    try:
+        yield caught
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 def lock_folder(folder):
@@ -917,16 +970,23 @@ def lock_folder(folder):
 
 def checkpoints(folder):
     """{step: path} of a run's checkpoints, oldest first."""
-    paths = glob.glob(os.path.join(glob.escape(folder), 'ckpt_' + 7 * '[0-9]' + '.pt'))
-    return {int(path[-10:-3]): path for path in sorted(paths)}
+    paths = {}
+    for path in glob.glob(os.path.join(glob.escape(folder), 'ckpt_*.pt')):
+        digits = os.path.basename(path)[len('ckpt_'):-len('.pt')]       # seven, or more from step 10^7 on
+        if digits.isdecimal():
+            paths[int(digits)] = path
+    return dict(sorted(paths.items()))
 
 
 def newest(source):
     """Path of a run's newest checkpoint or of a trial's weights, '' if none; a checkpoint's own path."""
-    if source.endswith('.pt'):
+    if source == '' or source.endswith('.pt'):          # '': no run, and not the current folder
         return source
     trial = os.path.join(source, 'model.pt')
-    return trial if os.path.exists(trial) else max(checkpoints(source).values(), default='')
+    if os.path.exists(trial):
+        return trial
+    paths = list(checkpoints(source).values())
+    return paths[-1] if paths else ''
 
 
 def save(folder, content):
@@ -940,27 +1000,58 @@ def save(folder, content):
 
 def write_checkpoint(path, content):
     """Write a checkpoint; a kill or a full disk leaves the earlier ones as they are."""
-    with open(path + '.tmp', 'wb') as file:
-        try:
+    temporary = path + '.tmp'
+    try:
+        with open(temporary, 'wb') as file:
             torch.save(tree_map_only(torch.Tensor, torch.Tensor.cpu, content), file)
-        except RuntimeError as error:                   # torch.save puts its own error above the system's
-            raise error.__context__ or error from None
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(path + '.tmp', path)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except (OSError, RuntimeError) as error:
+        with contextlib.suppress(OSError):
+            os.remove(temporary)
+        # torch.save puts a RuntimeError of its own above the system's, which names no file.
+        cause = error if isinstance(error, OSError) else error.__context__
+        if not isinstance(cause, OSError):
+            raise
+        raise UserError(f'{shown(path)} cannot be written: {cause}') from None
+
+
+class DamagedError(UserError):
+    """A file whose checksums are wrong."""
+
+
+def check_archive(path):
+    """Raise a DamagedError if the checksums of a checkpoint, which is a zip archive, are wrong."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            wrong = archive.testzip()                   # name of a member with a wrong checksum, or None
+    except OSError:                                     # missing, or not readable now
+        raise
+    except MemoryError:
+        raise UserError(f'{shown(path)} cannot be read: too little memory') from None
+    except Exception as error:                          # a flipped bit may raise any other
+        wrong = error
+    if wrong:
+        raise DamagedError(f'{shown(path)} is damaged, or not a checkpoint')
 
 
 def read_checkpoint(path):
-    """Content of a checkpoint: tensors and plain Python.  Raises UserError if the file is damaged."""
+    """Content of a checkpoint of train.py or finetune.py: tensors and plain Python.
+
+    Raises DamagedError if its checksums are wrong; UserError if it is another program's or memory is short.
+    """
+    check_archive(path)
     try:
-        with zipfile.ZipFile(path) as archive:
-            if archive.testzip():                       # name of a member with a wrong checksum
-                raise zipfile.BadZipFile
-        return torch.load(path, map_location='cpu', weights_only=True)
-    except OSError:                                     # missing, or not readable now
+        content = torch.load(path, map_location='cpu', weights_only=True)
+    except OSError:
         raise
-    except Exception:                                   # a flipped bit may raise any
-        raise UserError(f'{path} is damaged, or not a checkpoint') from None
+    except Exception as error:                          # the checksums are right: that is no damage
+        reason = shown(f'{type(error).__name__}: {error}')
+        raise UserError(f'{shown(path)} cannot be loaded: {reason}') from None
+    if not isinstance(content, dict) or not {'model', 'model_config', 'config', 'data'} <= content.keys():
+        raise UserError(f'{shown(path)} is no checkpoint of train.py or finetune.py')
+    return content
 
 
 def set_damaged_aside(folder):
@@ -968,38 +1059,56 @@ def set_damaged_aside(folder):
     paths = list(checkpoints(folder).values())
     for path in reversed(paths):
         try:
-            read_checkpoint(path)
+            check_archive(path)
             return
-        except UserError as error:
+        except DamagedError as error:
             if path == paths[0]:
                 raise UserError(f'{folder}: every checkpoint is damaged: choose another --out_dir') from None
             os.rename(path, path + '.damaged')
             say(f'{error}: now {path}.damaged; the run goes on from the checkpoint before it')
 
 
-def read_weights(source, config, identity):
-    """Content of a checkpoint, or a BERT's weights in that form; refused if model or data differ."""
-    if source.endswith('.pt'):
-        content = read_checkpoint(source)
+def read_run(path, model, objective, identity):
+    """Content of a checkpoint of this run; raises UserError if it has another model or corpus."""
+    content = read_checkpoint(path)
+    refuse_other_model(path, content, model, objective)
+    refuse_difference(path, content['data'], identity)
+    return content
+
+
+def read_weights(source, model, objective, identity):
+    """state_dict of a run, a checkpoint or a BERT; raises UserError for another model or tokenizer."""
+    path = newest(source)
+    if path:
+        content = read_checkpoint(path)
+        refuse_difference(path, content['data'], {'tokenizer': identity['tokenizer']})
     else:
+        path = source
         try:
             bert = MaskedLM.from_pretrained(source)
         except OSError as error:
-            raise UserError(f'{source}: no run, checkpoint or BERT: {shown(str(error))}') from None
-        content = {'model': bert.state_dict(), 'model_config': asdict(bert.config), 'data': identity,
+            raise UserError(f'{shown(source)}: no run, checkpoint or BERT: {shown(str(error))}') from None
+        content = {'model': bert.state_dict(), 'model_config': asdict(bert.config),
                    'config': {'objective': 'mlm'}}
-    theirs = {'objective': content['config'].get('objective'), **content['model_config'], **content['data']}
-    may_differ = 'dropout', 'attention_dropout', 'pair_init'        # none of them changes what a weight means
-    ours = {key: value for key, value in config.items() if key not in may_differ}
-    refuse_difference(source, theirs, {**ours, **identity})
-    return content
+    refuse_other_model(path, content, model, objective)
+    return content['model']
+
+
+def refuse_other_model(path, content, model, objective):
+    """Raise a UserError if the weights of a checkpoint do not fit a model or mean something else in it."""
+    theirs = {**content['model_config'], 'objective': content['config'].get('objective')}
+    ours = {**asdict(model.config), 'objective': objective}
+    for name in ('dropout', 'attention_dropout', 'pair_init'):      # may differ
+        ours.pop(name)
+    refuse_difference(path, theirs, ours)
 
 
 def refuse_difference(source, theirs, ours):
     """Raise a UserError naming the first key of `ours` whose value in `theirs` differs."""
     for key, value in ours.items():
         if theirs.get(key) != value:
-            raise UserError(f'{source} has {key}={shown(theirs.get(key))}, this run has {shown(value)}')
+            raise UserError(f'{shown(source)} has {key}={shown(theirs.get(key))}, this run has '
+                            f'{shown(value)}')
 
 
 def say_differences(theirs, ours):
@@ -1014,7 +1123,7 @@ def load(source):
     """(model in eval mode, tokenizer, content of the checkpoint) of a run, a checkpoint or a trial."""
     path = newest(source)
     if not path:
-        raise UserError(f'{source}: no checkpoint there')
+        raise UserError(f'{shown(source)}: no checkpoint there')
     content = read_checkpoint(path)
     if 'head' in content:                               # a trial of finetune.py
         kind = content['head']
@@ -1049,8 +1158,7 @@ class Log:
             return
         texts = [f'{key} {value:.4g}' if value < 1000 else f'{key} {value:,.0f}'
                  for key, value in values.items()]
-        with tqdm.external_write_mode():                # above a progress bar
-            print(f'{self.name} step {step}, {kind}: {", ".join(texts)}', flush=True)
+        print_or_hang_up(f'{self.name} step {step}, {kind}: {", ".join(texts)}')
         finite = {key: value for key, value in values.items() if math.isfinite(value)}      # JSON has no NaN
         with open(self.path, 'a') as file:
             file.write(json.dumps({'kind': kind, 'step': step, **finite}) + '\n')
@@ -1058,13 +1166,56 @@ class Log:
             self.wandb.log({f'{kind}/{key}': value for key, value in values.items()}, step=step)
 
 
+def print_or_hang_up(text):
+    """Print a line. If nobody can read it, as the terminal is closed or a pipe's reader has gone: SIGHUP."""
+    try:
+        with tqdm.external_write_mode():                # above a progress bar
+            print(text, flush=True)
+    except OSError:
+        sys.stdout = open(os.devnull, 'w')              # noqa: SIM115, for what is printed from now on
+        signal.raise_signal(signal.SIGHUP)              # the run saves and ends, unless it is under nohup
+
+
+def progress(slices, batches, n, runtime):
+    """Yield the batches of a validation, with a bar on the main process's terminal."""
+    hidden = None if runtime.is_main else True          # None: only on a terminal
+    with tqdm(desc='validation', total=n, unit='row', leave=False, disable=hidden) as bar:
+        for samples, batch in zip(slices, batches, strict=True):
+            yield batch
+            bar.update(len(samples))                    # of all ranks
+
+
 def read_metrics(folder):
-    """Lines of a run's metrics.jsonl as dicts; one that a kill cut off is left out."""
+    """Lines of a run's metrics.jsonl as dicts; what a kill cut off is left out, and so are damaged lines."""
     path = os.path.join(folder, 'metrics.jsonl')
     if not os.path.exists(path):
         return []
-    with open(path) as file:
-        return [json.loads(line) for line in file if line.endswith('\n')]
+    lines = []
+    n_damaged = 0
+    with open(path, encoding='utf-8', errors='replace') as file:
+        for text in file:
+            if not text.endswith('\n'):
+                continue
+            line = parse_metrics(text)
+            if line:
+                lines.append(line)
+            else:
+                n_damaged += 1
+    if n_damaged:
+        say(f'{shown(path)}: {n_damaged} damaged lines are left out')
+    return lines
+
+
+def parse_metrics(text):
+    """The dict of a line that Log wrote, None if it is damaged."""
+    try:
+        line = json.loads(text)
+        numbers = {key: value for key, value in line.items() if key != 'kind'}
+        is_sound = isinstance(line['kind'], str) and 'step' in numbers and all(
+            isinstance(value, (int, float)) for value in numbers.values())
+    except (ValueError, AttributeError, KeyError, RecursionError):
+        is_sound = False
+    return line if is_sound else None
 
 
 def validated_steps(folder):
@@ -1076,6 +1227,8 @@ def record_launch(folder, config, runtime):
     launches = []
     if os.path.exists(os.path.join(folder, 'run.json')):
         launches = read_json(folder, 'run.json')
+        if not isinstance(launches, list):
+            raise damage_error(folder, 'run.json')
     revision = subprocess.getoutput(f'git -C {shlex.quote(ROOT)} describe --always --dirty 2>/dev/null')
     launches.append({
         'argv': sys.argv, 'revision': revision, 'torch': torch.__version__, 'world_size': runtime.world,
@@ -1154,7 +1307,7 @@ def fill_masks(model, tokenizer, parts):
             piece = tokenizer.pieces[index].strip(WORD_SIGN)
             if not piece:
                 piece = WORD_SIGN
-            texts.append(f'{piece} {chance:.3f}')
+            texts.append(f'{shown(piece)} {chance:.3f}')            # another's tokenizer may hold anything
         print('    ' + '   '.join(texts))
     return chances
 
@@ -1194,10 +1347,11 @@ def show_sentences(model, tokenizer, documents, n):
         place, end = found
         before = ids[1:place].tolist()
         after = ids[place + 1:end + 1].tolist()
-        print(f'\n{tokenizer.decode(before).strip()} [MASK] {tokenizer.decode(after).strip()}')
+        texts = [shown(tokenizer.decode(part).strip()) for part in (before, after)]
+        print(f'\n{texts[0]} [MASK] {texts[1]}')
         chances = fill_masks(model, tokenizer, [before, after])[0]
         rank = 1 + int((chances > chances[ids[place]]).sum())
-        print(f'    masked: {tokenizer.decode([ids[place]]).strip()}, rank {rank}')
+        print(f'    masked: {shown(tokenizer.decode([ids[place]]).strip())}, rank {rank}')
         n_shown += 1
         if n_shown == n:
             break
@@ -1205,10 +1359,15 @@ def show_sentences(model, tokenizer, documents, n):
 
 def use_checkpoint(source, fill, export):
     """Print the predictions for `fill`; write `export`, a folder that transformers loads."""
+    if export:
+        refuse_others_folder(export)
     model, tokenizer, content = load(source)
     if fill:
         if '[MASK]' not in fill:
             raise UserError(f'fill={shown(fill)}: put a [MASK] where a word is to be filled in')
+        if 'head' in content:
+            raise UserError(f"{shown(source)} was fine-tuned for {shown(content['task'])} and predicts no "
+                            'words: name a run of train.py')
         print(fill)
         texts = [text.rstrip() for text in fill.split('[MASK]')]
         fill_masks(model, tokenizer, tokenizer.encode(texts))
@@ -1216,24 +1375,45 @@ def use_checkpoint(source, fill, export):
         export_model(model, tokenizer, content, export)
 
 
+CARD_SIGN = 'Its logits are those of EncoderConfig('    # in the README.md of every folder that is exported
+
+
+def refuse_others_folder(folder):
+    """Raise a UserError if an export would write into something that is not an earlier export."""
+    if not os.path.exists(folder) or os.path.isdir(folder) and not os.listdir(folder):
+        return
+    card = os.path.join(folder, 'README.md')
+    if os.path.isfile(card):
+        with open(card, encoding='utf-8', errors='replace') as file:
+            if CARD_SIGN in file.read():
+                return
+    raise UserError(f'export={shown(folder)}: it is not empty, and no earlier export: choose another folder')
+
+
 def export_model(model, tokenizer, content, folder):
     """Write the model and its tokenizer as transformers loads them, with a card."""
-    twin = to_transformers(model, pad_token_id=tokenizer.special_ids['pad'])
+    settings = {'pad_token_id': tokenizer.special_ids['pad']}
+    for key in ('labels', 'scale'):                     # a trial's: names of classes, scale of numbers
+        if key in content:
+            settings[key] = content[key]
+    trained_on = content['task'] if 'head' in content else content['config']['dataset']
+    twin = to_transformers(model, **settings)
     fast = fast_tokenizer(tokenizer, model.config.block_size)
-    twin.save_pretrained(folder)
-    fast.save_pretrained(folder)
-    shutil.copy(os.path.join(tokenizer.home, tokenizer.file_name), folder)
-    if 'task' in content:                               # a trial of finetune.py
-        trained_on = content['task']
-    else:
-        trained_on = content['config']['dataset']
+
     card = (f'# {type(twin).__name__}\n\n'
-            f'Trained on {trained_on}, with '
-            f'{count_parameters(model):,} parameters before the export.\n'
-            f'Its logits are those of {model.config}.\n'
-            'A sentencepiece tokenizer gives the ids of training, but for ties of scores (in 1 of 1,000\n'
-            'sentences) and capitals whose accent is a code point of its own.\n')
-    write_bytes(os.path.join(folder, 'README.md'), card.encode())
+            f'Trained on {trained_on}, with {count_parameters(model):,} parameters before the export.\n'
+            f'Its logits are those of {model.config}.\n')
+    if tokenizer.facts['kind'] == 'sentencepiece':
+        card += ('Its tokenizer gives the ids of training, but for ties of scores (in 1 of 1,000 sentences)\n'
+                 'and capitals whose accent is a code point of its own.\n')
+    os.makedirs(folder, exist_ok=True)
+    write_bytes(os.path.join(folder, 'README.md'), card.encode())       # first: now the folder is an export
+    try:
+        twin.save_pretrained(folder)
+        fast.save_pretrained(folder)
+        shutil.copy(os.path.join(tokenizer.home, tokenizer.file_name), folder)
+    except Exception as error:                          # on a full disk, safetensors has one of its own
+        raise UserError(f'export={shown(folder)} cannot be written: {shown(str(error))}') from None
 
 
 if __name__ == '__main__':

@@ -1,7 +1,9 @@
 """Folders for transformers and sentence-transformers, load(), and runs that start from a BERT."""
+import inspect
 import json
 import os
 import re
+import resource
 
 import numpy as np
 import pytest
@@ -9,15 +11,19 @@ import torch
 from conftest import refused, tiny
 
 import train
-from model import EncoderConfig, MaskedLM, SequenceClassifier
+from model import EncoderConfig, MaskedLM, SequenceClassifier, to_transformers
 from prepare_data import TOKENIZERS, copy_tokenizer, fast_tokenizer, load_meta, load_tokenizer
 
 transformers = pytest.importorskip('transformers')
 SHAPE = {'n_layer': 2, 'n_head': 4, 'n_embd': 16, 'n_inner': 32, 'block_size': 32, 'dropout': 0.0}
 
 
-def make_run(folder, corpus, kind=MaskedLM, **fields):
-    """A run of random weights, or a trial, as train.py and finetune.py write them -> folder as a str"""
+def make_run(folder, corpus, kind=MaskedLM, content=None, **fields):
+    """A run of random weights, or a trial, as train.py and finetune.py write them -> folder as a str
+
+    content  more entries of the checkpoint
+    """
+    more = content if content else {}
     torch.manual_seed(1)
     meta = load_meta(corpus)
     model = kind(EncoderConfig(meta['vocab_size'], **{**SHAPE, **fields}))
@@ -25,6 +31,7 @@ def make_run(folder, corpus, kind=MaskedLM, **fields):
                'config': {'objective': 'mlm', 'dataset': 'tiny'}, 'step': 1, 'samples': 8}
     if kind is SequenceClassifier:
         content = {**content, 'head': 'classify', 'task': 'sst2', 'config': {}}
+    content = {**content, **more}
     folder.mkdir(parents=True)
     copy_tokenizer(load_tokenizer(corpus), str(folder))
     train.write_checkpoint(str(folder / ('model.pt' if 'head' in content else 'ckpt_0000001.pt')), content)
@@ -93,7 +100,7 @@ def test_a_run_starts_from_a_bert(corpus, tmp_path, stage):
     assert stage('train', f'--init_from={source}', f'--export={tmp_path}/bert').code == 0
     done = stage('train', *tiny(corpus, tmp_path / 'a', init_from=tmp_path / 'bert', max_iters=1,
                                 learning_rate=0))
-    assert done.code == 0 and 'from step 0 of' in done.out
+    assert done.code == 0 and 'from step 0 of the weights of' in done.out
     ours, back = train.load(source)[0].state_dict(), train.load(str(tmp_path / 'a'))[0].state_dict()
     assert all(torch.equal(back[name], x) for name, x in ours.items())
     done = stage('train', *tiny(corpus, tmp_path / 'b', init_from=tmp_path / 'bert', n_layer=3))
@@ -108,6 +115,79 @@ def test_what_is_refused_writes_nothing(corpus, tmp_path, stage, monkeypatch):
     monkeypatch.delattr(TOKENIZERS['sentencepiece'], 'as_library')
     assert 'are exported' in refused(stage('train', f'--init_from={source}', f'--export={tmp_path}/out'))
     assert not (tmp_path / 'out').exists()
+
+
+def test_a_persons_folder_is_refused_and_an_export_is_replaced(corpus, tmp_path, stage):
+    source = make_run(tmp_path / 'run', corpus)
+    folder = tmp_path / 'out'
+    folder.mkdir()
+    export = 'train', f'--init_from={source}', f'--export={folder}'
+    assert stage(*export).code == 0                     # an empty folder
+    assert stage(*export).code == 0                     # an earlier export
+    (folder / 'README.md').write_text('# My paper')
+    assert 'not empty, and no earlier export' in refused(stage(*export))
+    os.remove(folder / 'README.md')
+    assert 'not empty' in refused(stage(*export))
+    assert 'not empty' in refused(stage('train', f'--init_from={source}', f'--export={source}'))
+    (tmp_path / 'file').write_text('mine')
+    assert 'not empty' in refused(stage('train', f'--init_from={source}', f'--export={tmp_path}/file'))
+    assert (tmp_path / 'file').read_text() == 'mine'
+
+
+def test_an_export_on_a_full_disk_is_one_line(corpus, tmp_path, stage):
+    """No file may grow beyond a part of the weights; the next try writes all of it."""
+    source = make_run(tmp_path / 'run', corpus, n_inner=1024)
+    export = 'train', f'--init_from={source}', f'--export={tmp_path}/out'
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
+    try:
+        done = stage(*export)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert done.code == 2
+    assert 'Traceback' not in done.err
+    assert 'out cannot be written: ' in done.err.splitlines()[-1]       # after a bar of transformers
+    assert stage(*export).code == 0
+    transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / 'out')
+
+
+def test_the_card_speaks_of_the_tokenizer_that_is_there(corpus, tmp_path, stage, monkeypatch):
+    """Ties of scores are sentencepiece's."""
+    source = make_run(tmp_path / 'run', corpus)
+    folder = tmp_path / 'out'
+    assert stage('train', f'--init_from={source}', f'--export={folder}').code == 0
+    assert 'ties of scores' in (folder / 'README.md').read_text()
+    tokenizer = load_tokenizer(source)
+    tokenizer.facts = {**tokenizer.facts, 'kind': 'wordpiece'}
+    monkeypatch.setattr(train, 'load_tokenizer', lambda folder: tokenizer)
+    assert stage('train', f'--init_from={source}', f'--export={folder}').code == 0
+    assert 'ties of scores' not in (folder / 'README.md').read_text()
+
+
+def test_a_trial_fills_no_masks(corpus, tmp_path, stage):
+    source = make_run(tmp_path / 'sst2_1', corpus, SequenceClassifier, n_label=3)
+    line = refused(stage('train', f'--init_from={source}', '--fill=a [MASK]'))
+    assert 'was fine-tuned for sst2 and predicts no words' in line
+
+
+def test_labels_and_scale_of_a_trial_are_exported(corpus, tmp_path, stage):
+    """As transformers' own: names of classes, and numbers in place of standardised ones."""
+    if 'scale' not in inspect.signature(to_transformers).parameters:
+        pytest.skip('to_transformers(model, labels, scale) is not there yet')
+    source = make_run(tmp_path / 'a_1', corpus, SequenceClassifier, n_label=2,
+                      content={'labels': ('bad', 'good'), 'scale': (0.0, 1.0)})
+    assert stage('train', f'--init_from={source}', f'--export={tmp_path}/a').code == 0
+    theirs = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / 'a')
+    assert theirs.config.id2label == {0: 'bad', 1: 'good'}
+
+    source = make_run(tmp_path / 'b_1', corpus, SequenceClassifier, n_label=1,
+                      content={'head': 'regress', 'labels': (), 'scale': (240.0, 2.5)})
+    model, tokenizer, _ = train.load(source)
+    assert stage('train', f'--init_from={source}', f'--export={tmp_path}/b').code == 0
+    theirs = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / 'b').eval()
+    ids, _ = row_of(tokenizer, 'the parser')
+    assert (theirs(ids).logits - (240.0 + 2.5 * model(ids))).abs().max() < 1e-3
+    assert theirs.config.problem_type == 'regression'
 
 
 def test_the_exported_tokenizer_gives_our_ids_but_for_ties(corpus):

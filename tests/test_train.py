@@ -8,6 +8,7 @@ import itertools
 import json
 import math
 import os
+import re
 import resource
 import shutil
 import signal
@@ -53,7 +54,8 @@ def run(stage, corpus, tmp_path):
 
 
 PAIR = {'dropout': 0, 'attention_dropout': 0, 'batch_size': 3, 'total_batch': 7, 'learning_rate': 1e-4,
-        'packing': 'documents', 'attention': 'pairwise', 'eval_samples': 13, 'checkpoint_interval': 3}
+        'packing': 'documents', 'attention': 'pairwise', 'eval_samples': 13, 'checkpoint_interval': 3,
+        'timeout': 0}
 
 
 @pytest.fixture(scope='module')
@@ -368,6 +370,7 @@ def test_resumed_is_uninterrupted(number, system, run, tmp_path, monkeypatch):
         done = run('parts', 128 + number, **knobs)
     stopped = last(tmp_path / 'parts')['step']
     assert stopped in (5, 6)
+    assert 'finished' not in done.out
     assert len(done.err.splitlines()) == 1
     assert f'after step {stopped}' in done.err
     with open(tmp_path / 'parts' / 'metrics.jsonl', 'a') as file:           # of a step that a kill lost
@@ -407,15 +410,76 @@ def test_checkpoints_that_stay(run, tmp_path):
     assert list(train.checkpoints(str(tmp_path / 'a'))) == [4, 12, 13, 14]
 
 
-def test_it_starts_from_another_run(run, tmp_path, monkeypatch):
-    """init_from counts until out_dir has a checkpoint of its own."""
-    run('whole')
-    run('a', max_iters=8, milestones=5)
-    os.remove(tmp_path / 'a' / 'ckpt_0000008.pt')
-    done = run('b', init_from=tmp_path / 'a')
-    assert 'from step 5 of' in done.out and last(tmp_path / 'b')['step'] == 8
-    assert metrics(tmp_path / 'b', 'train') == metrics(tmp_path / 'whole', 'train')[5:]
-    assert 'from step 8 of' in run('b', init_from=tmp_path / 'a').out
+def test_a_run_begins_with_the_weights_of_another_one(run, tmp_path):
+    """init_from: at step 0, in its own precision and order, though that run went to its end."""
+    run('a', max_iters=4, dtype='bfloat16')
+    knobs = {'init_from': tmp_path / 'a', 'max_iters': 2, 'dtype': 'auto', 'seed': 2}
+    done = run('b', learning_rate=0, **knobs)
+    assert 'in torch.float32; ' in done.out
+    assert f'from step 0 of the weights of {tmp_path}/a' in done.out
+    assert 'differ' not in done.err                     # it is another run
+    content = last(tmp_path / 'b')
+    assert (content['step'], content['samples']) == (2, 16)
+    assert tree_leaves(content['optimizer']['state'])[0].item() == 2        # Adam's count of steps
+    for name, x in last(tmp_path / 'a')['model'].items():
+        assert torch.equal(content['model'][name], x)
+    assert metrics(tmp_path / 'b', 'val')[0]['loss'] == pytest.approx(
+        metrics(tmp_path / 'a', 'val')[-1]['loss'], rel=0.01)               # bfloat16 there
+    assert 'from step 2 of' in run('b', **{**knobs, 'max_iters': 3}).out     # its own checkpoint comes first
+
+
+def test_a_run_goes_on_on_another_corpus_of_its_tokenizer(run, corpus, meta, tmp_path):
+    """init_from takes it; out_dir, and another tokenizer, are refused."""
+    os.symlink(corpus, tmp_path / 'tiny')
+    other = shutil.copytree(corpus, tmp_path / 'other')
+    write_meta(other, {**meta, 'identity': {**meta['identity'], 'train': 'other', 'val': 'other'}})
+    knobs = {'max_iters': 2, 'data_dir': tmp_path}
+    run('a', **knobs)
+    done = run('b', init_from=tmp_path / 'a', dataset='other', **knobs)
+    assert f'from step 0 of the weights of {tmp_path}/a' in done.out
+    assert 'has train=' in refused(run('a', 2, dataset='other', **knobs))
+    write_meta(other, {**meta, 'identity': {**meta['identity'], 'tokenizer': 'other'}})
+    text = refused(run('c', 2, init_from=tmp_path / 'a', dataset='other', **knobs))
+    assert 'has tokenizer=' in text
+
+
+def test_no_source_is_not_this_folder(run, tmp_path, monkeypatch):
+    """A checkpoint in the current folder is nobody's."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / 'ckpt_0000009.pt').write_bytes(b'of another run')
+    assert train.newest('') == ''
+    assert 'from step 0 of random weights' in run('a', max_iters=1).out
+
+
+def test_no_steps_at_all(run, tmp_path):
+    """--max_iters=0 validates, and a run that is further than max_iters ends."""
+    run('a', max_iters=0)
+    line, = metrics(tmp_path / 'a')
+    assert (line['kind'], line['step']) == ('val', 0)
+    run('b', max_iters=2, milestones=1)
+    before = metrics(tmp_path / 'b')
+    run('b', max_iters=0)
+    assert metrics(tmp_path / 'b') == before
+    os.remove(tmp_path / 'b' / 'ckpt_0000002.pt')
+    run('b', max_iters=0)
+    assert [line['step'] for line in metrics(tmp_path / 'b', 'val')] == [0, 1]
+    run('c', max_iters=0, init_from=tmp_path / 'b')
+    line, = metrics(tmp_path / 'c')
+    assert line['loss'] == metrics(tmp_path / 'b', 'val')[-1]['loss']
+
+
+def test_names_of_checkpoints_beyond_ten_million_steps(tmp_path):
+    for step in (9_999_999, 10_000_000, 123):
+        train.save(str(tmp_path), {'step': step, 'config': {'milestones': (123,)}})
+    (tmp_path / 'ckpt_new.pt').touch()
+    assert list(train.checkpoints(str(tmp_path))) == [123, 9_999_999, 10_000_000]
+    assert train.newest(str(tmp_path)) == str(tmp_path / 'ckpt_10000000.pt')
+
+
+def test_milestones_of_an_earlier_command_are_written(run, tmp_path):
+    run('a', max_iters=2, milestones=5)
+    run('a', max_iters=8)
+    assert list(train.checkpoints(str(tmp_path / 'a'))) == [2, 5, 8]
 
 
 # ---- signals ----
@@ -453,6 +517,50 @@ def test_a_signal_in_the_first_validation_in_the_last_save_and_under_nohup(run, 
     assert [line['step'] for line in metrics(tmp_path / 'a', 'val')] == [0, 8, 9]
 
 
+def test_a_log_that_nobody_reads_stops_the_run(corpus, tmp_path):
+    """As a signal does: it saves. The reader of its pipe goes away, as `| head` does."""
+    command = tiny(corpus, tmp_path / 'a', max_iters=10_000, checkpoint_interval=10_000, eval_samples=1)
+    with launch('train.py', *command) as started:
+        for _ in range(4):
+            started.stdout.readline()
+        started.stdout.close()
+        assert started.wait(60) == 128 + signal.SIGHUP
+        line, = started.stderr.read().splitlines()
+    assert line.startswith('stopped by a signal after step ')
+    assert last(tmp_path / 'a')['step'] > 2
+
+
+def test_signals_are_the_defaults_again_after_the_last_step(run, monkeypatch):
+    seen = []
+    monkeypatch.setattr(train, 'plot_losses', lambda folder: seen.append(signal.getsignal(signal.SIGTERM)))
+    run('a', max_iters=1)
+    assert seen == [signal.default_int_handler]         # of the tests, see conftest.py
+
+
+HANGS = """
+import signal, time, train
+with train.catch_signals() as caught:
+    print(flush=True)
+    while len(caught) < 2:
+        time.sleep(0.1)
+    print(caught, flush=True)
+    time.sleep(100)
+"""
+
+
+def test_a_second_ctrl_c_ends_what_does_not_answer_the_first():
+    """At once; two within a second are one, as torchrun may pass on what the terminal has sent too."""
+    with launch('-c', HANGS) as started:
+        started.stdout.readline()
+        started.send_signal(signal.SIGINT)
+        time.sleep(0.2)
+        started.send_signal(signal.SIGINT)
+        assert started.stdout.readline() == '[2, 2]\n'
+        time.sleep(1.1)
+        started.send_signal(signal.SIGINT)
+        assert started.wait(10) == -signal.SIGINT
+
+
 # ---- damage ----
 
 def test_damage_is_found_or_changes_nothing(pair, tmp_path):
@@ -475,11 +583,49 @@ def test_damage_is_found_or_changes_nothing(pair, tmp_path):
         for x, y in zip(leaves, good, strict=True):
             assert torch.equal(x, y) if torch.is_tensor(x) else x == y
     assert n_refused > 20                               # the others change dates, attributes, padding
-    torch.save({'step': pytest.approx(1)}, path)
-    for damaged in (path.read_bytes(), b'', bytes(len(whole)), whole[:70], whole[:-1]):
+    for damaged in (b'', bytes(len(whole)), whole[:70], whole[:-1]):
         path.write_bytes(damaged)
-        with pytest.raises(UserError, match='x.pt is damaged, or not a checkpoint'):
-            train.read_checkpoint(path)
+        with pytest.raises(train.DamagedError, match='x.pt is damaged, or not a checkpoint'):
+            train.read_checkpoint(str(path))
+
+
+@pytest.mark.parametrize('content, text', [
+    ({'step': pytest.approx(1)}, 'x.pt cannot be loaded: UnpicklingError: Weights only load failed'),
+    ({'model': {}}, 'x.pt is no checkpoint of train.py'),
+    ([torch.zeros(2)], 'x.pt is no checkpoint of train.py')])
+def test_the_file_of_another_program_is_refused(content, text, run, tmp_path):
+    """Code is not run. It is not damaged either, so it keeps its name."""
+    folder = tmp_path / 'a'
+    run('a', max_iters=1)
+    torch.save(content, tmp_path / 'x.pt')
+    line = refused(run('b', 2, init_from=tmp_path / 'x.pt'))
+    assert text in line
+    shutil.copy(tmp_path / 'x.pt', folder / 'ckpt_0000009.pt')
+    refused(run('a', 2))
+    assert list(train.checkpoints(str(folder))) == [1, 9]
+
+
+@pytest.mark.parametrize('place, error, text', [
+    ('zipfile.ZipFile', MemoryError(), 'cannot be read: too little memory'),
+    ('torch.load', MemoryError(), 'cannot be loaded: MemoryError'),
+    ('torch.load', RuntimeError('cannot allocate'), 'cannot be loaded: RuntimeError: cannot allocate')])
+def test_too_little_memory_is_no_damage(place, error, text, run, tmp_path, monkeypatch):
+    """Nothing is renamed."""
+    run('a', max_iters=2, milestones=1)
+
+    def fail(*arguments, **keywords):
+        raise error
+    with monkeypatch.context() as patch:
+        patch.setattr(place, fail)
+        line = refused(run('a', 2))
+    assert f'ckpt_0000002.pt {text}' in line
+    assert list(train.checkpoints(str(tmp_path / 'a'))) == [1, 2]
+    assert 'from step 2 of' in run('a', max_iters=3).out
+
+
+def test_names_in_messages_hold_no_escape_sequences(run):
+    for name in ('\x1b[31m', '\x1b[31m.pt'):
+        assert '\x1b' not in refused(run('a', 2, init_from=name))
 
 
 def test_damaged_checkpoints_are_set_aside_and_work_stays(run, tmp_path, monkeypatch):
@@ -504,6 +650,17 @@ def test_damaged_checkpoints_are_set_aside_and_work_stays(run, tmp_path, monkeyp
     assert train.checkpoints(str(folder))               # the oldest keeps its name: no fresh start
 
 
+def test_a_checkpoint_gets_its_name_when_it_is_whole(tmp_path, monkeypatch):
+    path = tmp_path / 'x.pt'
+
+    def save(content, file, plain=torch.save):
+        plain(content, file)
+        assert not path.exists()
+    monkeypatch.setattr(torch, 'save', save)
+    train.write_checkpoint(str(path), {'step': 1})
+    assert [file.name for file in tmp_path.iterdir()] == ['x.pt']
+
+
 def test_a_full_disk_is_one_line_and_leaves_the_checkpoint_before(run, tmp_path):
     """No file may grow beyond a part of a checkpoint; torch.save hides the system's error."""
     knobs = {'max_iters': 5, 'milestones': 4, 'n_inner': 1024}      # larger than the tokenizer's file
@@ -516,7 +673,8 @@ def test_a_full_disk_is_one_line_and_leaves_the_checkpoint_before(run, tmp_path)
         text = refused(run('a', 2, **knobs))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert text.endswith('File too large')
+    assert text.endswith('a/ckpt_0000005.pt cannot be written: [Errno 27] File too large')
+    assert not [name for name in os.listdir(tmp_path / 'a') if name.endswith('.tmp')]
     assert last(tmp_path / 'a')['step'] == 4
     run('a', **knobs)
     assert last(tmp_path / 'a')['step'] == 5
@@ -561,6 +719,28 @@ def test_what_is_not_finite_is_never_saved(what, dtype, run, tmp_path, monkeypat
     assert list(train.checkpoints(str(tmp_path / 'a'))) == ([5] if interval else [])
 
 
+def test_damaged_lines_of_a_log_are_left_out(run, tmp_path):
+    """They are said once; the other lines, the picture and the run go on."""
+    run('whole', milestones=4)
+    folder = shutil.copytree(tmp_path / 'whole', tmp_path / 'a')
+    os.remove(folder / 'ckpt_0000008.pt')
+    lines = (folder / 'metrics.jsonl').read_bytes().splitlines(keepends=True)
+    damaged = [b'{"kind": "train", "step": 1, "lo\n', b'3\n', b'\n', b'[' * 10 ** 5 + b'\n', b'\xff\n',
+               b'{"kind": "train", "stfp": 1}\n', b'{"kind": "train", "step": "1"}\n', b'{"step": 1}\n']
+    (folder / 'metrics.jsonl').write_bytes(b''.join(lines[:2] + damaged + lines[2:]))
+    assert metrics(folder) == metrics(tmp_path / 'whole')
+    done = run('a')
+    assert done.err.count('metrics.jsonl: 8 damaged lines are left out') == 1
+    same_run(tmp_path / 'whole', folder)
+    assert len((folder / 'metrics.jsonl').read_bytes().splitlines()) == len(lines)
+
+
+def test_a_record_of_launches_that_is_no_list_is_refused(run, tmp_path):
+    (tmp_path / 'a').mkdir()
+    (tmp_path / 'a' / 'run.json').write_text('{}')
+    assert 'a/run.json: missing, damaged' in refused(run('a', 2))
+
+
 # ---- refusals ----
 
 @pytest.mark.parametrize('knobs, text', [
@@ -571,7 +751,10 @@ def test_what_is_not_finite_is_never_saved(what, dtype, run, tmp_path, monkeypat
     ({'dataset': 'none'}, 'not prepared: run python prepare_data.py'), ({'validation': 'none'}, 'none'),
     ({'block_size': 10 ** 6, 'position': 'none'}, 'train holds less than one row of block_size=1000000'),
     ({'init_from': 'some/bert'}, 'some/bert: no run, checkpoint or BERT'), ({'init_from': 'no.pt'}, 'no.pt'),
-    ({'fill': 'no mask'}, 'put a [MASK]'), ({'export': 'x', 'init_from': 'no'}, 'no: no checkpoint there')])
+    ({'fill': 'no mask'}, 'put a [MASK]'), ({'export': 'x', 'init_from': 'no'}, 'no: no checkpoint there'),
+    ({'block_size': 2}, 'at least 3'), ({'mask_fraction': 1.1}, 'mask_fraction=1.1: must be above 0 and at'),
+    ({'mask_fraction': 0.0}, 'mask_fraction=0.0: must be above 0'), ({'total_batch': 0}, 'at least 1'),
+    ({'seed': 2 ** 64}, 'must be below 2^64')])
 def test_refusals_are_one_line(knobs, text, run, pair, monkeypatch):
     monkeypatch.setattr(torch.cuda, 'is_available', lambda: False)
     assert text in refused(run('a', 2, **({'init_from': pair} if 'fill' in knobs else {}), **knobs))
@@ -597,6 +780,17 @@ def test_a_folder_that_machines_do_not_share_is_refused(run, monkeypatch):
     assert 'a folder that all machines share' in refused(run('a', 2))
 
 
+def test_an_id_outside_the_vocabulary_is_one_line(run, corpus, meta, tmp_path):
+    """In a file of the right size, whose checksum training does not compute."""
+    folder = shutil.copytree(corpus, tmp_path / 'tiny')
+    stem = meta['splits']['train'][0]['stem']
+    ids = np.fromfile(folder / f'{stem}.bin', meta['dtype'])
+    ids[:] = meta['vocab_size']
+    ids.tofile(folder / f'{stem}.bin')
+    line = refused(run('a', 2, data_dir=tmp_path, max_iters=100))
+    assert f'{stem}.bin is damaged: it holds an id outside the vocabulary' in line
+
+
 # ---- what a run shows ----
 
 def test_further_corpora_are_validated_on(run, corpus, meta, tmp_path):
@@ -620,7 +814,7 @@ def test_further_corpora_are_validated_on(run, corpus, meta, tmp_path):
 def test_a_run_learns_and_validates_the_same_with_any_seed(run, tmp_path):
     """And a warmup longer than the run becomes a tenth of it."""
     run('a', max_iters=20, learning_rate=1e-2, warmup_iters=10_000, schedule='constant')
-    run('b', max_iters=21, learning_rate=0, seed=2, init_from=tmp_path / 'a')
+    run('b', max_iters=1, learning_rate=0, seed=2, init_from=tmp_path / 'a')
     first, final = metrics(tmp_path / 'a', 'val')
     assert final['loss'] < first['loss'] - 0.1
     assert metrics(tmp_path / 'b', 'val')[-1]['loss'] == final['loss']
@@ -636,6 +830,12 @@ def test_the_speed_counts_all_tokens_of_a_step(run, tmp_path):
         assert line['tokens_per_second'] == pytest.approx(8 * 32 / seconds)
 
 
+def test_the_last_line_says_that_it_is_finished(run, tmp_path):
+    """Also where nothing was left to do; not after a signal."""
+    for _ in range(2):
+        assert run('a', max_iters=2).out.splitlines()[-1] == f'{tmp_path}/a: finished after step 2'
+
+
 def test_the_picture_or_a_line_without_matplotlib(run, stage, corpus, tmp_path):
     pytest.importorskip('matplotlib')
     done = stage('train', *tiny(corpus, tmp_path / 'b'), pictures=True)
@@ -649,10 +849,12 @@ def test_a_bar_on_a_terminal_alone_and_weights_and_biases(run, monkeypatch):
     logger = types.SimpleNamespace(log=lambda values, step: logged.append((step, *values)))
     monkeypatch.setitem(sys.modules, 'wandb', types.SimpleNamespace(init=lambda **knobs: logger))
     monkeypatch.setattr('sys.stderr.isatty', lambda: True, raising=False)
-    with_bar = run('b', max_iters=4, wandb_project='mine')
+    with_bar = run('b', max_iters=4, batch_size=8, wandb_project='mine')
     assert 'step/s' not in plain.err
     assert '4/4 [' in with_bar.err
     assert 'loss=' in with_bar.err
+    assert re.search(r'validation: *\d+%.*\| \d+/32 \[', with_bar.err)       # 32 rows
+    assert 'validation:' not in plain.err
     assert len(plain.out.splitlines()) == len(with_bar.out.splitlines())    # above the bar
     assert [step for step, *_ in logged] == [0, 1, 2, 3, 4, 4]
     assert 'train/loss' in logged[1]
@@ -672,6 +874,15 @@ def test_fill_prints_five_predictions_for_each_mask(pair, stage, meta):
         best = chances[where].topk(5)
         pieces = [tokenizer.pieces[i].strip('\u2581') or '\u2581' for i in best.indices]
         assert line.split()[::2] == pieces and line.split()[1::2] == [f'{p:.3f}' for p in best.values]
+
+
+def test_fill_shows_no_escape_sequences_of_anothers_tokenizer(capsys):
+    pieces = ['[PAD]', '[CLS]', '[SEP]', '[MASK]', '\x1b[31m', '\u2581', '\u2581a']
+    tokenizer = types.SimpleNamespace(pieces=pieces, special_ids={'cls': 1, 'sep': 2, 'mask': 3})
+    train.fill_masks(MaskedLM(EncoderConfig(7, 64, 1, 2, 16, 32)), tokenizer, [[4], [5]])
+    line = capsys.readouterr().out
+    assert '\x1b' not in line
+    assert len(line.split()) == 10
 
 
 @pytest.mark.parametrize('sentence, masked, after', [
