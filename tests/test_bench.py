@@ -102,10 +102,24 @@ def test_systems_take_turns_and_ratios_are_of_one_round(monkeypatch):
 
 
 def test_printed_values_are_those_of_a_system_and_its_qualifiers():
-    time = bench.printed('time', 'roformer_v2_12k', 'train', '512')
-    assert time == '1.224 (liu gau train 512: table 4, 8 rows, one T40)'
+    for mode in 'train', 'finetune':                    # a masked LM by the paper, a classifier by its code
+        time = bench.printed('time', 'roformer_v2_12k', mode, '512')
+        assert time == '1.224 (liu gau 512: table 4, 8 rows, one T40)'
     assert bench.printed('memory', 'roformer_v2', '512', 'half').startswith('10047 MiB, 118.7% (liu gau 512')
     assert bench.printed('time', 'roformer_v2', 'train', '300') is None
+
+
+def test_printed_times_are_those_of_the_shape(monkeypatch):
+    """Tian et al. 2021, table 1, has Shatter in base and in large size."""
+    monkeypatch.setattr(bench, 'make_step', lambda *arguments: lambda: None)
+    cells = {}
+    for size in 'base', 'large', 'small':
+        sizes = dict(zip(bench.SHAPE_KNOBS, bench.SHAPES[size], strict=True))
+        config = {**CONFIG, **sizes, 'variants': ['original', 'shatter'], 'lengths': (512,), 'batches': (1,)}
+        cells[size] = list(bench.speed(config, CPU))[1]['printed']
+    assert cells['base'] == '0.85 (tian original train base 512: table 1, 45 against 53 hours, TPUv3)'
+    assert cells['large'] == '0.84 (tian original train large 512: table 1, 151 against 180 hours, TPUv3)'
+    assert cells['small'] is None
 
 
 def rows_of(n, length):
