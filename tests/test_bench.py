@@ -369,6 +369,24 @@ def test_scores_of_squared_relu_are_scaled_as_inside_softmax():
     torch.testing.assert_close(scores[0][1], scores[1][1])
 
 
+def test_attention_of_an_untrained_gau():
+    """Half of the weights of a training step are dropped here; scores of 8 dimensions have rank 8 of 32."""
+    config = {**CONFIG, 'dropout': 0.5, 'key_size': 8, 'lengths': (32,)}
+    rows = {(row['mode'], row['matrix']): row for row in bench.untrained(config, CPU)}
+    assert [*rows] == [(mode, kind) for mode in ('train', 'eval') for kind in ('QK^T', 'softmax', 'relu^2')]
+    for mode in 'train', 'eval':
+        assert rows[mode, 'QK^T']['rank / T'] == 8 / 32 and rows[mode, 'QK^T']['zeros'] == 0
+    assert 0.45 < rows['train', 'softmax']['zeros'] < 0.55 and rows['eval', 'softmax']['zeros'] == 0
+    assert rows['train', 'relu^2']['zeros'] > 0.5 > rows['eval', 'relu^2']['zeros']
+    assert rows['train', 'softmax']['printed'] == '0.9983, 10.03% (liu: table 3)'
+    assert rows['eval', 'softmax']['printed'] is None
+    torch.manual_seed(1)
+    model = bench.build('gau_12k', {**config, 'normaliser': 'squared_relu'}, 32)
+    scores = [layer for _, layer in bench.scores_of(model, torch.randint(12_000, (1, 32)))]
+    negative = (torch.stack(scores) <= 0).double().mean().item()
+    assert rows['eval', 'relu^2']['zeros'] == pytest.approx(negative)
+
+
 def test_a_run_of_train_and_its_rank_and_pictures(stage, call, corpus, tmp_path):
     run = tmp_path / 'mine'
     stage('train', *tiny(corpus, run, attention='shatter', position='none', max_iters=2), pictures=True)
