@@ -296,6 +296,21 @@ def test_what_the_papers_print_beside_a_run(call, tmp_path):
     assert 'printed loss' not in frame
 
 
+def test_examples_of_the_tasks_beside_a_paper(monkeypatch):
+    asked = []
+
+    def read_hub(hub, split, data_dir):
+        asked.append((hub, split, data_dir))
+        return [None] * len(asked)
+
+    monkeypatch.setattr(bench, 'read_hub', read_hub)
+    rows = {(row['task'], row['split']): row for row in bench.examples({**CONFIG, 'data_dir': 'copies'}, CPU)}
+    assert asked[0] == ('rajpurkar/squad', 'train', 'copies') and len(asked) == len(rows) == 30
+    assert rows['squad1', 'dev'] == {'task': 'squad1', 'split': 'dev', 'examples': 2, 'printed': '10.6k'}
+    assert rows['mnli', 'dev_mismatched']['printed'] == rows['mnli', 'test_matched']['printed'] == '9.8k'
+    assert rows['rte', 'test']['printed'] == '3k' and ('squad2', 'test') not in rows
+
+
 def test_each_printed_run_is_made_by_a_command():
     """Names of runs in papers.json are folders of reproduce.md: else nothing stands beside the run."""
     outputs = [resolved(command)[1].get('out_dir', '') for command in COMMANDS]
