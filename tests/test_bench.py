@@ -282,6 +282,17 @@ def test_a_sweep_is_not_pooled(call, tmp_path):
     assert [row['loss'] for row in rows] == [3, 5]
 
 
+def test_a_loss_that_is_not_finite(call, tmp_path):
+    """train.py leaves it out of metrics.jsonl. A corpus that the last validation lacks has no last loss."""
+    make_run(tmp_path / 'a', (6, 3))
+    path = tmp_path / 'a' / 'metrics.jsonl'
+    more = {'kind': 'val', 'step': 20, 'accuracy': 0.1, 'unigram': 5.6}
+    path.write_text(path.read_text() + json.dumps(more) + '\n' + json.dumps({**more, 'loss': 'high'}) + '\n')
+    row, = records(call('--what=runs', runs=tmp_path / 'a', target_loss=4)[1])
+    assert (row['steps'], row['accuracy, %']) == (20, 10)
+    assert not {'loss', 'ptb_loss', 'target'} & row.keys()
+
+
 def test_what_the_papers_print_beside_a_run(call, tmp_path):
     """On the corpus that they validated on; Liu's masked accuracy by scale and normaliser."""
     for name in 'tian_original', 'base_no_position', 'gau_scales_n', 'gau_softmax_plus_512':
@@ -324,9 +335,9 @@ def test_each_printed_run_is_made_by_a_command():
 def test_names_of_other_people_are_printed_without_control_characters(call, tmp_path):
     make_run(tmp_path / 'a\x1b[31m', (6, 3))
     path = tmp_path / 'a\x1b[31m' / 'metrics.jsonl'
-    path.write_text(path.read_text().replace('ptb_loss', '\\u001b[2Jloss'))
+    path.write_text(path.read_text().replace('ptb_loss', '\\u001b[2J_loss'))
     done, frame = call('--what=runs', runs=f'{tmp_path}/a*')
-    assert frame.system[0] == r'a\x1b[31m' and r'\x1b[2Jloss' in frame
+    assert frame.system[0] == r'a\x1b[31m' and r'\x1b[2J_loss' in frame
     assert '\x1b' not in done.out
 
 
