@@ -951,7 +951,7 @@ def record_launch(folder, config, runtime):
 def differ_in_seed_alone(folders):
     """Whether runs are repetitions: the knobs of their last launches differ in `seed` and `out_dir` alone.
 
-    No, if a run has no run.json: then nobody can tell. A knob that only a newer revision knows is passed over.
+    No, if a run has no run.json: then nobody can tell. A knob that only a newer revision has is passed over.
     """
     configs = []
     for folder in folders:
