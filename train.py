@@ -948,6 +948,24 @@ def record_launch(folder, config, runtime):
     write_json(os.path.join(folder, 'run.json'), launches)
 
 
+def differ_in_seed_alone(folders):
+    """Whether runs are repetitions: the knobs of their last launches differ in `seed` and `out_dir` alone.
+
+    No, if a run has no run.json: then nobody can tell. A knob that only a newer revision has is passed over.
+    """
+    configs = []
+    for folder in folders:
+        if not os.path.exists(os.path.join(folder, 'run.json')):
+            return False
+        configs.append(read_json(folder, 'run.json')[-1]['config'])
+    first, *others = configs
+    for config in others:
+        common = first.keys() & config.keys() - {'seed', 'out_dir'}
+        if any(config[key] != first[key] for key in common):
+            return False
+    return len({config['seed'] for config in configs}) == len(configs)
+
+
 def plot(path, lines, labels):
     """Save a picture of lines {name: [(x, y), ...]}; of several points with one x their mean."""
     try:

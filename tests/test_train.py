@@ -637,3 +637,21 @@ def test_ctrl_c_saves_and_ends(corpus, tmp_path):
     step = last(tmp_path / 'a')['step']
     assert started.returncode == 130 and step > 10
     assert line.startswith(f'stopped by a signal after step {step}, which is saved')
+
+
+def test_runs_that_differ_in_their_seeds_alone(tmp_path):
+    """The last launch counts; without run.json, or with one seed twice, runs are no repetitions."""
+    def launched(name, *configs):
+        launches = [{'config': {'out_dir': name, 'n_embd': 16, **config}} for config in configs]
+        (tmp_path / name).mkdir()
+        write_json(tmp_path / name / 'run.json', launches)
+        return tmp_path / name
+
+    first = launched('a-1', {'seed': 9, 'n_embd': 32}, {'seed': 1})
+    second = launched('a-2', {'seed': 2, 'a_newer_knob': 3})
+    wide = launched('a-3', {'seed': 3, 'n_embd': 32})
+    copied = launched('a-4', {'seed': 1})
+    assert train.differ_in_seed_alone([first, second])
+    assert not train.differ_in_seed_alone([first, second, wide])
+    assert not train.differ_in_seed_alone([first, copied])
+    assert not train.differ_in_seed_alone([first, tmp_path / 'nothing'])
