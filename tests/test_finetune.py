@@ -5,6 +5,7 @@ import os
 import random
 import re
 import string
+import subprocess
 import tempfile
 from collections import Counter
 from dataclasses import asdict
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import knobs_of, refused, torchrun, words
+from conftest import kill, knobs_of, launch, refused, torchrun, words
 from records import MARKERS, WORDS, made, write_copy
 from test_train import CPU
 
@@ -558,6 +559,20 @@ def test_a_process_of_torchrun_may_have_no_trial(stage, run, copies, tmp_path, m
     command = {'init_from': run, 'data_dir': copies, 'tasks': 'rte', 'out_dir': tmp_path / 'out', **QUICK}
     done = stage('finetune', *words(**{**command, 'trials': 1}))
     assert done.code == 0 and done.out == '1 trials of other processes go on\n'
+
+
+def test_two_commands_never_share_a_trial(stage, run, copies, tmp_path):
+    """Another command's process is in the trial's folder, though no process has the lock of out_dir."""
+    folder = tmp_path / 'out' / 'base' / 'rte_1'
+    hold = f'import train; lock = train.lock_folder({str(folder)!r}); print("locked", flush=True); input()'
+    other = launch('-c', hold, stdin=subprocess.PIPE)
+    assert other.stdout.readline() == 'locked\n'
+    command = words(init_from=run, data_dir=copies, tasks='rte', out_dir=tmp_path / 'out', **QUICK)
+    line = refused(stage('finetune', *command))
+    kill(other)
+    other.communicate()
+    assert f'{folder}: another run uses it' in line and [path.name for path in folder.iterdir()] == ['lock']
+    assert stage('finetune', *command).code == 0
 
 
 def test_a_finished_trial_is_kept_and_another_recipe_refused(trial, stage, run, copies, tmp_path):
