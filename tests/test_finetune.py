@@ -781,6 +781,24 @@ def test_mistakes_in_a_file_are_one_line(train_text, dev, changes, message, own)
     assert '\n' not in str(error.value) and '\x1b' not in str(error.value) and len(str(error.value)) < 400
 
 
+def test_a_replaced_file_is_another_recipe(trial, stage, run, tmp_path):
+    """Trials of revisions that wrote no checksums go on."""
+    dev_file = easy(tmp_path / 'b.csv', 20, seed=2)
+    given = {'train_file': easy(tmp_path / 'a.csv', 30), 'dev_file': dev_file, 'texts': 'title',
+             'label': 'class'}
+    first = trial('custom', **given)
+    command = words(**{'init_from': run, 'tasks': 'custom', 'out_dir': tmp_path / 'out', **QUICK, **given})
+    easy(dev_file, 20, seed=3)
+    line = refused(stage('finetune', *command))
+    assert f'out has trials of {dev_file} as it was before it changed' in line
+
+    place = first['folder'] / 'result.json'
+    result = json.loads(place.read_text())
+    del result['recipe']['file_sums']
+    write_json(place, result)
+    assert stage('finetune', *command).code == 0
+
+
 def test_up_to_one_percent_of_bad_rows_is_left_out_and_said(trial, tmp_path):
     """Also in results.md."""
     path, dev = tmp_path / 'a.csv', tmp_path / 'b.csv'
