@@ -741,6 +741,25 @@ def test_numbers_are_predicted_in_their_own_scale(own, tmp_path):
     assert (tmp_path / 'out.tsv').read_text() == 'text\tclass\tprediction\nd\t350\t400.0\n'
 
 
+def test_a_finished_trial_keeps_the_scale_of_its_numbers(trial, tmp_path):
+    """Its predictions are the same beside another train_file."""
+    def numbers(name, factor):
+        lines = [f'the river {i},{factor * (i % 7)}' for i in range(30)]
+        (tmp_path / name).write_text('\n'.join(['text,class', *lines]))
+        return tmp_path / name
+
+    (tmp_path / 'new.csv').write_text('text\nthe house\nthe quick garden\n')
+    given = {'dev_file': numbers('dev.csv', 1.5), 'texts': 'text', 'label': 'class',
+             'predict': tmp_path / 'new.csv'}
+    first = trial('custom', train_file=numbers('a.csv', 1.5), **given)
+    again = trial('custom', 'again', init_from=first['folder'], epochs=0,
+                  train_file=numbers('b.csv', 1e3), **given)
+    for name in ('predicted_new.csv', 'custom.jsonl'):
+        assert (again['folder'] / name).read_text() == (first['folder'] / name).read_text()
+    content = train.read_checkpoint(again['folder'] / 'model.pt')
+    assert 2 < content['scale'][0] < 6 and content['labels'] == ()
+
+
 def test_a_seventh_is_held_out_by_its_text(own):
     rows = ''.join(f'text {i % 300},{i % 2}\n' for i in range(600))
     task, given = own('text,class\n' + rows)
