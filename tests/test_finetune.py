@@ -729,6 +729,18 @@ def test_classes_and_numbers_of_your_own(own):
     assert own(lines, suffix='.jsonl')[0].labels == ('0', '10', '2')
 
 
+def test_an_array_of_records(own, tmp_path):
+    """A .json file that is no SQuAD; what is predicted for one is an array too."""
+    records = [{'text': 'a', 'class': 'red'}, {'text': 'b', 'class': 'green'}]
+    task, given = own(json.dumps(records), json.dumps(records), suffix='.json')
+    examples, _ = finetune.load_examples(task, 'train', given)
+    assert examples == [Example(0, ('a',), 1), Example(1, ('b',), 0)]
+    data = Split(task, examples, [], 0)
+    finetune.write_predictions(str(tmp_path / 'out'), data, [0, 1], given.train_file)
+    expected = [{**records[0], 'prediction': 'green'}, {**records[1], 'prediction': 'red'}]
+    assert json.loads((tmp_path / 'out.json').read_text()) == expected
+
+
 def test_numbers_are_predicted_in_their_own_scale(own, tmp_path):
     task, given = own('text\tclass\n"a\t100\nb"\t300.0\nc\t500\n', 'text\tclass\nd\t350\n', '.tsv')
     assert task.head == 'regress' and task.scale == (300, 200)
@@ -793,6 +805,8 @@ HEAD = 'text,class\n'
      "train.jsonl, line 1: 'text' is 5, not a text"),
     ('{"text": "b", "class": "b"}\n{"text"\n{"text": "b", "class": "a"}\n', '', {'suffix': '.jsonl'},
      'train.jsonl, line 2: broken JSON'),
+    ('[{"text": "a"}, "b", {"text": "c"}]', '', {'suffix': '.json'},
+     r"train.json, record 1: no label 'class', the row has \['text'\] \(3 of 3 rows are bad"),
     (HEAD + GOOD, '', {'texts': ''}, 'tasks=custom needs --train_file=FILE'),
     (HEAD + 'a,0.5\nb,1.5\n', HEAD + 'a,high\n', {}, 'dev.csv, line 2: could not convert'),
 ])
