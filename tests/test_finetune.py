@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import kill, knobs_of, launch, refused, torchrun, words
+from conftest import flip, kill, knobs_of, launch, refused, torchrun, words
 from records import MARKERS, WORDS, made, write_copy
 from test_train import CPU
 
@@ -310,16 +310,36 @@ def test_windows_are_joined_by_their_scores_and_the_least_score_of_no_answer():
         assert finetune.best_answers(data, spans, knobs(null_threshold=threshold)) == texts
 
 
-def test_a_hugging_face_bert_gives_its_own_logits(tmp_path):
+@pytest.fixture
+def bert(tmp_path):
+    """bert(pieces of vocab.txt) writes a Hugging Face BERT of 65 embeddings to tmp_path -> the model"""
+    def make(pieces):
+        transformers = pytest.importorskip('transformers')
+        torch.manual_seed(1)
+        model = transformers.BertForSequenceClassification(transformers.BertConfig(
+            vocab_size=65, hidden_size=16, num_hidden_layers=1, num_attention_heads=4, intermediate_size=32,
+            max_position_embeddings=48, num_labels=3, initializer_range=0.2)).eval()
+        model.save_pretrained(tmp_path)
+        (tmp_path / 'vocab.txt').write_text('\n'.join(pieces))
+        return model
+    return make
+
+
+BERT_PIECES = ['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]', *(f'w{i}' for i in range(60))]
+
+
+@pytest.mark.parametrize('pieces, message', [
+    ([*BERT_PIECES, 'w60'], 'its vocab.txt has 66 pieces, but the model has 65 embeddings'),
+    (BERT_PIECES[:4] + BERT_PIECES[5:], r"its vocab.txt has no '\[MASK\]'")])
+def test_a_vocabulary_that_does_not_fit_is_refused(pieces, message, bert, tmp_path):
+    bert(pieces)
+    with pytest.raises(UserError, match=message):
+        finetune.make_model(str(tmp_path), TASKS['mnli'], 1, knobs())
+
+
+def test_a_hugging_face_bert_gives_its_own_logits(bert, tmp_path):
     """Encoder, pooler and vocabulary come from the folder; only the classifier is copied by hand."""
-    transformers = pytest.importorskip('transformers')
-    torch.manual_seed(1)
-    theirs = transformers.BertForSequenceClassification(transformers.BertConfig(
-        vocab_size=65, hidden_size=16, num_hidden_layers=1, num_attention_heads=4, intermediate_size=32,
-        max_position_embeddings=48, num_labels=3, initializer_range=0.2)).eval()
-    theirs.save_pretrained(tmp_path)
-    pieces = ['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]', *(f'w{i}' for i in range(60))]
-    (tmp_path / 'vocab.txt').write_text('\n'.join(pieces))
+    theirs = bert(BERT_PIECES)
     ours, tokenizer = finetune.make_model(str(tmp_path), TASKS['mnli'], 1, knobs())
     ours.classifier.load_state_dict(theirs.classifier.state_dict())
     texts = [' '.join(f'W{j}' for j in range(i, 20)) for i in range(5)]
@@ -584,6 +604,21 @@ def test_a_finished_trial_is_kept_and_another_recipe_refused(trial, stage, run, 
     assert 'epochs=1, this' in line and 'out_dir' in line
     other = pretrained(tmp_path / 'base', seed=1)               # of the same name and step
     assert 'other weights' in refused(stage('finetune', *words(**{**command, 'init_from': other})))
+
+
+def test_a_damaged_tokenizer_of_a_trial_is_copied_again(trial, stage, run, copies, tmp_path):
+    """What the message about it says: remove the file and repeat the command."""
+    folder = trial('rte')['folder']
+    file = folder / 'tokenizer' / 'vocab.txt'
+    before = file.read_bytes()
+    flip(file)
+    with pytest.raises(UserError, match='remove .* and repeat the command that made it'):
+        train.load(str(folder))
+    file.unlink()
+    command = words(init_from=run, data_dir=copies, tasks='rte', out_dir=tmp_path / 'out', **QUICK)
+    assert stage('finetune', *command).code == 0
+    assert file.read_bytes() == before
+    train.load(str(folder))
 
 
 def test_noise_and_predictions_of_a_finished_trial(trial, run, tmp_path):
@@ -858,6 +893,7 @@ def test_up_to_one_percent_of_bad_rows_is_left_out_and_said(trial, tmp_path):
     ({'schedule': 'steps'}, 'choose one of linear'), ({'pooling': 'mean'}, 'choose one of cls'),
     ({'epochs': 0}, 'epochs=0 evaluates finished trials'), ({'init_from': ''}, "no trial: init_from is ''"),
     ({'init_from': 'out/nothing'}, 'no checkpoint there'),
+    ({'init_from': 'out/\x1b[31mred'}, r'out/\x1b[31mred: no checkpoint there'),
     ({'data_dir': 'nowhere'}, 'hf download nyu-mll/glue'), ({'data_dir': 'no'}, 'nyu-mll/glue:rte dev: '),
     ({'learning_rate': 1e38, 'epochs': 4}, 'rte_1: a loss or gradient after step 0 is not finite'),
 ])
