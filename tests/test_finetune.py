@@ -978,18 +978,51 @@ def test_differences_are_paired_by_seed():
     assert 'paired' not in report(glue(70), 'courtois', 'base')
 
 
-def test_runs_with_a_number_are_pretraining_seeds():
+@pytest.fixture
+def launched(tmp_path):
+    """launched({run: knobs}) writes their run.json -> {run: folder}"""
+    def write(runs):
+        folders = {}
+        for name, config in runs.items():
+            folders[name] = str(tmp_path / name)
+            (tmp_path / name).mkdir()
+            write_json(tmp_path / name / 'run.json', [{'config': {'out_dir': name, **config}}])
+        return folders
+    return write
+
+
+def test_runs_that_differ_in_their_seed_alone_are_averaged(launched):
     """Their means over the trials' seeds, and differences paired by pretraining seed."""
+    names = 'ours-1', 'ours-2', 'ours-5', 'base-1', 'base-2'
+    folders = launched({name: {'seed': int(name[-1]), 'n_embd': 16} for name in names})
     ours = []
     for n, scores in ((1, (70, 74)), (2, (80, 86)), (5, (61,))):
         ours += [result(score, seed=seed, run=f'ours-{n}') for seed, score in enumerate(scores, 1)]
     base = [result(70, run='base-1'), result(82, run='base-2')]
-    text = report(ours + base, '', 'base-*')
+    text = report(ours + base, '', 'base-*', folders)
     deviation = np.std([72, 83, 61], ddof=1)
     half = 4.303 * deviation / 3 ** 0.5
     assert cells(text, 'ours')[0] == [f'72.00 ({deviation:.2f}) ± {half:.2f}', '3']
     assert cells(text, 'difference') == [['1.50 (0.71) ± 6.35']]
-    assert cells(report([result(70, run='ours-1')]), 'ours-1') == [['70.00', '1']]
+    assert cells(report(ours[:1], '', '', folders), 'ours-1') == [['70.00', '1']]
+
+
+def test_runs_that_differ_in_more_have_a_line_each(launched):
+    """Also where nobody can tell."""
+    folders = launched({'wide-1': {'seed': 1, 'n_embd': 16}, 'wide-2': {'seed': 2, 'n_embd': 32}})
+    results = [result(70, run=name) for name in ('wide-1', 'wide-2', 'gone-1', 'gone-2')]
+    text = report(results, '', '', folders)
+    for name in ('wide', 'gone'):
+        assert f'Not averaged: {name}-1, {name}-2 differ in more' in text
+        assert cells(text, f'{name}-1')[0] == cells(text, f'{name}-2')[0] == ['70.00', '1']
+
+
+def test_where_the_runs_of_a_report_are(trial, run, copies, tmp_path):
+    """Also of trials that start from those of another out_dir."""
+    first = trial('rte')
+    trial('rte', 'next', init_from=first['folder'], epochs=0)
+    assert finetune.run_folders(str(tmp_path / 'out')) == {'base': run}
+    assert finetune.run_folders(str(tmp_path / 'next')) == {'base': run}
 
 
 def test_a_curve_over_pretraining_steps(tmp_path, monkeypatch):
