@@ -634,7 +634,66 @@ def test_noise_and_predictions_of_a_finished_trial(trial, run, tmp_path):
     assert [*result['noise']] == ['0', '0.5', '20']
     assert result['noise']['0'] == first['scores']['sst2']['accuracy']
     lines = (result['folder'] / 'predicted_new.csv').read_text().splitlines()
-    assert lines[0] == 'sentence,note,prediction' and re.fullmatch('"a ""house"" bad",2,[01]', lines[2])
+    assert lines[0] == 'sentence,note,prediction,probability'
+    assert re.fullmatch(r'"a ""house"" bad",2,[01],0\.[5-9]\d*', lines[2])
+
+
+def predict_alone(stage, folder, path):
+    """The command that labels a file with a finished trial -> what it printed last"""
+    done = stage('finetune', *words(init_from=folder, predict=path, device='cpu'))
+    assert done.code == 0, done
+    return done.out.splitlines()[-1]
+
+
+def test_a_file_is_labelled_by_a_trial_alone(trial, stage, tmp_path):
+    """Nothing but its folder and the file is there; classes have their names and probabilities."""
+    folder = trial('custom', train_file=easy(tmp_path / 'a.csv', 40), dev_file=easy(tmp_path / 'b.csv', 20),
+                   texts='title', label='class')['folder']
+    (tmp_path / 'a.csv').unlink()
+    (tmp_path / 'b.csv').unlink()
+    (tmp_path / 'new.csv').write_text('number,title\n1,the quick stone\n2,a river\n')
+    before = (folder / 'result.json').read_bytes()
+    line = predict_alone(stage, folder, tmp_path / 'new.csv')
+    assert line == f'2 rows with their predictions: {folder}/predicted_new.csv'
+    assert (folder / 'result.json').read_bytes() == before
+
+    header, *lines = (folder / 'predicted_new.csv').read_text().splitlines()
+    assert header == 'number,title,prediction,probability'
+    model, tokenizer, content = train.load(str(folder))
+    for line, text in zip(lines, ('the quick stone', 'a river'), strict=True):
+        _, title, name, chance = line.split(',')
+        ids = torch.tensor([join_texts(SPECIAL_IDS, 48, tokenizer.encode([text])[0])[0].tolist()])
+        chances = model(ids).softmax(-1)[0]
+        assert title == text and name == content['labels'][chances.argmax()]
+        assert float(chance) == pytest.approx(chances.max().item(), abs=1e-6)
+
+
+def test_numbers_and_published_tasks_are_predicted_by_a_trial_alone(trial, stage, tmp_path):
+    """As the command that trained would have predicted them."""
+    (tmp_path / 'a.csv').write_text('text,y\n' + ''.join(f'the river {i},{1.5 * i}\n' for i in range(30)))
+    (tmp_path / 'new.csv').write_text('text\nthe house\n')
+    (tmp_path / 'new.jsonl').write_text('{"sentence": "good"}\n')
+    given = {'custom': {'train_file': tmp_path / 'a.csv', 'texts': 'text', 'label': 'y',
+                        'predict': tmp_path / 'new.csv'},
+             'sst2': {'predict': tmp_path / 'new.jsonl'}}
+    for name, knobs_of_task in given.items():
+        folder = trial(name, name, **knobs_of_task)['folder']
+        file = folder / f"predicted_{knobs_of_task['predict'].name}"
+        before = file.read_text()
+        file.unlink()
+        predict_alone(stage, folder, knobs_of_task['predict'])
+        assert file.read_text() == before
+
+
+def test_training_rows_are_not_scored_without_a_word(trial, tmp_path):
+    """A trial on all rows of a file, evaluated again without its dev_file."""
+    given = {'train_file': easy(tmp_path / 'a.csv', 60), 'texts': 'title', 'label': 'class'}
+    with_dev = trial('custom', 'with_dev', dev_file=easy(tmp_path / 'b.csv', 20, seed=2), **given)
+    seventh = trial('custom', 'seventh', **given)
+    note = f"the dev rows are from {tmp_path / 'a.csv'}, on which"
+    again = trial('custom', 'a', init_from=with_dev['folder'], epochs=0, **given)
+    assert note in again['notes'][0] and note in (tmp_path / 'a' / 'results.md').read_text()
+    assert trial('custom', 'b', init_from=seventh['folder'], epochs=0, **given)['notes'] == []
 
 
 def test_the_norm_of_the_noise(run):
@@ -764,19 +823,22 @@ def test_classes_and_numbers_of_your_own(own):
     assert own(lines, suffix='.jsonl')[0].labels == ('0', '10', '2')
 
 
-def test_an_array_of_records(own, tmp_path):
+def test_an_array_of_records(own, tmp_path, monkeypatch):
     """A .json file that is no SQuAD; what is predicted for one is an array too."""
     records = [{'text': 'a', 'class': 'red'}, {'text': 'b', 'class': 'green'}]
     task, given = own(json.dumps(records), json.dumps(records), suffix='.json')
     examples, _ = finetune.load_examples(task, 'train', given)
     assert examples == [Example(0, ('a',), 1), Example(1, ('b',), 0)]
     data = Split(task, examples, [], 0)
-    finetune.write_predictions(str(tmp_path / 'out'), data, [0, 1], given.train_file)
-    expected = [{**records[0], 'prediction': 'green'}, {**records[1], 'prediction': 'red'}]
+    chances = [(0, 0.75), (1, 0.5)]
+    monkeypatch.setattr(finetune, 'predict_split', lambda *given, **more: chances)
+    finetune.write_predicted_rows(str(tmp_path / 'out'), None, data, given.train_file, given, CPU)
+    expected = [{**records[0], 'prediction': 'green', 'probability': 0.75},
+                {**records[1], 'prediction': 'red', 'probability': 0.5}]
     assert json.loads((tmp_path / 'out.json').read_text()) == expected
 
 
-def test_numbers_are_predicted_in_their_own_scale(own, tmp_path):
+def test_numbers_are_predicted_in_their_own_scale(own, tmp_path, monkeypatch):
     task, given = own('text\tclass\n"a\t100\nb"\t300.0\nc\t500\n', 'text\tclass\nd\t350\n', '.tsv')
     assert task.head == 'regress' and task.scale == (300, 200)
     examples, _ = finetune.load_examples(task, 'train', given)
@@ -784,7 +846,8 @@ def test_numbers_are_predicted_in_their_own_scale(own, tmp_path):
     dev_examples, _ = finetune.load_examples(task, 'dev', given)
     assert dev_examples == [Example(0, ('d',), 0.25)]
     data = Split(task, dev_examples, [], 0)
-    finetune.write_predictions(str(tmp_path / 'out'), data, [0.5], given.dev_file)
+    monkeypatch.setattr(finetune, 'predict_split', lambda *given: [0.5])
+    finetune.write_predicted_rows(str(tmp_path / 'out'), None, data, given.dev_file, given, CPU)
     assert (tmp_path / 'out.tsv').read_text() == 'text\tclass\tprediction\nd\t350\t400.0\n'
 
 
