@@ -129,11 +129,11 @@ def test_every_split_of_every_data_set_is_read(copies):
     for name in PUBLISHED:
         n_classes = min(6, len(TASKS[name].labels))
         for split in TASKS[name].splits:
-            examples, note = finetune.load_examples(TASKS[name], split, knobs(data_dir=copies))
+            examples, notes = finetune.load_examples(TASKS[name], split, knobs(data_dir=copies))
             n = 12 if split == 'train' else 6
             if name == 'chid':                          # two blanks a passage
                 n = 2 * n
-            assert len(examples) == n and note == ''
+            assert len(examples) == n and notes == []
             labels = [example.label for example in examples]
             if split.startswith('test'):
                 assert labels == [None] * n
@@ -692,8 +692,9 @@ def test_training_rows_are_not_scored_without_a_word(trial, tmp_path):
     seventh = trial('custom', 'seventh', **given)
     note = f"the dev rows are from {tmp_path / 'a.csv'}, on which"
     again = trial('custom', 'a', init_from=with_dev['folder'], epochs=0, **given)
-    assert note in again['notes'][0] and note in (tmp_path / 'a' / 'results.md').read_text()
-    assert trial('custom', 'b', init_from=seventh['folder'], epochs=0, **given)['notes'] == []
+    assert note in again['printed'].err and note in (tmp_path / 'a' / 'results.md').read_text()
+    again = trial('custom', 'b', init_from=seventh['folder'], epochs=0, **given)
+    assert 'on which' not in again['printed'].err
 
 
 def test_the_norm_of_the_noise(run):
@@ -851,6 +852,16 @@ def test_numbers_are_predicted_in_their_own_scale(own, tmp_path, monkeypatch):
     assert (tmp_path / 'out.tsv').read_text() == 'text\tclass\tprediction\nd\t350\t400.0\n'
 
 
+def test_an_infinite_label_is_not_in_the_scale(own):
+    """One of 200 rows is bad; the others train."""
+    lines = [f'a {i},{i % 7}.5' for i in range(199)]
+    task, given = own('\n'.join(['text,class', 'x,1e400', *lines]))
+    mean, deviation = task.scale
+    assert 3 < mean < 4 and 1 < deviation < 3
+    _, notes = finetune.load_examples(task, 'train', given)
+    assert "label class='1e400' is no number to learn" in notes[0]
+
+
 def test_a_finished_trial_keeps_the_scale_of_its_numbers(trial, tmp_path):
     """Its predictions are the same beside another train_file."""
     def numbers(name, factor):
@@ -894,6 +905,9 @@ HEAD = 'text,class\n'
     ('{"text": "a", "class": 1.5}\n{"text": "b", "class": 2}\n{"text": "c", "class": NaN}\n', '',
      {'suffix': '.jsonl'}, "jsonl, line 3: no label 'class'"),
     (HEAD + 'a,3.0\nb,3.0\n', '', {}, "csv: label 'class' has one class"), ('', '', {}, 'no rows for train'),
+    ('text;class\na;b\n', '', {}, "columns are separated by semicolons, not by commas: 'text;class'"),
+    ('text,class\na,b\n', '', {'suffix': '.tsv'}, "separated by commas, not by tabs: 'text,class'"),
+    ('"text"\t"class"\n"a"\t"b"\n', '', {'suffix': '.tsv'}, '.tsv has no quotes, as in GLUE'),
     (HEAD, '', {}, 'no rows for train'), (HEAD + GOOD, HEAD, {}, 'no rows for dev'),
     (HEAD + '"a,red\nb,green\n', '', {}, "train.csv: cannot be read: Error\\('unexpected end"),
     (HEAD + GOOD, HEAD + 'a,pink\n', {}, r"line 2: label class='pink': choose .* \(1 of 1 rows are bad"),
@@ -945,6 +959,40 @@ def test_up_to_one_percent_of_bad_rows_is_left_out_and_said(trial, tmp_path):
              f"1 of 200 rows for dev are bad and left out; the first: {dev}, line 2: label class='pink'"]
     report = (tmp_path / 'out' / 'results.md').read_text()
     assert all(note in report and note in result['printed'].err for note in notes)
+
+
+def test_rows_and_classes_are_counted_and_what_is_missing_is_said(trial, tmp_path):
+    """On stderr and in results.md: stray spaces are seen, and that dev has one class."""
+    rows = [(f'a {i}', ('red', 'green', 'green ')[i % 3]) for i in range(30)]
+    (tmp_path / 'a.csv').write_text(HEAD + ''.join(f'{text},{label}\n' for text, label in rows))
+    (tmp_path / 'b.csv').write_text(HEAD + 'x,red\n ,red\n')
+    result = trial('custom', train_file=tmp_path / 'a.csv', dev_file=tmp_path / 'b.csv', texts='text',
+                   label='class')
+    notes = ["custom, train: 30 rows: 'green' 10, 'green ' 10, 'red' 10", "custom, dev: 2 rows: 'red' 2",
+             "custom: no row of dev has the class 'green', 'green '",
+             '1 of 2 rows for dev have an empty text']
+    report = (tmp_path / 'out' / 'results.md').read_text()
+    for note in notes:
+        assert note in result['notes'] and note in report and note in result['printed'].err
+    last = result['printed'].out.splitlines()[-1]
+    assert last == f"finished: 1 trials, {tmp_path / 'out' / 'results.md'}"
+
+
+def test_squad_is_evaluated_on_a_file_of_your_own(trial, tmp_path):
+    def squad(name, n):
+        questions = [{'id': f'{name}{i}', 'question': f'who is {i} ?',
+                      'answers': [{'text': 'river', 'answer_start': 4}]} for i in range(n)]
+        content = {'data': [{'paragraphs': [{'context': 'the river walks', 'qas': questions}]}]}
+        (tmp_path / f'{name}.json').write_text(json.dumps(content))
+        return tmp_path / f'{name}.json'
+
+    result = trial('squad1', train_file=squad('a', 9), dev_file=squad('b', 4))
+    assert result['n'] == {'squad1': [9, 4]}
+    predictions = json.loads((result['folder'] / 'squad1.json').read_text())
+    assert [*predictions] == ['b0', 'b1', 'b2', 'b3']
+    same_file = trial('squad1', 'same', train_file=squad('c', 40), dev_file=tmp_path / 'c.json')
+    n_train, n_dev = same_file['n']['squad1']
+    assert n_train + n_dev == 40 and 0 < n_dev < 20
 
 
 @pytest.mark.parametrize('given, message', [
