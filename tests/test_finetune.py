@@ -5,6 +5,7 @@ import os
 import random
 import re
 import string
+import subprocess
 import tempfile
 from collections import Counter
 from dataclasses import asdict
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import knobs_of, refused, torchrun, words
+from conftest import flip, kill, knobs_of, launch, refused, torchrun, words
 from records import MARKERS, WORDS, made, write_copy
 from test_train import CPU
 
@@ -128,11 +129,11 @@ def test_every_split_of_every_data_set_is_read(copies):
     for name in PUBLISHED:
         n_classes = min(6, len(TASKS[name].labels))
         for split in TASKS[name].splits:
-            examples, note = finetune.load_examples(TASKS[name], split, knobs(data_dir=copies))
+            examples, notes = finetune.load_examples(TASKS[name], split, knobs(data_dir=copies))
             n = 12 if split == 'train' else 6
             if name == 'chid':                          # two blanks a passage
                 n = 2 * n
-            assert len(examples) == n and note == ''
+            assert len(examples) == n and notes == []
             labels = [example.label for example in examples]
             if split.startswith('test'):
                 assert labels == [None] * n
@@ -309,16 +310,36 @@ def test_windows_are_joined_by_their_scores_and_the_least_score_of_no_answer():
         assert finetune.best_answers(data, spans, knobs(null_threshold=threshold)) == texts
 
 
-def test_a_hugging_face_bert_gives_its_own_logits(tmp_path):
+@pytest.fixture
+def bert(tmp_path):
+    """bert(pieces of vocab.txt) writes a Hugging Face BERT of 65 embeddings to tmp_path -> the model"""
+    def make(pieces):
+        transformers = pytest.importorskip('transformers')
+        torch.manual_seed(1)
+        model = transformers.BertForSequenceClassification(transformers.BertConfig(
+            vocab_size=65, hidden_size=16, num_hidden_layers=1, num_attention_heads=4, intermediate_size=32,
+            max_position_embeddings=48, num_labels=3, initializer_range=0.2)).eval()
+        model.save_pretrained(tmp_path)
+        (tmp_path / 'vocab.txt').write_text('\n'.join(pieces))
+        return model
+    return make
+
+
+BERT_PIECES = ['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]', *(f'w{i}' for i in range(60))]
+
+
+@pytest.mark.parametrize('pieces, message', [
+    ([*BERT_PIECES, 'w60'], 'its vocab.txt has 66 pieces, but the model has 65 embeddings'),
+    (BERT_PIECES[:4] + BERT_PIECES[5:], r"its vocab.txt has no '\[MASK\]'")])
+def test_a_vocabulary_that_does_not_fit_is_refused(pieces, message, bert, tmp_path):
+    bert(pieces)
+    with pytest.raises(UserError, match=message):
+        finetune.make_model(str(tmp_path), TASKS['mnli'], 1, knobs())
+
+
+def test_a_hugging_face_bert_gives_its_own_logits(bert, tmp_path):
     """Encoder, pooler and vocabulary come from the folder; only the classifier is copied by hand."""
-    transformers = pytest.importorskip('transformers')
-    torch.manual_seed(1)
-    theirs = transformers.BertForSequenceClassification(transformers.BertConfig(
-        vocab_size=65, hidden_size=16, num_hidden_layers=1, num_attention_heads=4, intermediate_size=32,
-        max_position_embeddings=48, num_labels=3, initializer_range=0.2)).eval()
-    theirs.save_pretrained(tmp_path)
-    pieces = ['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]', *(f'w{i}' for i in range(60))]
-    (tmp_path / 'vocab.txt').write_text('\n'.join(pieces))
+    theirs = bert(BERT_PIECES)
     ours, tokenizer = finetune.make_model(str(tmp_path), TASKS['mnli'], 1, knobs())
     ours.classifier.load_state_dict(theirs.classifier.state_dict())
     texts = [' '.join(f'W{j}' for j in range(i, 20)) for i in range(5)]
@@ -560,6 +581,20 @@ def test_a_process_of_torchrun_may_have_no_trial(stage, run, copies, tmp_path, m
     assert done.code == 0 and done.out == '1 trials of other processes go on\n'
 
 
+def test_two_commands_never_share_a_trial(stage, run, copies, tmp_path):
+    """Another command's process is in the trial's folder, though no process has the lock of out_dir."""
+    folder = tmp_path / 'out' / 'base' / 'rte_1'
+    hold = f'import train; lock = train.lock_folder({str(folder)!r}); print("locked", flush=True); input()'
+    other = launch('-c', hold, stdin=subprocess.PIPE)
+    assert other.stdout.readline() == 'locked\n'
+    command = words(init_from=run, data_dir=copies, tasks='rte', out_dir=tmp_path / 'out', **QUICK)
+    line = refused(stage('finetune', *command))
+    kill(other)
+    other.communicate()
+    assert f'{folder}: another run uses it' in line and [path.name for path in folder.iterdir()] == ['lock']
+    assert stage('finetune', *command).code == 0
+
+
 def test_a_finished_trial_is_kept_and_another_recipe_refused(trial, stage, run, copies, tmp_path):
     command = {'init_from': run, 'data_dir': copies, 'tasks': 'rte', 'out_dir': tmp_path / 'out', **QUICK}
     place = trial('rte')['folder'] / 'result.json'
@@ -569,6 +604,21 @@ def test_a_finished_trial_is_kept_and_another_recipe_refused(trial, stage, run, 
     assert 'epochs=1, this' in line and 'out_dir' in line
     other = pretrained(tmp_path / 'base', seed=1)               # of the same name and step
     assert 'other weights' in refused(stage('finetune', *words(**{**command, 'init_from': other})))
+
+
+def test_a_damaged_tokenizer_of_a_trial_is_copied_again(trial, stage, run, copies, tmp_path):
+    """What the message about it says: remove the file and repeat the command."""
+    folder = trial('rte')['folder']
+    file = folder / 'tokenizer' / 'vocab.txt'
+    before = file.read_bytes()
+    flip(file)
+    with pytest.raises(UserError, match='remove .* and repeat the command that made it'):
+        train.load(str(folder))
+    file.unlink()
+    command = words(init_from=run, data_dir=copies, tasks='rte', out_dir=tmp_path / 'out', **QUICK)
+    assert stage('finetune', *command).code == 0
+    assert file.read_bytes() == before
+    train.load(str(folder))
 
 
 def test_noise_and_predictions_of_a_finished_trial(trial, run, tmp_path):
@@ -584,7 +634,67 @@ def test_noise_and_predictions_of_a_finished_trial(trial, run, tmp_path):
     assert [*result['noise']] == ['0', '0.5', '20']
     assert result['noise']['0'] == first['scores']['sst2']['accuracy']
     lines = (result['folder'] / 'predicted_new.csv').read_text().splitlines()
-    assert lines[0] == 'sentence,note,prediction' and re.fullmatch('"a ""house"" bad",2,[01]', lines[2])
+    assert lines[0] == 'sentence,note,prediction,probability'
+    assert re.fullmatch(r'"a ""house"" bad",2,[01],0\.[5-9]\d*', lines[2])
+
+
+def predict_alone(stage, folder, path):
+    """The command that labels a file with a finished trial -> what it printed last"""
+    done = stage('finetune', *words(init_from=folder, predict=path, device='cpu'))
+    assert done.code == 0, done
+    return done.out.splitlines()[-1]
+
+
+def test_a_file_is_labelled_by_a_trial_alone(trial, stage, tmp_path):
+    """Nothing but its folder and the file is there; classes have their names and probabilities."""
+    folder = trial('custom', train_file=easy(tmp_path / 'a.csv', 40), dev_file=easy(tmp_path / 'b.csv', 20),
+                   texts='title', label='class')['folder']
+    (tmp_path / 'a.csv').unlink()
+    (tmp_path / 'b.csv').unlink()
+    (tmp_path / 'new.csv').write_text('number,title\n1,the quick stone\n2,a river\n')
+    before = (folder / 'result.json').read_bytes()
+    line = predict_alone(stage, folder, tmp_path / 'new.csv')
+    assert line == f'2 rows with their predictions: {folder}/predicted_new.csv'
+    assert (folder / 'result.json').read_bytes() == before
+
+    header, *lines = (folder / 'predicted_new.csv').read_text().splitlines()
+    assert header == 'number,title,prediction,probability'
+    model, tokenizer, content = train.load(str(folder))
+    for line, text in zip(lines, ('the quick stone', 'a river'), strict=True):
+        _, title, name, chance = line.split(',')
+        ids = torch.tensor([join_texts(SPECIAL_IDS, 48, tokenizer.encode([text])[0])[0].tolist()])
+        chances = model(ids).softmax(-1)[0]
+        assert title == text and name == content['labels'][chances.argmax()]
+        assert float(chance) == pytest.approx(chances.max().item(), abs=1e-6)
+
+
+def test_numbers_and_published_tasks_are_predicted_by_a_trial_alone(trial, stage, tmp_path):
+    """As the command that trained would have predicted them."""
+    (tmp_path / 'a.csv').write_text('text,y\n' + ''.join(f'the river {i},{1.5 * i}\n' for i in range(30)))
+    (tmp_path / 'new.csv').write_text('text\nthe house\n')
+    (tmp_path / 'new.jsonl').write_text('{"sentence": "good"}\n')
+    given = {'custom': {'train_file': tmp_path / 'a.csv', 'texts': 'text', 'label': 'y',
+                        'predict': tmp_path / 'new.csv'},
+             'sst2': {'predict': tmp_path / 'new.jsonl'}}
+    for name, knobs_of_task in given.items():
+        folder = trial(name, name, **knobs_of_task)['folder']
+        file = folder / f"predicted_{knobs_of_task['predict'].name}"
+        before = file.read_text()
+        file.unlink()
+        predict_alone(stage, folder, knobs_of_task['predict'])
+        assert file.read_text() == before
+
+
+def test_training_rows_are_not_scored_without_a_word(trial, tmp_path):
+    """A trial on all rows of a file, evaluated again without its dev_file."""
+    given = {'train_file': easy(tmp_path / 'a.csv', 60), 'texts': 'title', 'label': 'class'}
+    with_dev = trial('custom', 'with_dev', dev_file=easy(tmp_path / 'b.csv', 20, seed=2), **given)
+    seventh = trial('custom', 'seventh', **given)
+    note = f"the dev rows are from {tmp_path / 'a.csv'}, on which"
+    again = trial('custom', 'a', init_from=with_dev['folder'], epochs=0, **given)
+    assert note in again['printed'].err and note in (tmp_path / 'a' / 'results.md').read_text()
+    again = trial('custom', 'b', init_from=seventh['folder'], epochs=0, **given)
+    assert 'on which' not in again['printed'].err
 
 
 def test_the_norm_of_the_noise(run):
@@ -714,7 +824,22 @@ def test_classes_and_numbers_of_your_own(own):
     assert own(lines, suffix='.jsonl')[0].labels == ('0', '10', '2')
 
 
-def test_numbers_are_predicted_in_their_own_scale(own, tmp_path):
+def test_an_array_of_records(own, tmp_path, monkeypatch):
+    """A .json file that is no SQuAD; what is predicted for one is an array too."""
+    records = [{'text': 'a', 'class': 'red'}, {'text': 'b', 'class': 'green'}]
+    task, given = own(json.dumps(records), json.dumps(records), suffix='.json')
+    examples, _ = finetune.load_examples(task, 'train', given)
+    assert examples == [Example(0, ('a',), 1), Example(1, ('b',), 0)]
+    data = Split(task, examples, [], 0)
+    chances = [(0, 0.75), (1, 0.5)]
+    monkeypatch.setattr(finetune, 'predict_split', lambda *given, **more: chances)
+    finetune.write_predicted_rows(str(tmp_path / 'out'), None, data, given.train_file, given, CPU)
+    expected = [{**records[0], 'prediction': 'green', 'probability': 0.75},
+                {**records[1], 'prediction': 'red', 'probability': 0.5}]
+    assert json.loads((tmp_path / 'out.json').read_text()) == expected
+
+
+def test_numbers_are_predicted_in_their_own_scale(own, tmp_path, monkeypatch):
     task, given = own('text\tclass\n"a\t100\nb"\t300.0\nc\t500\n', 'text\tclass\nd\t350\n', '.tsv')
     assert task.head == 'regress' and task.scale == (300, 200)
     examples, _ = finetune.load_examples(task, 'train', given)
@@ -722,8 +847,38 @@ def test_numbers_are_predicted_in_their_own_scale(own, tmp_path):
     dev_examples, _ = finetune.load_examples(task, 'dev', given)
     assert dev_examples == [Example(0, ('d',), 0.25)]
     data = Split(task, dev_examples, [], 0)
-    finetune.write_predictions(str(tmp_path / 'out'), data, [0.5], given.dev_file)
+    monkeypatch.setattr(finetune, 'predict_split', lambda *given: [0.5])
+    finetune.write_predicted_rows(str(tmp_path / 'out'), None, data, given.dev_file, given, CPU)
     assert (tmp_path / 'out.tsv').read_text() == 'text\tclass\tprediction\nd\t350\t400.0\n'
+
+
+def test_an_infinite_label_is_not_in_the_scale(own):
+    """One of 200 rows is bad; the others train."""
+    lines = [f'a {i},{i % 7}.5' for i in range(199)]
+    task, given = own('\n'.join(['text,class', 'x,1e400', *lines]))
+    mean, deviation = task.scale
+    assert 3 < mean < 4 and 1 < deviation < 3
+    _, notes = finetune.load_examples(task, 'train', given)
+    assert "label class='1e400' is no number to learn" in notes[0]
+
+
+def test_a_finished_trial_keeps_the_scale_of_its_numbers(trial, tmp_path):
+    """Its predictions are the same beside another train_file."""
+    def numbers(name, factor):
+        lines = [f'the river {i},{factor * (i % 7)}' for i in range(30)]
+        (tmp_path / name).write_text('\n'.join(['text,class', *lines]))
+        return tmp_path / name
+
+    (tmp_path / 'new.csv').write_text('text\nthe house\nthe quick garden\n')
+    given = {'dev_file': numbers('dev.csv', 1.5), 'texts': 'text', 'label': 'class',
+             'predict': tmp_path / 'new.csv'}
+    first = trial('custom', train_file=numbers('a.csv', 1.5), **given)
+    again = trial('custom', 'again', init_from=first['folder'], epochs=0,
+                  train_file=numbers('b.csv', 1e3), **given)
+    for name in ('predicted_new.csv', 'custom.jsonl'):
+        assert (again['folder'] / name).read_text() == (first['folder'] / name).read_text()
+    content = train.read_checkpoint(again['folder'] / 'model.pt')
+    assert 2 < content['scale'][0] < 6 and content['labels'] == ()
 
 
 def test_a_seventh_is_held_out_by_its_text(own):
@@ -745,7 +900,14 @@ HEAD = 'text,class\n'
     ('text, class\na,b\n', '', {}, r"train.csv, line 2: no label 'class', the row has \['text', ' class'\]"),
     ('text,text,class\na,b,c\n', '', {}, r"two columns have the same name: \['text', 'text', 'class'\]"),
     (HEAD + 'a,1.5\nb,2.5\nc,n/a\nd,3\n', '', {}, "csv, line 4: could not convert string to float: 'n/a'"),
+    (HEAD + 'a,1.5\nb,2.5\nc,-1e400\nd,nan\ne,3\n', '', {},
+     r"csv, line 4: label class='-1e400' is no number to learn \(2 of 5 rows are bad"),
+    ('{"text": "a", "class": 1.5}\n{"text": "b", "class": 2}\n{"text": "c", "class": NaN}\n', '',
+     {'suffix': '.jsonl'}, "jsonl, line 3: no label 'class'"),
     (HEAD + 'a,3.0\nb,3.0\n', '', {}, "csv: label 'class' has one class"), ('', '', {}, 'no rows for train'),
+    ('text;class\na;b\n', '', {}, "columns are separated by semicolons, not by commas: 'text;class'"),
+    ('text,class\na,b\n', '', {'suffix': '.tsv'}, "separated by commas, not by tabs: 'text,class'"),
+    ('"text"\t"class"\n"a"\t"b"\n', '', {'suffix': '.tsv'}, '.tsv has no quotes, as in GLUE'),
     (HEAD, '', {}, 'no rows for train'), (HEAD + GOOD, HEAD, {}, 'no rows for dev'),
     (HEAD + '"a,red\nb,green\n', '', {}, "train.csv: cannot be read: Error\\('unexpected end"),
     (HEAD + GOOD, HEAD + 'a,pink\n', {}, r"line 2: label class='pink': choose .* \(1 of 1 rows are bad"),
@@ -755,6 +917,8 @@ HEAD = 'text,class\n'
      "train.jsonl, line 1: 'text' is 5, not a text"),
     ('{"text": "b", "class": "b"}\n{"text"\n{"text": "b", "class": "a"}\n', '', {'suffix': '.jsonl'},
      'train.jsonl, line 2: broken JSON'),
+    ('[{"text": "a"}, "b", {"text": "c"}]', '', {'suffix': '.json'},
+     r"train.json, record 1: no label 'class', the row has \['text'\] \(3 of 3 rows are bad"),
     (HEAD + GOOD, '', {'texts': ''}, 'tasks=custom needs --train_file=FILE'),
     (HEAD + 'a,0.5\nb,1.5\n', HEAD + 'a,high\n', {}, 'dev.csv, line 2: could not convert'),
 ])
@@ -764,6 +928,24 @@ def test_mistakes_in_a_file_are_one_line(train_text, dev, changes, message, own)
         for split in task.splits:
             finetune.load_examples(task, split, given)
     assert '\n' not in str(error.value) and '\x1b' not in str(error.value) and len(str(error.value)) < 400
+
+
+def test_a_replaced_file_is_another_recipe(trial, stage, run, tmp_path):
+    """Trials of revisions that wrote no checksums go on."""
+    dev_file = easy(tmp_path / 'b.csv', 20, seed=2)
+    given = {'train_file': easy(tmp_path / 'a.csv', 30), 'dev_file': dev_file, 'texts': 'title',
+             'label': 'class'}
+    first = trial('custom', **given)
+    command = words(**{'init_from': run, 'tasks': 'custom', 'out_dir': tmp_path / 'out', **QUICK, **given})
+    easy(dev_file, 20, seed=3)
+    line = refused(stage('finetune', *command))
+    assert f'out has trials of {dev_file} as it was before it changed' in line
+
+    place = first['folder'] / 'result.json'
+    result = json.loads(place.read_text())
+    del result['recipe']['file_sums']
+    write_json(place, result)
+    assert stage('finetune', *command).code == 0
 
 
 def test_up_to_one_percent_of_bad_rows_is_left_out_and_said(trial, tmp_path):
@@ -779,6 +961,40 @@ def test_up_to_one_percent_of_bad_rows_is_left_out_and_said(trial, tmp_path):
     assert all(note in report and note in result['printed'].err for note in notes)
 
 
+def test_rows_and_classes_are_counted_and_what_is_missing_is_said(trial, tmp_path):
+    """On stderr and in results.md: stray spaces are seen, and that dev has one class."""
+    rows = [(f'a {i}', ('red', 'green', 'green ')[i % 3]) for i in range(30)]
+    (tmp_path / 'a.csv').write_text(HEAD + ''.join(f'{text},{label}\n' for text, label in rows))
+    (tmp_path / 'b.csv').write_text(HEAD + 'x,red\n ,red\n')
+    result = trial('custom', train_file=tmp_path / 'a.csv', dev_file=tmp_path / 'b.csv', texts='text',
+                   label='class')
+    notes = ["custom, train: 30 rows: 'green' 10, 'green ' 10, 'red' 10", "custom, dev: 2 rows: 'red' 2",
+             "custom: no row of dev has the class 'green', 'green '",
+             '1 of 2 rows for dev have an empty text']
+    report = (tmp_path / 'out' / 'results.md').read_text()
+    for note in notes:
+        assert note in result['notes'] and note in report and note in result['printed'].err
+    last = result['printed'].out.splitlines()[-1]
+    assert last == f"finished: 1 trials, {tmp_path / 'out' / 'results.md'}"
+
+
+def test_squad_is_evaluated_on_a_file_of_your_own(trial, tmp_path):
+    def squad(name, n):
+        questions = [{'id': f'{name}{i}', 'question': f'who is {i} ?',
+                      'answers': [{'text': 'river', 'answer_start': 4}]} for i in range(n)]
+        content = {'data': [{'paragraphs': [{'context': 'the river walks', 'qas': questions}]}]}
+        (tmp_path / f'{name}.json').write_text(json.dumps(content))
+        return tmp_path / f'{name}.json'
+
+    result = trial('squad1', train_file=squad('a', 9), dev_file=squad('b', 4))
+    assert result['n'] == {'squad1': [9, 4]}
+    predictions = json.loads((result['folder'] / 'squad1.json').read_text())
+    assert [*predictions] == ['b0', 'b1', 'b2', 'b3']
+    same_file = trial('squad1', 'same', train_file=squad('c', 40), dev_file=tmp_path / 'c.json')
+    n_train, n_dev = same_file['n']['squad1']
+    assert n_train + n_dev == 40 and 0 < n_dev < 20
+
+
 @pytest.mark.parametrize('given, message', [
     ({'tasks': 'sst2', 'predict': 'FILE'}, "there is a column 'prediction' already"),
     ({'tasks': 'sst2', 'predict': 'a.txt'}, 'choose one of .csv, .tsv, .jsonl, .json'),
@@ -788,6 +1004,7 @@ def test_up_to_one_percent_of_bad_rows_is_left_out_and_said(trial, tmp_path):
     ({'schedule': 'steps'}, 'choose one of linear'), ({'pooling': 'mean'}, 'choose one of cls'),
     ({'epochs': 0}, 'epochs=0 evaluates finished trials'), ({'init_from': ''}, "no trial: init_from is ''"),
     ({'init_from': 'out/nothing'}, 'no checkpoint there'),
+    ({'init_from': 'out/\x1b[31mred'}, r'out/\x1b[31mred: no checkpoint there'),
     ({'data_dir': 'nowhere'}, 'hf download nyu-mll/glue'), ({'data_dir': 'no'}, 'nyu-mll/glue:rte dev: '),
     ({'learning_rate': 1e38, 'epochs': 4}, 'rte_1: a loss or gradient after step 0 is not finite'),
 ])
@@ -872,18 +1089,51 @@ def test_differences_are_paired_by_seed():
     assert 'paired' not in report(glue(70), 'courtois', 'base')
 
 
-def test_runs_with_a_number_are_pretraining_seeds():
+@pytest.fixture
+def launched(tmp_path):
+    """launched({run: knobs}) writes their run.json -> {run: folder}"""
+    def write(runs):
+        folders = {}
+        for name, config in runs.items():
+            folders[name] = str(tmp_path / name)
+            (tmp_path / name).mkdir()
+            write_json(tmp_path / name / 'run.json', [{'config': {'out_dir': name, **config}}])
+        return folders
+    return write
+
+
+def test_runs_that_differ_in_their_seed_alone_are_averaged(launched):
     """Their means over the trials' seeds, and differences paired by pretraining seed."""
+    names = 'ours-1', 'ours-2', 'ours-5', 'base-1', 'base-2'
+    folders = launched({name: {'seed': int(name[-1]), 'n_embd': 16} for name in names})
     ours = []
     for n, scores in ((1, (70, 74)), (2, (80, 86)), (5, (61,))):
         ours += [result(score, seed=seed, run=f'ours-{n}') for seed, score in enumerate(scores, 1)]
     base = [result(70, run='base-1'), result(82, run='base-2')]
-    text = report(ours + base, '', 'base-*')
+    text = report(ours + base, '', 'base-*', folders)
     deviation = np.std([72, 83, 61], ddof=1)
     half = 4.303 * deviation / 3 ** 0.5
     assert cells(text, 'ours')[0] == [f'72.00 ({deviation:.2f}) ± {half:.2f}', '3']
     assert cells(text, 'difference') == [['1.50 (0.71) ± 6.35']]
-    assert cells(report([result(70, run='ours-1')]), 'ours-1') == [['70.00', '1']]
+    assert cells(report(ours[:1], '', '', folders), 'ours-1') == [['70.00', '1']]
+
+
+def test_runs_that_differ_in_more_have_a_line_each(launched):
+    """Also where nobody can tell."""
+    folders = launched({'wide-1': {'seed': 1, 'n_embd': 16}, 'wide-2': {'seed': 2, 'n_embd': 32}})
+    results = [result(70, run=name) for name in ('wide-1', 'wide-2', 'gone-1', 'gone-2')]
+    text = report(results, '', '', folders)
+    for name in ('wide', 'gone'):
+        assert f'Not averaged: {name}-1, {name}-2 differ in more' in text
+        assert cells(text, f'{name}-1')[0] == cells(text, f'{name}-2')[0] == ['70.00', '1']
+
+
+def test_where_the_runs_of_a_report_are(trial, run, copies, tmp_path):
+    """Also of trials that start from those of another out_dir."""
+    first = trial('rte')
+    trial('rte', 'next', init_from=first['folder'], epochs=0)
+    assert finetune.run_folders(str(tmp_path / 'out')) == {'base': run}
+    assert finetune.run_folders(str(tmp_path / 'next')) == {'base': run}
 
 
 def test_a_curve_over_pretraining_steps(tmp_path, monkeypatch):
