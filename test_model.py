@@ -8,6 +8,7 @@ start and which decay) and a position encoding one in POSITIONS. A row of anothe
 NORMALISERS, SCALES, NORMS, HEADS or POOLINGS, or its deviation in STARTS; an option that not all use, a value
 in KNOBS.
 """
+import json
 import math
 import runpy
 from collections.abc import Callable
@@ -1243,6 +1244,54 @@ def test_import_refuses_what_lacks_a_head_or_is_no_bert(tmp_path, transformers):
     transformers.DistilBertConfig().save_pretrained(tmp_path / 'distilled')
     with pytest.raises(UserError, match='model_type=distilbert'):
         source.pretrained_encoder(tmp_path / 'distilled')
+
+
+@pytest.fixture
+def bert_folder(tmp_path, transformers):
+    """A folder with a sound BERT."""
+    bert = transformers.BertForPreTraining(transformers.BertConfig(**SIZES))
+    bert.save_pretrained(tmp_path / 'bert')
+    return tmp_path / 'bert'
+
+
+def change_config(folder, **changes):
+    path = folder / 'config.json'
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+@pytest.mark.parametrize('size', [0, 8, 1000])
+def test_damaged_weights_are_one_line(size, bert_folder):
+    """A file cut after `size` bytes: none, no header, half a header."""
+    path = bert_folder / 'model.safetensors'
+    path.write_bytes(path.read_bytes()[:size])
+    line = r'^[^\n]*bert: transformers cannot read it \(SafetensorError: [^\n]*$'
+    with pytest.raises(UserError, match=line):
+        source.pretrained_encoder(bert_folder)
+
+
+def test_weights_of_other_sizes_than_the_config_are_refused(bert_folder):
+    change_config(bert_folder, vocab_size=30)
+    line = r'^[^\n]*bert: [\w.]+ is \(40\D[^\n]*, by config.json \(30\D[^\n]*$'
+    with pytest.raises(UserError, match=line):
+        source.pretrained_encoder(bert_folder)
+
+
+@pytest.mark.parametrize('model_type', ['unheard_of', 'bert'])
+def test_code_beside_a_model_does_not_run(model_type, bert_folder, monkeypatch):
+    """Nor is it asked for in a terminal."""
+    monkeypatch.setattr('builtins.input', lambda *question: 'y')
+    change_config(bert_folder, model_type=model_type, auto_map={'AutoConfig': 'code.Config'})
+    marker = bert_folder / 'it ran'
+    (bert_folder / 'code.py').write_text(
+        'from transformers import BertConfig\n'
+        f'open({str(marker)!r}, "w").close()\n'
+        f'class Config(BertConfig):\n    model_type = {model_type!r}\n')
+    if model_type == 'bert':                            # transformers has a class of its own for it
+        source.pretrained_encoder(bert_folder)
+    else:
+        with pytest.raises(UserError, match=r'^[^\n]*custom code[^\n]*$'):
+            source.pretrained_encoder(bert_folder)
+    assert not marker.exists()
 
 
 def test_buckets_are_those_of_t5():
