@@ -1216,6 +1216,35 @@ def test_export_has_the_logits(variant, kind, position, transformers):
         assert difference(actual, expected) < 1e-4 * expected.abs().max()
 
 
+def test_export_of_a_regressor_gives_values_and_of_a_classifier_names(transformers):
+    """Not standardised values, of which `pipeline` would give the sigmoid."""
+    ids, segments, keep = padded_batch()
+    regressor = randomised(SequenceClassifier(EncoderConfig(**SMALL, n_label=1)))
+    twin = source.to_transformers(regressor, scale=(300.0, 20.0))
+    expected = 20.0 * regressor(ids, segments, keep) + 300.0
+    assert difference(logits_of_library(twin, ids, segments, keep), expected) < 1e-5 * 300
+    assert twin.config.problem_type == 'regression'
+    classifier = SequenceClassifier(EncoderConfig(**SMALL, n_label=3))
+    twin = source.to_transformers(classifier, ('no', 'perhaps', 'yes'))
+    assert twin.config.problem_type is None
+    assert twin.config.id2label == {0: 'no', 1: 'perhaps', 2: 'yes'}
+    assert twin.config.label2id == {'no': 0, 'perhaps': 1, 'yes': 2}
+    assert source.to_transformers(classifier).config.num_labels == 3
+
+
+def test_export_says_why_there_is_no_roformer_classifier(transformers):
+    """Its pooler has the activation of its MLPs: with unit matrices its logits are GELU of the state."""
+    modules = pytest.importorskip('transformers.models.roformer.modeling_roformer')
+    config = transformers.RoFormerConfig(hidden_size=12, num_attention_heads=3, num_labels=12)
+    head = modules.RoFormerClassificationHead(config).eval()
+    for part in (head.dense, head.out_proj):
+        part.load_state_dict({'weight': torch.eye(12), 'bias': torch.zeros(12)})
+    x = torch.randn(2, 1, 12)
+    assert difference(head(x), nn.functional.gelu(x[:, 0])) < 1e-6
+    with pytest.raises(UserError, match='RoFormerForSequenceClassification has GELU where our'):
+        source.to_transformers(build(SequenceClassifier, position='rope'))
+
+
 @pytest.mark.parametrize('kind, settings', [
     *[(MaskedLM, settings) for settings in CORE
       if settings['attention'] not in FOLD or settings['position'] in ('rpe', 'rab')],
