@@ -825,6 +825,18 @@ def test_initial_values(settings, kind):
             assert abs(value.std().item() / deviation - 1) < 5 / (2 * value.numel()) ** 0.5, name
 
 
+def decays(model, name):
+    """Should a parameter have weight decay?  For tests/test_train.py."""
+    path, _, last = name.rpartition('.')
+    if isinstance(model.get_submodule(path), (nn.Linear, nn.Embedding)):
+        return last == 'weight'
+    if path.endswith('.attention'):
+        return last in facts_of(model.config).decays
+    if path == 'encoder.position':
+        return last in POSITIONS[model.config.position].decays
+    return False                                        # norms, biases, the vectors that streams start from
+
+
 STARTS = {'identity': 0.02, 'fan_in': 32 ** -0.5, 'normal': 0.02, 'unit': 1.0}     # deviation of S, K = 32
 
 
