@@ -22,11 +22,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import flip, launch, process, refused, tiny, torchrun
+from test_model import CORE, SMALL, decays
 from torch.utils._pytree import tree_leaves
 
 import train
 from configurator import UserError
-from model import ALLOWED_POSITIONS, ATTENTION, EncoderConfig, MaskedLM
+from model import EncoderConfig, MaskedLM
 from prepare_data import digest_of, load_meta, write_json
 from train import Loader, Masker, Rows, Runtime, shuffled
 
@@ -290,15 +291,13 @@ def test_schedule(schedule, rate35, rate60, end):
     assert [rates[35], rates[60], rates[110]] == pytest.approx([rate35, rate60, end])
 
 
-@pytest.mark.parametrize('attention', ATTENTION)
-def test_decay_is_on_matrices_alone(attention):
-    position = ALLOWED_POSITIONS.get(attention, ['absolute'])[0]
-    model = MaskedLM(EncoderConfig(50, 8, 2, 4, 8, 16, attention=attention, position=position))
+@pytest.mark.parametrize('settings', CORE, ids=str)
+def test_decay_is_on_matrices_alone(settings):
+    model = MaskedLM(EncoderConfig(**{**SMALL, **settings}))
     optimizer = train.make_optimizer(model, 1e-3, (0.9, 0.999), 1e-8, 0.01, CPU)
     decay = {id(p): group['weight_decay'] for group in optimizer.param_groups for p in group['params']}
     for name, parameter in model.named_parameters():
-        plain = name.endswith(('bias', 'diag')) or 'norm.' in name
-        assert decay[id(parameter)] == (0 if plain else 0.01), name
+        assert decay[id(parameter)] == (0.01 if decays(model, name) else 0), name
 
 
 @pytest.mark.parametrize('scaled', [False, True])       # as float16's losses are
