@@ -379,7 +379,7 @@ def scaled_squared_relu(products, sees, s, scale):
 NORMALISERS = {'softmax': softmax, 'softmax_plus': softmax_plus, 'squared_relu': squared_relu,
                'scaled_squared_relu': scaled_squared_relu}
 SCALES = {'n2': lambda n, s: n ** 2, 'n': lambda n, s: n, 'ns': lambda n, s: n * s, 's2': lambda n, s: s ** 2,
-          'ns2': lambda n, s: n * s * s}
+          'n2s': lambda n, s: n ** 2 * s, 'ns2': lambda n, s: n * s * s}
 
 
 def sinusoid(d, size):
@@ -1013,13 +1013,18 @@ def test_rows_of_scaled_squared_relu(dtype, size):
 
 
 @pytest.mark.parametrize('name, relu_scale, in_his_code', [
+    ('squared_relu', 'ns', lambda a, n, s: a.relu() ** 2 / n),
+    ('squared_relu', 'n2s', lambda a, n, s: (a / n).relu() ** 2),
     ('squared_relu', 'ns2', lambda a, n, s: a.relu() ** 2 / (s * n)),
     ('scaled_squared_relu', 'ns', lambda a, n, s: a.relu() ** 2 / (s * n * (a.relu() ** 2).sum(-1, True))),
     ('softmax', 'ns', lambda a, n, s: a.softmax(-1)),
     ('softmax_plus', 'ns', lambda a, n, s: (a * n.log() / math.log(512)).softmax(-1)),
 ])
-def test_normalisers_of_table_2_are_those_of_lius_code(name, relu_scale, in_his_code):
-    """github.com/HJHGJGHHG/GAU-PyTorch, utils/layers.py: a = q k^T / sqrt(s), padding -inf, n real tokens."""
+def test_normalisers_are_those_of_lius_code(name, relu_scale, in_his_code):
+    """Of tables 1 and 2: github.com/HJHGJGHHG/GAU-PyTorch, utils/layers.py.
+
+    a = q k^T / sqrt(s), -inf at padding; n real tokens.
+    """
     scores = 20 * torch.randn(3, 5, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
     n = torch.tensor([7.0, 4.0, 2.0], dtype=torch.float64)[:, None, None]
     s = 16
