@@ -1204,8 +1204,10 @@ def test_bert_gives_the_logits_of_hugging_face(kind, name, transformers):
     assert difference(outputs(ours, *inputs), expected) < 1e-5 * expected.abs().max()
 
 
-def test_export_and_import_again(tmp_path, transformers):
-    ours = randomised(MaskedLM(EncoderConfig(**SMALL, dropout=0.2, attention_dropout=0.3))).train()
+@pytest.mark.parametrize('position', [position for _, position, _ in source.IMPORTS.values()])
+def test_export_and_import_again(position, tmp_path, transformers):
+    sizes = {**SMALL, 'n_head': 2, 'dropout': 0.2, 'attention_dropout': 0.3}
+    ours = randomised(MaskedLM(EncoderConfig(**sizes, position=position))).train()
     source.to_transformers(ours).save_pretrained(tmp_path)
     again = MaskedLM.from_pretrained(tmp_path)
     assert again.config == ours.config and not again.training
@@ -1279,6 +1281,45 @@ def test_import_refuses_other_berts(setting, tmp_path, transformers):
     transformers.BertConfig(**SIZES, **setting).save_pretrained(tmp_path)
     (key, value), = setting.items()
     with pytest.raises(UserError, match=f'{key}={value}'):
+        source.pretrained_encoder(tmp_path)
+
+
+def roformer_config(transformers, **changes):
+    return transformers.RoFormerConfig(**{**SIZES, **changes})
+
+
+def test_a_roformer_gives_its_own_logits(tmp_path, transformers):
+    roformer = randomised(transformers.RoFormerForMaskedLM(roformer_config(transformers)))
+    roformer.save_pretrained(tmp_path)
+    ours = MaskedLM.from_pretrained(tmp_path)
+    assert ours.config == EncoderConfig(*OURS, position='rope')
+    ids, segments, keep = padded_batch()
+    expected = logits_of_library(roformer, ids, segments, keep)[keep]
+    actual = ours(ids, segments=segments, attention_mask=keep)[keep]
+    assert difference(actual, expected) < 1e-5 * expected.abs().max()
+
+
+def test_the_encoder_of_a_roformer_classifier_gives_its_states(tmp_path, transformers):
+    classifier = randomised(transformers.RoFormerForSequenceClassification(roformer_config(transformers)))
+    classifier.save_pretrained(tmp_path)
+    config, state = source.pretrained_encoder(tmp_path)
+    encoder = Encoder(config).eval()
+    encoder.load_state_dict(part(state, 'encoder.'))
+    ids, segments, keep = padded_batch()
+    expected = classifier.roformer(ids, token_type_ids=segments, attention_mask=keep.long())[0][keep]
+    assert difference(encoder(ids, segments, keep)[keep], expected) < 1e-5 * expected.abs().max()
+    with pytest.raises(UserError, match='has no cls.predictions'):
+        MaskedLM.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize('setting', [
+    {'rotary_value': True}, {'embedding_size': 12}, {'layer_norm_eps': 1e-5},
+    {'norm_type': 'rms_norm'}, {'use_bias': False}], ids=str)
+def test_import_refuses_other_roformers(setting, tmp_path, transformers):
+    """The last two are those of RoFormerV2."""
+    roformer_config(transformers, **setting).save_pretrained(tmp_path)
+    (key, value), = setting.items()
+    with pytest.raises(UserError, match=f'{key}={value}: only a roformer with {key}='):
         source.pretrained_encoder(tmp_path)
 
 
