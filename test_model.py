@@ -379,7 +379,7 @@ def scaled_squared_relu(products, sees, s, scale):
 NORMALISERS = {'softmax': softmax, 'softmax_plus': softmax_plus, 'squared_relu': squared_relu,
                'scaled_squared_relu': scaled_squared_relu}
 SCALES = {'n2': lambda n, s: n ** 2, 'n': lambda n, s: n, 'ns': lambda n, s: n * s, 's2': lambda n, s: s ** 2,
-          'ns2': lambda n, s: n * s * s}
+          'n2s': lambda n, s: n ** 2 * s, 'ns2': lambda n, s: n * s * s}
 
 
 def sinusoid(d, size):
@@ -1013,13 +1013,18 @@ def test_rows_of_scaled_squared_relu(dtype, size):
 
 
 @pytest.mark.parametrize('name, relu_scale, in_his_code', [
+    ('squared_relu', 'ns', lambda a, n, s: a.relu() ** 2 / n),
+    ('squared_relu', 'n2s', lambda a, n, s: (a / n).relu() ** 2),
     ('squared_relu', 'ns2', lambda a, n, s: a.relu() ** 2 / (s * n)),
     ('scaled_squared_relu', 'ns', lambda a, n, s: a.relu() ** 2 / (s * n * (a.relu() ** 2).sum(-1, True))),
     ('softmax', 'ns', lambda a, n, s: a.softmax(-1)),
     ('softmax_plus', 'ns', lambda a, n, s: (a * n.log() / math.log(512)).softmax(-1)),
 ])
-def test_normalisers_of_table_2_are_those_of_lius_code(name, relu_scale, in_his_code):
-    """github.com/HJHGJGHHG/GAU-PyTorch, utils/layers.py: a = q k^T / sqrt(s), padding -inf, n real tokens."""
+def test_normalisers_are_those_of_lius_code(name, relu_scale, in_his_code):
+    """Of tables 1 and 2: github.com/HJHGJGHHG/GAU-PyTorch, utils/layers.py.
+
+    a = q k^T / sqrt(s), -inf at padding; n real tokens.
+    """
     scores = 20 * torch.randn(3, 5, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
     n = torch.tensor([7.0, 4.0, 2.0], dtype=torch.float64)[:, None, None]
     s = 16
@@ -1199,8 +1204,10 @@ def test_bert_gives_the_logits_of_hugging_face(kind, name, transformers):
     assert difference(outputs(ours, *inputs), expected) < 1e-5 * expected.abs().max()
 
 
-def test_export_and_import_again(tmp_path, transformers):
-    ours = randomised(MaskedLM(EncoderConfig(**SMALL, dropout=0.2, attention_dropout=0.3))).train()
+@pytest.mark.parametrize('position', [position for _, position, _ in source.IMPORTS.values()])
+def test_export_and_import_again(position, tmp_path, transformers):
+    sizes = {**SMALL, 'n_head': 2, 'dropout': 0.2, 'attention_dropout': 0.3}
+    ours = randomised(MaskedLM(EncoderConfig(**sizes, position=position))).train()
     source.to_transformers(ours).save_pretrained(tmp_path)
     again = MaskedLM.from_pretrained(tmp_path)
     assert again.config == ours.config and not again.training
@@ -1274,6 +1281,45 @@ def test_import_refuses_other_berts(setting, tmp_path, transformers):
     transformers.BertConfig(**SIZES, **setting).save_pretrained(tmp_path)
     (key, value), = setting.items()
     with pytest.raises(UserError, match=f'{key}={value}'):
+        source.pretrained_encoder(tmp_path)
+
+
+def roformer_config(transformers, **changes):
+    return transformers.RoFormerConfig(**{**SIZES, **changes})
+
+
+def test_a_roformer_gives_its_own_logits(tmp_path, transformers):
+    roformer = randomised(transformers.RoFormerForMaskedLM(roformer_config(transformers)))
+    roformer.save_pretrained(tmp_path)
+    ours = MaskedLM.from_pretrained(tmp_path)
+    assert ours.config == EncoderConfig(*OURS, position='rope')
+    ids, segments, keep = padded_batch()
+    expected = logits_of_library(roformer, ids, segments, keep)[keep]
+    actual = ours(ids, segments=segments, attention_mask=keep)[keep]
+    assert difference(actual, expected) < 1e-5 * expected.abs().max()
+
+
+def test_the_encoder_of_a_roformer_classifier_gives_its_states(tmp_path, transformers):
+    classifier = randomised(transformers.RoFormerForSequenceClassification(roformer_config(transformers)))
+    classifier.save_pretrained(tmp_path)
+    config, state = source.pretrained_encoder(tmp_path)
+    encoder = Encoder(config).eval()
+    encoder.load_state_dict(part(state, 'encoder.'))
+    ids, segments, keep = padded_batch()
+    expected = classifier.roformer(ids, token_type_ids=segments, attention_mask=keep.long())[0][keep]
+    assert difference(encoder(ids, segments, keep)[keep], expected) < 1e-5 * expected.abs().max()
+    with pytest.raises(UserError, match='has no cls.predictions'):
+        MaskedLM.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize('setting', [
+    {'rotary_value': True}, {'embedding_size': 12}, {'layer_norm_eps': 1e-5},
+    {'norm_type': 'rms_norm'}, {'use_bias': False}], ids=str)
+def test_import_refuses_other_roformers(setting, tmp_path, transformers):
+    """The last two are those of RoFormerV2."""
+    roformer_config(transformers, **setting).save_pretrained(tmp_path)
+    (key, value), = setting.items()
+    with pytest.raises(UserError, match=f'{key}={value}: only a roformer with {key}='):
         source.pretrained_encoder(tmp_path)
 
 
