@@ -2,7 +2,11 @@
 
     $ python train.py config/base_pairwise.py --batch_size=16 --attention=shared
 
-A config file is Python that assigns knobs. --help prints every knob with its default and its comment.
+A config file is Python that assigns knobs, and all of it runs: use only files that you trust. --help prints
+every knob with its default and its comment.
+
+    1  knobs      globals of a stage <- config files <- flags, each value checked
+    2  messages   a mistake in one line, notices, --help
 """
 import ast
 import contextlib
@@ -17,12 +21,116 @@ import sys
 import time
 
 ROOT = os.path.dirname(os.path.abspath(__file__))
-KNOB_TYPES = {bool: 'true or false', int: 'a whole number', float: 'a number', str: 'a text',
-         tuple: 'whole numbers with commas between them'}       # types of knobs
+KNOB_TYPES = {                  # type of a knob -> what a message calls it
+    bool: 'true or false', int: 'a whole number', float: 'a number', str: 'a text',
+    tuple: 'whole numbers with commas between them',
+}
 
+
+# ---- 1. knobs ----
+
+def configure(scope, minimum, arguments=None):
+    """Override the knobs of a stage; returns {name: value} of all of them.
+
+    scope      globals() of the stage; nothing in it changes if an argument is refused
+    minimum    {knob: its least value}; 0 for a number that is not there
+    arguments  config files and --key=value, by default those of the command line
+    """
+    defaults = {name: value for name, value in scope.items() if is_knob(name, value)}
+    if arguments is None:
+        arguments = sys.argv[1:]
+    if '--help' in arguments:
+        print(help_text(scope))
+        sys.exit()
+
+    config = dict(defaults)
+    for argument in arguments:
+        for name, value in settings(argument, defaults).items():
+            if name not in defaults:
+                raise UserError(unknown_knob(argument, name, defaults))
+            config[name] = checked(argument, name, value, defaults[name], minimum.get(name, 0))
+    scope.update(config)
+    return config
+
+
+def is_knob(name, value):
+    return name.islower() and not name.startswith('_') and type(value) in KNOB_TYPES
+
+
+def settings(argument, defaults):
+    """{name: value} that one argument sets: --key=value, or a config file, also looked for in ROOT."""
+    name, equals, text = argument.removeprefix('--').partition('=')
+    if argument.startswith('--') and equals:
+        # a text stays as it is: a folder may be called 2024
+        value = text if isinstance(defaults.get(name), str) else literal(text)
+        return {name: value}
+
+    path = argument if os.path.isfile(argument) else os.path.join(ROOT, argument)
+    if not os.path.isfile(path):
+        raise UserError(f'{shown(argument)}: neither a config file nor --key=value; see --help')
+    try:
+        assigned = runpy.run_path(path)
+    except Exception as error:                  # a config file may raise any
+        raise UserError(shown(f'{argument}: {type(error).__name__}: {error}')) from None
+    # what a config file imports or defines for itself is no knob: modules and functions have a __name__
+    return {name: value for name, value in assigned.items()
+            if not name.startswith('_') and not hasattr(value, '__name__')}
+
+
+def literal(text):
+    """'3e-4' -> 0.0003, '1,2' -> (1, 2), 'true' -> True; other text as it is."""
+    if text.lower() in ('true', 'false'):
+        text = text.capitalize()
+    try:
+        return ast.literal_eval(text)
+    except Exception:                           # '{[]}' is a TypeError, '((((...' a MemoryError
+        return text
+
+
+def checked(argument, name, value, default, least):
+    """The value in the type of the default; each of its numbers is finite and at least `least`."""
+    expected = type(default)
+    if type(value) is int and expected is tuple:
+        value = (value,)
+    numbers = value if type(value) is tuple else (value,)
+    # no library takes longer ones, and Python does not print one of 5,000 digits
+    if any(type(number) is int and abs(number) >= 2 ** 63 for number in numbers):
+        raise UserError(f'{shown(argument)}: {shown(name)} must be below 2^63')
+
+    given = shown(f'{argument}: {name}={value!r}')
+    if type(value) is int and expected is float:
+        value = float(value)
+        numbers = (value,)
+    whole = all(type(number) is int for number in numbers)
+    if type(value) is not expected or (expected is tuple and not whole):
+        raise UserError(f'{given} must be {KNOB_TYPES[expected]}')
+
+    if expected in (int, float, tuple):
+        limit = 'finite' if least == -math.inf else f'finite and at least {least}'
+        if not all(math.isfinite(number) and number >= least for number in numbers):
+            raise UserError(f'{given} must be {limit}')
+    return value
+
+
+def choose(key, name, table):
+    """table[name]; raises a UserError that lists the keys if there is no such key."""
+    if name not in table:
+        raise UserError(f'{key}={shown(repr(name))}: choose one of {", ".join(table)}')
+    return table[name]
+
+
+# ======== what follows is for people: messages and help ========
+
+# ---- 2. messages ----
 
 class UserError(ValueError):
     """A user's mistake, told in one line that says what was given and what is allowed."""
+
+
+def unknown_knob(argument, name, defaults):
+    near = difflib.get_close_matches(name, defaults, n=1)
+    hint = f'did you mean {near[0]}?' if near else 'see --help'
+    return f'{shown(argument)}: no knob {shown(name)}, {hint}'
 
 
 def shown(value):
@@ -32,11 +140,12 @@ def shown(value):
     return text if len(text) <= 200 else text[:197] + '...'
 
 
-def choose(key, name, table):
-    """table[name]; raises a UserError that lists the keys if there is no such key."""
-    if name not in table:
-        raise UserError(f'{key}={shown(repr(name))}: choose one of {", ".join(table)}')
-    return table[name]
+def say(message):
+    """Print a notice on stderr, once on each machine."""
+    if os.environ.get('LOCAL_RANK', '0') != '0':
+        return
+    over_bar = '\r\033[K' if sys.stderr.isatty() else ''        # clears the line of a progress bar
+    print(over_bar + message, file=sys.stderr, flush=True)
 
 
 def run(main):
@@ -51,76 +160,15 @@ def run(main):
     except (UserError, OSError, ImportError) as error:
         line = 'error: ' + ' '.join(str(error).split())
         print(line, file=sys.stderr, flush=True)
-        with contextlib.suppress(KeyError), open(os.environ['TORCHELASTIC_ERROR_FILE'], 'w') as file:
-            details = {'py_callstack': line, 'timestamp': str(int(time.time()))}
-            json.dump({'message': {'message': line, 'extraInfo': details}}, file)    # torchrun's summary
+        tell_torchrun(line)
         sys.exit(2)
 
 
-def say(message):
-    """Print a notice on stderr, once on each machine."""
-    if os.environ.get('LOCAL_RANK', '0') == '0':
-        over_bar = '\r\033[K' * sys.stderr.isatty()         # clears the line of a progress bar
-        print(over_bar + message, file=sys.stderr, flush=True)
-
-
-def configure(scope, minimum, arguments=None):
-    """Override the knobs in `scope`, the globals() of a stage; returns {name: value} of all of them.
-
-    minimum  {knob: its least value}; of a number that is not there: 0
-    """
-    config = {name: value for name, value in scope.items()
-              if name.islower() and name[0] != '_' and type(value) in KNOB_TYPES}
-    arguments = sys.argv[1:] if arguments is None else arguments
-    if '--help' in arguments:
-        print(help_text(scope))
-        sys.exit()
-    for argument in arguments:
-        for name, value in settings(argument, config).items():
-            if name not in config:
-                near = difflib.get_close_matches(name, config, n=1)
-                hint = f'did you mean {near[0]}?' if near else 'see --help'
-                raise UserError(f'{shown(argument)}: no knob {shown(name)}, {hint}')
-            config[name] = checked(argument, name, value, scope[name], minimum.get(name, 0))
-    scope.update(config)
-    return config
-
-
-def settings(argument, config):
-    """{name: value} that one argument sets: --key=value, or a config file, also looked for in ROOT."""
-    name, equals, text = argument.removeprefix('--').partition('=')
-    if argument.startswith('--') and equals:
-        return {name: text if isinstance(config.get(name), str) else literal(text)}
-    path = argument if os.path.isfile(argument) else os.path.join(ROOT, argument)
-    if not os.path.isfile(path):
-        raise UserError(f'{shown(argument)}: neither a config file nor --key=value; see --help')
-    try:
-        found = runpy.run_path(path)
-    except Exception as error:                  # a config file may raise any
-        raise UserError(shown(f'{argument}: {type(error).__name__}: {error}')) from None
-    return {name: value for name, value in found.items()
-            if name[0] != '_' and not hasattr(value, '__name__')}       # modules and functions have one
-
-
-def literal(text):
-    """'3e-4' -> 0.0003, '1,2' -> (1, 2), 'true' -> True; other text as it is."""
-    try:
-        return ast.literal_eval(text.capitalize() if text.lower() in ('true', 'false') else text)
-    except (ValueError, SyntaxError):
-        return text
-
-
-def checked(argument, name, value, default, least):
-    """The value in the type of the default; a number must be finite and at least `least`."""
-    given, kind = shown(f'{argument}: {name}={value!r}'), type(default)
-    if type(value) is int and kind in (float, tuple):
-        value = float(value) if kind is float else (value,)
-    if type(value) is not kind:
-        raise UserError(f'{given} must be {KNOB_TYPES[kind]}')
-    if kind in (int, float) and not (math.isfinite(value) and value >= least):
-        limit = 'finite' if least == -math.inf else f'finite and at least {least}'
-        raise UserError(f'{given} must be {limit}')
-    return value
+def tell_torchrun(line):
+    """Write the file from which torchrun takes a worker's error for its summary, if torchrun asks for one."""
+    with contextlib.suppress(KeyError), open(os.environ['TORCHELASTIC_ERROR_FILE'], 'w') as file:
+        details = {'py_callstack': line, 'timestamp': str(int(time.time()))}
+        json.dump({'message': {'message': line, 'extraInfo': details}}, file)
 
 
 def help_text(scope):
@@ -128,4 +176,5 @@ def help_text(scope):
     with open(scope['__file__'], encoding='utf-8') as file:
         knobs = re.findall(r'^[a-z]\w* = .*', file.read(), re.M)
     usage = f"python {os.path.basename(scope['__file__'])} [config/FILE.py ...] [--key=value ...]"
-    return '\n'.join([usage, '', scope['__doc__'].partition('\n')[0], '', *knobs])
+    warning = 'A config file is Python, and all of it runs: use only files that you trust.'
+    return '\n'.join([usage, warning, '', scope['__doc__'].partition('\n')[0], '', *knobs])

@@ -2,48 +2,59 @@
 
     $ python -m pytest test_model.py            # CPU, offline
 
-The tests range over the tables of model.py: a new row is tested at once, and fails until it has an oracle (in
-ORACLE, SCHEME, NORMALISERS, SCALES, NORMS, HEADS or POOLINGS), a parameter formula (attention, position), a
-deviation in STARTS (pair_init), a value in KNOBS (an option that one row uses).
+The tests range over the tables of model.py: a new row is tested at once, and fails until these tests know it.
+A kind of attention needs one row in ATTENTIONS (its oracle, the number of its parameters, how its own ones
+start and which decay) and a position encoding one in POSITIONS. A row of another table needs its oracle in
+NORMALISERS, SCALES, NORMS, HEADS or POOLINGS, or its deviation in STARTS; an option that not all use, a value
+in KNOBS.
 """
+import json
 import math
 import runpy
 from collections.abc import Callable
 from functools import cache, partial
-from types import SimpleNamespace
 from typing import NamedTuple
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from torch._dynamo.utils import counters
 
 import model as source
 from configurator import UserError
-from model import (ALLOWED_POSITIONS, ATTENTION, LM_HEAD, NORM, NORMALISER, PAIR_INIT, POOLING, POSITION,
-                   RELU_SCALE, SHATTER, USERS, Encoder, EncoderConfig, MaskedLM, MultipleChoice,
+from model import (ALLOWED_POSITIONS, ATTENTION, FOLD, LM_HEAD, NORM, NORMALISER, PAIR_INIT, POOLING,
+                   POSITION, RELU_SCALE, SHATTER, USED_BY, Encoder, EncoderConfig, MaskedLM, MultipleChoice,
                    PermutationLM, SequenceClassifier, SpanClassifier, extended)
 
+# ---- models and batches ----
+
 SMALL = {'vocab_size': 23, 'block_size': 12, 'n_layer': 2, 'n_head': 3, 'n_embd': 12, 'n_inner': 20}
-NEEDS = {**dict.fromkeys(SHATTER, {'n_head': 6}), 'gau': {'key_size': 6},       # what a row needs
-         'rpe': {'clip_distance': 3}}                                           # less than T = 6
+NEEDS = {                                               # settings that a row of ATTENTION or POSITION needs
+    **dict.fromkeys(SHATTER, {'n_head': 6}),
+    'gau': {'key_size': 6},
+    'rpe': {'clip_distance': 3},                        # less than the 6 tokens of batch()
+}
 XLNET = {'attention': 'xlnet', 'position': 'none'}
 
 
 def system(attention, position, **settings):
-    return {'attention': attention, 'position': position,
-            **NEEDS.get(attention, {}), **NEEDS.get(position, {}), **settings}
+    needs = {**NEEDS.get(attention, {}), **NEEDS.get(position, {})}
+    return {'attention': attention, 'position': position, **needs, **settings}
 
 
 FREE = [{'attention': name} for name in ATTENTION if name not in ALLOWED_POSITIONS]     # go with any position
 FREE += [{'attention': 'pairwise', 'pair_rank': 2}]
+
 SYSTEMS = [system(**variant, position=position) for variant in FREE for position in POSITION]
 SYSTEMS += [system(name, position) for name in ALLOWED_POSITIONS for position in ALLOWED_POSITIONS[name]]
 SYSTEMS += [system('part_mask', 'none', same_partition=True)]
 SYSTEMS += [system('shatter', 'none', one_value_matrix=True)]
+
 GATED = [system('gau', 'rope', normaliser=name) for name in NORMALISER]
 GATED += [system('gau', 'rope', normaliser=name, relu_scale=scale)
-          for name in USERS['relu_scale'][1] for scale in RELU_SCALE if scale != EncoderConfig.relu_scale]
+          for name in USED_BY['relu_scale'][1] for scale in RELU_SCALE if scale != EncoderConfig.relu_scale]
+
 CORE = [system(**variant, position='rope') for variant in FREE]         # every attention and position once
 CORE += [system(name, ALLOWED_POSITIONS[name][0]) for name in ALLOWED_POSITIONS]
 CORE += [system('original', name) for name in POSITION if name != 'rope']
@@ -62,8 +73,9 @@ def build(kind=MaskedLM, **settings):
     model = kind(EncoderConfig(**{**SMALL, **settings})).double().eval()
     with torch.no_grad():
         for parameter in model.parameters():
-            live = settings.get('attention') == 'gau' and parameter.dim() > 1       # else all relus are 0
-            parameter.normal_(std=1.0 if live else 0.5)
+            # with smaller matrices all relus of GAU would be 0
+            wide = settings.get('attention') == 'gau' and parameter.dim() > 1
+            parameter.normal_(std=1.0 if wide else 0.5)
     return model
 
 
@@ -71,11 +83,13 @@ def batch(rows=3, length=6, seed=2):
     """ids (B, T) without 0, and segments (B, T) of both kinds."""
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randint(1, SMALL['vocab_size'], (rows, length), generator=generator)
-    return ids, (torch.arange(length) >= length // 2).long().expand(rows, -1)
+    segments = (torch.arange(length) >= length // 2).long().expand(rows, -1)
+    return ids, segments
 
 
-def entry(table, name, wanted):
-    assert name in table, f"'{name}' has no {wanted} in test_model.py: write one from the paper"
+def known(table, name, what):
+    """table[name]; the failure of a new row says what is to be written."""
+    assert name in table, f"'{name}' has no {what} in test_model.py: write one from the paper"
     return table[name]
 
 
@@ -85,11 +99,11 @@ def difference(x, y):
 
 # ---- oracles: the papers' equations, one vector at a time, numpy in float64 ----
 
-class Place(NamedTuple):
+class Layer(NamedTuple):
     """What the oracle of a layer reads besides states."""
     config: EncoderConfig
-    layer: int
-    weights: dict               # of the encoder's position encoding
+    number: int
+    position: dict              # weights of the encoder's position encoding
     at: object                  # position of each query; None: it has none, and no positional term enters
 
 
@@ -125,6 +139,10 @@ def float32(x):
     return float(np.float32(x))         # the model's constant tables are float32
 
 
+# how parameters start: (mean, standard deviation)
+ZEROS, ONES, NORMAL = (0.0, 0.0), (1.0, 0.0), (0.0, 0.02)
+
+
 # positions: turn a vector (K,) at position t; vector (D,) of the distance d = j - i; bias of head h and d
 
 def rotated(x, t):
@@ -132,16 +150,17 @@ def rotated(x, t):
     y = np.zeros(len(x))
     for i in range(len(x) // 2):
         angle = t * 10000 ** (-2 * i / len(x))
-        cos, sin = float32(math.cos(angle)), float32(math.sin(angle))
+        cos = float32(math.cos(angle))
+        sin = float32(math.sin(angle))
         y[2 * i] = x[2 * i] * cos - x[2 * i + 1] * sin
         y[2 * i + 1] = x[2 * i] * sin + x[2 * i + 1] * cos
     return y
 
 
-def clipped(place, d):
+def clipped(layer, d):
     """Shaw et al. 2018, eq. 3: distances beyond c - 1 share the row of c - 1."""
-    c = place.config.clip_distance
-    return place.weights['table'][place.layer, c - 1 + max(-(c - 1), min(d, c - 1))]
+    c = layer.config.clip_distance
+    return layer.position['table'][layer.number, c - 1 + max(-(c - 1), min(d, c - 1))]
 
 
 def bucket(d):
@@ -151,23 +170,34 @@ def bucket(d):
     return half + 16 * (d > 0)
 
 
-def bucket_bias(place, h, d):
-    return place.weights['bucket_bias.weight'][bucket(d), h]
+def bucket_bias(layer, h, d):
+    return layer.position['bucket_bias.weight'][bucket(d), h]
 
 
-class Scheme(NamedTuple):
+class PositionFacts(NamedTuple):
+    """What the tests have to know of a position encoding."""
+    parameters: Callable                        # their number, from the sizes of EncoderConfig
     turn: Callable = lambda x, t: x
-    vector: Callable = lambda place, d: None
-    bias: Callable = lambda place, h, d: 0.0
-    embedded: bool = False      # vectors of positions are added to the embeddings
+    vector: Callable = lambda layer, d: None
+    bias: Callable = lambda layer, h, d: 0.0
+    embedded: bool = False                      # vectors of positions are added to the embeddings
+    own: dict = {}                              # own parameter, not of a Linear or Embedding -> how it starts
+    decays: tuple = ()                          # those of `own` that have weight decay
 
 
-SCHEME = {'absolute': Scheme(embedded=True), 'none': Scheme(), 'rope': Scheme(turn=rotated),
-          'rpe': Scheme(vector=clipped), 'rab': Scheme(bias=bucket_bias, embedded=True)}
+POSITIONS = {
+    'absolute': PositionFacts(lambda c: c.block_size * c.n_embd, embedded=True),
+    'none': PositionFacts(lambda c: 0),
+    'rope': PositionFacts(lambda c: 0, turn=rotated),
+    'rpe': PositionFacts(lambda c: c.n_layer * (2 * c.clip_distance - 1) * c.n_embd, vector=clipped,
+                         own={'table': NORMAL}, decays=('table',)),
+    'rab': PositionFacts(lambda c: 32 * c.n_head + c.block_size * c.n_embd, bias=bucket_bias, embedded=True),
+}
 
 
-def scheme_of(place):
-    return Scheme() if place.at is None else entry(SCHEME, place.config.position, 'oracle')
+def position_of(layer):
+    """Facts of the position encoding; those of `none` for a query without a position."""
+    return known(POSITIONS, 'none' if layer.at is None else layer.config.position, 'row in POSITIONS')
 
 
 @cache
@@ -185,16 +215,17 @@ def bernstein(h, d, n_head, layer, n_layer):
     return float32(math.comb(degree, v) * u ** v * (1 - u) ** (degree - v))
 
 
-def whole(place, i, h, j):
+def whole(layer, i, h, j):
     return 1.0
 
 
-def parted(place, i, h, j):
+def parted(layer, i, h, j):
     """N[h, i, j]; 1 for a query without a position."""
-    if place.at is None:
+    if layer.at is None:
         return 1.0
-    layer = place.config.n_layer - 1 if place.config.same_partition else place.layer
-    return bernstein(h, j - place.at[i], place.config.n_head, layer, place.config.n_layer)
+    config = layer.config
+    number = config.n_layer - 1 if config.same_partition else layer.number
+    return bernstein(h, j - layer.at[i], config.n_head, number, config.n_layer)
 
 
 # weights of one query from its scores and the keys that it sees
@@ -226,7 +257,8 @@ def symmetric(w, x):
 
 def pairwise(w, x):
     """Courtois et al. 2024, eq. 6: Q(x) S Q(y)^T = sum_ab Q(x)_a S_ab Q(y)_b; S_ab = sum_c A_ac B_bc."""
-    query, pair = linear(w, 'query', x), w['pair']
+    query = linear(w, 'query', x)
+    pair = w['pair']
     n_head, size = pair.shape[:2]
     if 'pair_key' in w:
         pair = np.array([[[sum(a * b) for b in right] for a in left]
@@ -241,66 +273,76 @@ def shared(w, x):
     return [linear(w, 'shared', x) * w[name] for name in ('query_diag', 'key_diag', 'value_diag')]
 
 
-def head_slices(place):
-    size = place.config.n_embd // place.config.n_head
-    return [slice(h * size, (h + 1) * size) for h in range(place.config.n_head)]
+def head_slices(layer):
+    size = layer.config.n_embd // layer.config.n_head
+    return [slice(h * size, (h + 1) * size) for h in range(layer.config.n_head)]
 
 
-def many_heads(w, y, x, sees, place, project, share=whole):
+def many_heads(w, y, x, sees, layer, project, share=whole):
     """softmax(q k^T / sqrt(K)) v of each head, with the terms of the position encoding."""
-    scheme, mixed = scheme_of(place), np.zeros((len(y), place.config.n_embd))
+    position = position_of(layer)
     matrices = {name: value for name, value in w.items() if not name.endswith('bias')}
+    mixed = np.zeros((len(y), layer.config.n_embd))
     for i, query in enumerate(y):
-        at = None if place.at is None else place.at[i]
-        q, keys, values = project(w, query)[0], [], []
+        at = 0 if layer.at is None else layer.at[i]     # `none` does not read it
+        q, _, _ = project(w, query)
+        keys = []
+        values = []
         for j, token in enumerate(x):
             _, k, v = project(w, token)
-            vector = None if at is None else scheme.vector(place, j - at)
+            vector = position.vector(layer, j - at)
             if vector is not None:                      # Tian et al. 2021, section 2: R Wk and R Wv
                 _, k_rel, v_rel = project(matrices, vector)
-                k, v = k + k_rel, v + v_rel
+                k = k + k_rel
+                v = v + v_rel
             keys.append(k)
             values.append(v)
-        for h, head in enumerate(head_slices(place)):
-            turned = scheme.turn(q[head], at)
-            scores = [turned @ scheme.turn(k[head], j) / math.sqrt(len(turned))
-                      + (0.0 if at is None else scheme.bias(place, h, j - at)) for j, k in enumerate(keys)]
+        for h, head in enumerate(head_slices(layer)):
+            turned = position.turn(q[head], at)
+            scores = []
+            for j, k in enumerate(keys):
+                product = turned @ position.turn(k[head], j)
+                scores.append(product / math.sqrt(len(turned)) + position.bias(layer, h, j - at))
             for j, weight in enumerate(softmaxed(scores, sees[i])):
-                mixed[i, head] += weight * share(place, i, h, j) * values[j][head]
+                mixed[i, head] += weight * share(layer, i, h, j) * values[j][head]
     return mixed
 
 
-def one_head(w, y, x, sees, place, weigh, biased=False, valued=False):
+def one_head(w, y, x, sees, layer, weigh, biased=False, valued=False):
     """Tian et al. 2021, sections 3.2 and 3.3: one score matrix, whose keys are the input itself."""
-    mixed, T = np.zeros((len(y), place.config.n_embd)), range(len(x))
+    T = range(len(x))
+    heads = list(enumerate(head_slices(layer)))
     values = [linear(w, 'value', token) for token in x]
-    share = whole if place.config.one_value_matrix else parted      # a whole matrix: sum_h N_h = 1 remains
+    share = whole if layer.config.one_value_matrix else parted      # a whole matrix: sum_h N_h = 1 remains
+    mixed = np.zeros((len(y), layer.config.n_embd))
     for i, query in enumerate(y):
         q = linear(w, 'query', query)
         scores = [q @ token / math.sqrt(len(q)) for token in x]
-        heads = list(enumerate(head_slices(place)))
-        if biased and place.at is not None:
+        if biased and layer.at is not None:
             table = w['part_embedding']
-            scores = [scores[j] + sum(q @ table[h] * parted(place, i, h, j) for h, _ in heads) for j in T]
+            scores = [scores[j] + sum(q @ table[h] * parted(layer, i, h, j) for h, _ in heads) for j in T]
         weights = weigh(scores, sees[i])
         for h, head in heads:
             for j in T:
-                mixed[i, head] += weights[j] * share(place, i, h, j) * values[j][head]
-            if valued and place.at is not None:
-                total = sum(weights[j] * parted(place, i, h, j) for j in T)
+                mixed[i, head] += weights[j] * share(layer, i, h, j) * values[j][head]
+            if valued and layer.at is not None:
+                total = sum(weights[j] * parted(layer, i, h, j) for j in T)
                 mixed[i] += total * (w['value.weight'] @ w['part_embedding'][h])
     return mixed
 
 
-def gau(w, y, x, sees, place):
+def gau(w, y, x, sees, layer):
     """Hua et al. 2022; Liu 2022, section 4.1.  The scale's n counts the real tokens of the row."""
-    turn, config, mixed = scheme_of(place).turn, place.config, []
-    bias = [w.get(name, 0.0) for name in ('query_bias', 'key_bias')]
-    keys = [turn(silu(linear(w, 'shared', token)) * w['key_diag'] + bias[1], j) for j, token in enumerate(x)]
+    config = layer.config
+    turn = position_of(layer).turn
+    normalise = known(NORMALISERS, config.normaliser, 'oracle')
+    query_bias = w.get('query_bias', 0.0)
+    key_bias = w.get('key_bias', 0.0)
+    keys = [turn(silu(linear(w, 'shared', token)) * w['key_diag'] + key_bias, j) for j, token in enumerate(x)]
+    mixed = []
     for i, query in enumerate(y):
-        q = silu(linear(w, 'shared', query)) * w['query_diag'] + bias[0]
-        q = q if place.at is None else turn(q, place.at[i])
-        normalise = entry(NORMALISERS, config.normaliser, 'oracle')
+        at = 0 if layer.at is None else layer.at[i]
+        q = turn(silu(linear(w, 'shared', query)) * w['query_diag'] + query_bias, at)
         weights = normalise([q @ k for k in keys], sees[i], len(q), config.relu_scale)
         seen = sum(a * silu(linear(w, 'value', token)) for a, token in zip(weights, x, strict=True))
         mixed.append(silu(linear(w, 'gate', query)) * seen)
@@ -321,14 +363,23 @@ def squares(products, sees):
 
 
 def squared_relu(products, sees, s, scale):
-    divisor = entry(SCALES, scale, 'oracle')(sum(map(bool, sees)), s)
+    n = sum(map(bool, sees))
+    divisor = known(SCALES, scale, 'oracle')(n, s)
     return [weight / divisor if divisor else 0.0 for weight in squares(products, sees)]
 
 
 def scaled_squared_relu(products, sees, s, scale):
     """Section 3.3: relu^2(q k / sqrt(s)) / (c n s), c their sum."""
-    weights, n = squares([product / math.sqrt(s) for product in products], sees), sum(map(bool, sees))
-    return [weight / (sum(weights) * n * s) if sum(weights) else 0.0 for weight in weights]
+    n = sum(map(bool, sees))
+    weights = squares([product / math.sqrt(s) for product in products], sees)
+    total = sum(weights)
+    return [weight / (total * n * s) if total else 0.0 for weight in weights]
+
+
+NORMALISERS = {'softmax': softmax, 'softmax_plus': softmax_plus, 'squared_relu': squared_relu,
+               'scaled_squared_relu': scaled_squared_relu}
+SCALES = {'n2': lambda n, s: n ** 2, 'n': lambda n, s: n, 'ns': lambda n, s: n * s, 's2': lambda n, s: s ** 2,
+          'ns2': lambda n, s: n * s * s}
 
 
 def sinusoid(d, size):
@@ -337,16 +388,17 @@ def sinusoid(d, size):
     return np.array([float32(f(angle)) for f in (math.sin, math.cos) for angle in angles])
 
 
-def xlnet(w, y, x, sees, place):
+def xlnet(w, y, x, sees, layer):
     """Yang et al. 2019 after Dai et al. 2019, section 3.3: ((q + u) k_j + (q + v) r_(i-j)) / sqrt(K)."""
-    mixed = np.zeros((len(y), place.config.n_embd))
+    mixed = np.zeros((len(y), layer.config.n_embd))
     for i, query in enumerate(y):
-        for head in head_slices(place):
-            q, scores = linear(w, 'query', query)[head], []
+        for head in head_slices(layer):
+            q = linear(w, 'query', query)[head]
+            scores = []
             for j, token in enumerate(x):
                 score = (q + w['content_bias'][head]) @ linear(w, 'key', token)[head]
-                if place.at is not None:
-                    r = linear(w, 'distance', sinusoid(place.at[i] - j, place.config.n_embd))[head]
+                if layer.at is not None:
+                    r = linear(w, 'distance', sinusoid(layer.at[i] - j, layer.config.n_embd))[head]
                     score += (q + w['distance_bias'][head]) @ r
                 scores.append(score / math.sqrt(len(q)))
             for weight, token in zip(softmaxed(scores, sees[i]), x, strict=True):
@@ -354,59 +406,98 @@ def xlnet(w, y, x, sees, place):
     return mixed
 
 
-ORACLE = {
-    'original': partial(many_heads, project=original),
-    'symmetric': partial(many_heads, project=symmetric),
-    'pairwise': partial(many_heads, project=pairwise),
-    'shared': partial(many_heads, project=shared),
-    'part_mask': partial(many_heads, project=original, share=parted),
-    'one_head_softmax': partial(one_head, weigh=softmaxed),
-    'one_head_sigmoid': partial(one_head, weigh=sigmoid_l2),
-    'part_bias': partial(one_head, weigh=sigmoid_l2, biased=True),
-    'shatter': partial(one_head, weigh=sigmoid_l2, biased=True, valued=True),
-    'gau': gau,
-    'xlnet': xlnet,
+class AttentionFacts(NamedTuple):
+    """What the tests have to know of an attention."""
+    oracle: Callable                # (weights, queries, tokens, sees, Layer) -> input of `out` for each query
+    parameters: Callable            # their number without `out`, from D, H, K = D / H, s and r
+    own: dict = {}                  # own parameter, not of a Linear -> how it starts; None: a test of its own
+    decays: tuple = ()              # those of `own` that have weight decay
+    placed: tuple = ()              # parameters that only a query with a position feels
+
+
+def three(D, H, K, s, r):
+    return 3 * (D * D + D)
+
+
+def two(D, H, K, s, r):
+    return 2 * (D * D + D)
+
+
+def with_pairs(D, H, K, s, r):
+    return 2 * (D * D + D) + (2 * H * K * r if r else H * K * K)
+
+
+def with_parts(D, H, K, s, r):
+    return 2 * (D * D + D) + H * D
+
+
+DIAGONALS = {'query_diag': ONES, 'key_diag': ONES}
+PARTS = {'own': {'part_embedding': NORMAL}, 'decays': ('part_embedding',), 'placed': ('part_embedding',)}
+ATTENTIONS = {
+    'original': AttentionFacts(partial(many_heads, project=original), three),
+    'symmetric': AttentionFacts(partial(many_heads, project=symmetric), two),
+    'pairwise': AttentionFacts(partial(many_heads, project=pairwise), with_pairs,
+                               {'pair': None, 'pair_key': None}, ('pair', 'pair_key')),
+    'shared': AttentionFacts(partial(many_heads, project=shared), lambda D, H, K, s, r: D * D + D + 3 * D,
+                             {**DIAGONALS, 'value_diag': ONES}),
+    'part_mask': AttentionFacts(partial(many_heads, project=original, share=parted), three),
+    'one_head_softmax': AttentionFacts(partial(one_head, weigh=softmaxed), two),
+    'one_head_sigmoid': AttentionFacts(partial(one_head, weigh=sigmoid_l2), two),
+    'part_bias': AttentionFacts(partial(one_head, weigh=sigmoid_l2, biased=True), with_parts, **PARTS),
+    'shatter': AttentionFacts(partial(one_head, weigh=sigmoid_l2, biased=True, valued=True), with_parts,
+                              **PARTS),
+    # U and V, which are 2 D wide, Z, g and b
+    'gau': AttentionFacts(gau, lambda D, H, K, s, r: 4 * D * D + D * s + 4 * s,
+                          {**DIAGONALS, 'query_bias': ZEROS, 'key_bias': ZEROS}),
+    # no biases, but u and v
+    'xlnet': AttentionFacts(xlnet, lambda D, H, K, s, r: 4 * D * D + 2 * D,
+                            {'content_bias': NORMAL, 'distance_bias': NORMAL},
+                            placed=('distance.weight', 'distance_bias')),
 }
-NORMALISERS = {'softmax': softmax, 'softmax_plus': softmax_plus, 'squared_relu': squared_relu,
-               'scaled_squared_relu': scaled_squared_relu}
-SCALES = {'n2': lambda n, s: n ** 2, 'n': lambda n, s: n, 'ns': lambda n, s: n * s, 's2': lambda n, s: s ** 2,
-          'ns2': lambda n, s: n * s * s}
 NORMS = {'layer': layer_norm, 'rms': rms_norm}
 
 
-def block_oracle(w, y, x, sees, place):
+def facts_of(config):
+    return known(ATTENTIONS, config.attention, 'row in ATTENTIONS')
+
+
+def block_oracle(w, y, x, sees, layer):
     """Post-LN: x = norm(x + f(x)), attention then MLP; GAU has no MLP."""
-    norm = entry(NORMS, place.config.norm, 'oracle')
-    attend, own = entry(ORACLE, place.config.attention, 'oracle'), part(w, 'attention.')
-    y = [a + linear(own, 'out', b) for a, b in zip(y, attend(own, y, x, sees, place), strict=True)]
-    if place.config.attention == 'gau':
+    norm = known(NORMS, layer.config.norm, 'oracle')
+    weights = part(w, 'attention.')
+    mixed = facts_of(layer.config).oracle(weights, y, x, sees, layer)
+    y = [a + linear(weights, 'out', b) for a, b in zip(y, mixed, strict=True)]
+    if layer.config.attention == 'gau':
         return [norm(w, 'norm', a) for a in y]
     y = [norm(w, 'attention_norm', a) for a in y]
     return [norm(w, 'mlp_norm', a + linear(w, 'contract', gelu(linear(w, 'expand', a)))) for a in y]
 
 
-def layer_oracle(w, layer, y, x, sees, at, config):
-    place = Place(config, layer, part(w, 'position.'), at)
-    return block_oracle(part(w, f'blocks.{layer}.'), y, x, sees, place)
+def layer_oracle(w, number, y, x, sees, at, config):
+    layer = Layer(config, number, part(w, 'position.'), at)
+    return block_oracle(part(w, f'blocks.{number}.'), y, x, sees, layer)
 
 
 def embedding_oracle(w, ids, segments, config):
+    norm = known(NORMS, config.norm, 'oracle')
     x = [w['token.weight'][ids[t]] + w['segment.weight'][segments[t]] for t in range(len(ids))]
-    if entry(SCHEME, config.position, 'oracle').embedded:
+    if known(POSITIONS, config.position, 'row in POSITIONS').embedded:
         x = [a + w['position.table.weight'][t] for t, a in enumerate(x)]
-    return [entry(NORMS, config.norm, 'oracle')(w, 'norm', a) for a in x]
+    return [norm(w, 'norm', a) for a in x]
 
 
 def states_oracle(w, ids, segments, keep, config):
     """X^0 to X^L of one row, T vectors (D,) each."""
-    T, states = range(len(ids)), [embedding_oracle(w, ids, segments, config)]
-    for layer in range(config.n_layer):
-        states.append(layer_oracle(w, layer, states[-1], states[-1], [keep for _ in T], T, config))
+    T = range(len(ids))
+    sees = [keep for _ in T]
+    states = [embedding_oracle(w, ids, segments, config)]
+    for number in range(config.n_layer):
+        states.append(layer_oracle(w, number, states[-1], states[-1], sees, T, config))
     return states
 
 
 def bert_head(w, x, table, config):
-    norm = entry(NORMS, config.norm, 'oracle')
+    norm = known(NORMS, config.norm, 'oracle')
     x = norm(w, 'norm', gelu(linear(w, 'transform', x)))
     return table @ x + w.get('bias', 0.0)
 
@@ -427,9 +518,10 @@ def first(w, states, keep, config):
 
 def layerwise(w, states, keep, config):
     """Tian et al. 2021, section 3.4: y_0 passes the layers, each of which sees the recorded X^k."""
+    encoder = part(w, 'encoder.')
     y = [w['pooler.query_embedding']]
-    for layer in range(config.n_layer):
-        y = layer_oracle(part(w, 'encoder.'), layer, y, states[layer], [keep], None, config)
+    for number in range(config.n_layer):
+        y = layer_oracle(encoder, number, y, states[number], [keep], None, config)
     return y[0]
 
 
@@ -437,28 +529,35 @@ HEADS = {'bert': bert_head, 'decoder': decoder_head}
 POOLINGS = {'cls': cls, 'first': first, 'layerwise': layerwise}
 
 
+def logits_of(w, states, config):
+    head = known(HEADS, config.lm_head, 'oracle')
+    return [head(part(w, 'head.'), x, w['encoder.token.weight'], config) for x in states]
+
+
 def masked_lm_oracle(w, ids, segments, keep, config):
     states = states_oracle(part(w, 'encoder.'), ids, segments, keep, config)
-    head, table = entry(HEADS, config.lm_head, 'oracle'), w['encoder.token.weight']
-    return [head(part(w, 'head.'), x, table, config) for x in states[-1]]
+    return logits_of(w, states[-1], config)
 
 
 def classifier_oracle(w, ids, segments, keep, config):
+    pooling = known(POOLINGS, config.pooling, 'oracle')
     states = states_oracle(part(w, 'encoder.'), ids, segments, keep, config)
-    return linear(w, 'classifier', entry(POOLINGS, config.pooling, 'oracle')(w, states, keep, config))
+    return linear(w, 'classifier', pooling(w, states, keep, config))
 
 
 def permutation_oracle(w, ids, segments, keep, positions, order, config):
     """Yang et al. 2019, section 2.3: content sees order_j <= order_i, queries see order_j < order_i."""
-    encoder, T = part(w, 'encoder.'), range(len(ids))
-    x, g = embedding_oracle(encoder, ids, segments, config), [w['query_embedding'] for _ in positions]
-    content = [[keep[j] and order[j] <= order[i] for j in T] for i in T]
-    query = [[keep[j] and order[j] < order[i] for j in T] for i in positions]
-    for layer in range(config.n_layer):
-        g, x = (layer_oracle(encoder, layer, g, x, query, positions, config),
-                layer_oracle(encoder, layer, x, x, content, T, config))
-    head, table = entry(HEADS, config.lm_head, 'oracle'), w['encoder.token.weight']
-    return [head(part(w, 'head.'), a, table, config) for a in g]
+    encoder = part(w, 'encoder.')
+    T = range(len(ids))
+    content_sees = [[keep[j] and order[j] <= order[i] for j in T] for i in T]
+    query_sees = [[keep[j] and order[j] < order[i] for j in T] for i in positions]
+    content = embedding_oracle(encoder, ids, segments, config)
+    query = [w['query_embedding'] for _ in positions]
+    for number in range(config.n_layer):
+        # both read the content of the layer below
+        query = layer_oracle(encoder, number, query, content, query_sees, positions, config)
+        content = layer_oracle(encoder, number, content, content, content_sees, T, config)
+    return logits_of(w, query, config)
 
 
 def weights_of(model):
@@ -467,11 +566,12 @@ def weights_of(model):
 
 def agrees(model, oracle):
     """To 1e-10, on a full row, a padded one, one with holes and one without a real token."""
-    w, (ids, segments) = weights_of(model), batch(rows=4)
-    given = model(ids, segments=segments, attention_mask=HOLES).detach().numpy()
+    w = weights_of(model)
+    ids, segments = batch(rows=4)
+    actual = model(ids, segments=segments, attention_mask=HOLES).detach().numpy()
     for b in range(len(ids)):
-        wanted = oracle(w, *(x[b].tolist() for x in (ids, segments, HOLES)), model.config)
-        assert np.abs(given[b] - np.array(wanted)).max() < 1e-10, f'row {b}'
+        expected = oracle(w, ids[b].tolist(), segments[b].tolist(), HOLES[b].tolist(), model.config)
+        assert np.abs(actual[b] - np.array(expected)).max() < 1e-10, f'row {b}'
 
 
 @pytest.mark.parametrize('settings', [*SYSTEMS, *GATED], ids=str)
@@ -498,16 +598,17 @@ def test_other_norms_and_heads_equal_the_loops(settings):
 @pytest.mark.parametrize('drawn', [True, False])
 def test_two_streams_equal_the_loops(drawn):
     model = build(PermutationLM, **XLNET)
-    w, (ids, segments) = weights_of(model), batch(rows=4)
+    w = weights_of(model)
+    ids, segments = batch(rows=4)
     positions = torch.tensor([[1, 4], [3, 0], [5, 3], [2, 1]])
     order = torch.tensor([[3, 0, 5, 1, 4, 2], [0, 1, 2, 3, 4, 5], [5, 0, 3, 1, 1, 1], [0, 1, 2, 3, 4, 5]])
-    given = model(ids, positions, segments=segments, attention_mask=HOLES, order=order if drawn else None)
+    actual = model(ids, positions, segments=segments, attention_mask=HOLES, order=order if drawn else None)
     if not drawn:
         order = torch.zeros_like(ids).scatter(1, positions, 1)
     for b in range(len(ids)):
-        row = (x[b].tolist() for x in (ids, segments, HOLES, positions, order))
-        wanted = permutation_oracle(w, *row, model.config)
-        assert np.abs(given[b].detach().numpy() - np.array(wanted)).max() < 1e-10, f'row {b}'
+        row = [x[b].tolist() for x in (ids, segments, HOLES, positions, order)]
+        expected = permutation_oracle(w, *row, model.config)
+        assert np.abs(actual[b].detach().numpy() - np.array(expected)).max() < 1e-10, f'row {b}'
 
 
 def test_partition_is_one_of_unity():
@@ -515,8 +616,10 @@ def test_partition_is_one_of_unity():
         config = EncoderConfig(9, length, n_layer, n_head, n_head, 4, attention='shatter', position='none')
         for layer in range(n_layer):
             table = ATTENTION['shatter'](config, layer).partition.table
-            assert table.shape == (n_head, 2 * length - 1) and table.dtype == torch.float32
-            assert (table >= 0).all() and difference(table.double().sum(0), 1) < 1e-6
+            assert table.shape == (n_head, 2 * length - 1)
+            assert table.dtype == torch.float32
+            assert (table >= 0).all()
+            assert difference(table.double().sum(0), 1) < 1e-6
 
 
 # ---- parameter counts ----
@@ -544,26 +647,18 @@ def test_parameter_counts_of_the_papers(attention):
 @pytest.mark.parametrize('attention, rank', [*((name, 0) for name in ATTENTION), ('pairwise', 5)])
 def test_parameter_formula_of_attention(attention, rank):
     """Without the output projection."""
-    D, H, K, s = 96, 6, 16, 6
-    three, two = 3 * (D * D + D), 2 * (D * D + D)
-    pairs = 2 * H * K * rank if rank else H * K * K
-    wanted = {'original': three, 'symmetric': two, 'pairwise': two + pairs, 'shared': D * D + D + 3 * D,
-              'part_mask': three, 'one_head_softmax': two, 'one_head_sigmoid': two,
-              'part_bias': two + H * D, 'shatter': two + H * D,
-              'gau': 4 * D * D + D * s + 4 * s,         # U, V (2D wide), Z, g and b
-              'xlnet': 4 * D * D + 2 * D}               # no biases, but u and v
-    settings = {**SMALL, **system(attention, 'none', pair_rank=rank), 'n_embd': D, 'n_head': H}
-    layer = Encoder(EncoderConfig(**settings)).blocks[0].attention
+    sizes = {'n_embd': 96, 'n_head': 6}
+    config = EncoderConfig(**{**SMALL, **system(attention, 'none', pair_rank=rank), **sizes})
+    layer = Encoder(config).blocks[0].attention
     without_out = source.count_parameters(layer) - source.count_parameters(layer.out)
-    assert without_out == entry(wanted, attention, 'parameter formula')
+    assert without_out == facts_of(config).parameters(D=96, H=6, K=16, s=config.key_size, r=rank)
 
 
 @pytest.mark.parametrize('position', POSITION)
 def test_parameter_formula_of_position(position):
-    D, H, L, T, c = 12, 3, 2, 12, 3
-    wanted = {'absolute': T * D, 'none': 0, 'rope': 0, 'rpe': L * (2 * c - 1) * D, 'rab': 32 * H + T * D}
     encoder = build(Encoder, **system('original', position))
-    assert source.count_parameters(encoder.position) == entry(wanted, position, 'parameter formula')
+    formula = known(POSITIONS, position, 'row in POSITIONS').parameters
+    assert source.count_parameters(encoder.position) == formula(encoder.config)
 
 
 # ---- padding and gradients ----
@@ -573,31 +668,35 @@ def test_padding_changes_nothing(settings):
     encoder = build(Encoder, **settings)
     classifier = build(SequenceClassifier, **settings, pooling='layerwise')
     ids, segments = batch()
-    keep, states, logits = (torch.arange(10) < 6).expand(3, -1), [], []
+    keep = (torch.arange(10) < 6).expand(3, -1)
+    states = []
+    logits = []
     for seed, mask in ((3, keep), (4, keep.long())):    # padding of other tokens and segments
-        padding, kinds = batch(length=4, seed=seed)
-        padded = torch.cat((ids, padding), 1), torch.cat((segments, (kinds + seed) % 2), 1)
-        states.append(encoder(*padded, mask)[:, :6])
-        logits.append(classifier(*padded, mask))
-    assert torch.equal(*states) and torch.equal(*logits)                # weight exactly 0, not merely small
+        more_ids, more_segments = batch(length=4, seed=seed)
+        padded_ids = torch.cat((ids, more_ids), 1)
+        padded_segments = torch.cat((segments, (more_segments + seed) % 2), 1)
+        states.append(encoder(padded_ids, padded_segments, mask)[:, :6])
+        logits.append(classifier(padded_ids, padded_segments, mask))
+    assert torch.equal(*states)                         # weight exactly 0, not merely small
+    assert torch.equal(*logits)
     assert difference(states[0], encoder(ids, segments)) < 1e-12
     assert difference(logits[0], classifier(ids, segments)) < 1e-12
 
 
 def outputs(model, ids, segments, keep):
     """Logits as one tensor."""
-    given = {'segments': segments, 'attention_mask': keep}
     if isinstance(model, PermutationLM):
-        return model(ids, torch.tensor([[0, 2]] * len(ids)), **given)
-    logits = model(ids, **given)
+        positions = torch.tensor([[0, 2]] * len(ids))
+        return model(ids, positions, segments=segments, attention_mask=keep)
+    logits = model(ids, segments=segments, attention_mask=keep)
     return torch.stack(logits) if isinstance(model, SpanClassifier) else logits
 
 
-def is_a_shift(name, settings, layerwise):
+def is_a_shift(name, settings, placed):
     """Is it a bias of keys?  It adds the same q_i b to all scores of a softmax, unless rope rotates it."""
-    rotated = settings.get('position') == 'rope' and not layerwise
-    felt = rotated or settings.get('normaliser', '').endswith('relu')
-    return name.endswith(('attention.key.bias', 'attention.key_bias')) and not felt
+    rotated_key = settings.get('position') == 'rope' and placed
+    no_softmax = settings.get('normaliser', '').endswith('relu')
+    return name.endswith(('attention.key.bias', 'attention.key_bias')) and not rotated_key and not no_softmax
 
 
 @pytest.mark.parametrize('kind, settings', [
@@ -606,22 +705,31 @@ def is_a_shift(name, settings, layerwise):
     *[(kind, {}) for kind in (SequenceClassifier, SpanClassifier)]], ids=str)
 def test_every_parameter_gets_its_gradient(kind, settings):
     """The slope along a random direction, by the central difference; not 0, but where scores only shift."""
-    model, given = build(kind, **settings), (*batch(), KEEP)
-    generator, step, layerwise = torch.Generator().manual_seed(11), 1e-6, 'pooling' in settings
-    onto = torch.randn(outputs(model, *given).shape, generator=generator, dtype=torch.float64)
-    (outputs(model, *given) * onto).sum().backward()
+    model = build(kind, **settings)
+    inputs = (*batch(), KEEP)
+    generator = torch.Generator().manual_seed(11)
+    onto = torch.randn(outputs(model, *inputs).shape, generator=generator, dtype=torch.float64)
+
+    def total():
+        return (outputs(model, *inputs) * onto).sum()
+
+    total().backward()
+    step = 1e-6
     for name, parameter in model.named_parameters():
-        direction, values = torch.randn(parameter.shape, generator=generator, dtype=torch.float64), []
+        direction = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
         with torch.no_grad():
-            for move in (step, -2 * step, step):
-                parameter.add_(direction, alpha=move)
-                values.append((outputs(model, *given) * onto).sum())
-        last = layerwise and name.startswith('encoder.blocks.1')        # one query, without a position
-        if last and name.endswith(('part_embedding', 'distance.weight', 'distance_bias')):
+            parameter.add_(direction, alpha=step)
+            above = total()
+            parameter.add_(direction, alpha=-2 * step)
+            below = total()
+            parameter.add_(direction, alpha=step)
+        # layerwise pooling: the query, which has no position, is the only one of the last block
+        placed = 'pooling' not in settings or not name.startswith('encoder.blocks.1')
+        if not placed and name.endswith(facts_of(model.config).placed):
             continue
-        assert (difference(parameter.grad, 0) < 1e-9) == is_a_shift(name, settings, last), name
+        assert (difference(parameter.grad, 0) < 1e-9) == is_a_shift(name, settings, placed), name
         slope = (parameter.grad * direction).sum()
-        assert abs(slope - (values[0] - values[1]) / (2 * step)) < 1e-5 * max(1, abs(slope)), name
+        assert abs(slope - (above - below) / (2 * step)) < 1e-5 * max(1, abs(slope)), name
 
 
 # ---- reductions: with such weights one kind of attention is another ----
@@ -644,20 +752,23 @@ def scaled_matrices(w):
     ('symmetric', 'pairwise', unit_pair), ('shared', 'original', scaled_matrices)])
 def test_reduction(one, other, translate, position):
     ids, segments = batch()
-    first, second = (build(Encoder, attention=name, position=position) for name in (one, other))
-    rest = {name: x for name, x in first.state_dict().items() if '.attention.' not in name}
-    second.load_state_dict(rest, strict=False)
-    for a, b in zip(first.blocks, second.blocks, strict=True):
+    first_encoder = build(Encoder, attention=one, position=position)
+    second_encoder = build(Encoder, attention=other, position=position)
+    rest = {name: x for name, x in first_encoder.state_dict().items() if '.attention.' not in name}
+    second_encoder.load_state_dict(rest, strict=False)
+    for a, b in zip(first_encoder.blocks, second_encoder.blocks, strict=True):
         b.attention.load_state_dict(translate(a.attention.state_dict()))
-    assert difference(first(ids, segments, KEEP), second(ids, segments, KEEP)) < 1e-10
+    assert difference(first_encoder(ids, segments, KEEP), second_encoder(ids, segments, KEEP)) < 1e-10
 
 
 # ---- losses and initial values ----
 
 @pytest.mark.parametrize('kind', [MaskedLM, PermutationLM])
 def test_losses_are_cross_entropies_in_float32(kind):
-    model, (ids, segments) = build(kind, **XLNET), batch()
-    positions, targets = torch.tensor([[1, 4], [5, 0], [3, 2]]), torch.tensor([[7, 8], [9, 1], [2, 22]])
+    model = build(kind, **XLNET)
+    ids, segments = batch()
+    positions = torch.tensor([[1, 4], [5, 0], [3, 2]])
+    targets = torch.tensor([[7, 8], [9, 1], [2, 22]])
     logits = model(ids, positions, segments=segments, attention_mask=KEEP)
     losses = model(ids, positions, targets, segments, KEEP)
     assert losses.dtype == torch.float32
@@ -677,22 +788,53 @@ def test_segments_are_0_and_all_tokens_real_when_not_given():
     assert difference(encoder(ids), encoder(ids, segments)) > 1e-3
 
 
+def start_of(model, name):
+    """(mean, deviation) of a parameter's initial values, or None if another test has them."""
+    path, _, last = name.rpartition('.')
+    module = model.get_submodule(path)
+    if isinstance(module, (nn.Linear, nn.Embedding)):
+        return NORMAL if last == 'weight' else ZEROS
+    if isinstance(module, nn.LayerNorm):
+        return ONES if last == 'weight' else ZEROS
+    if path.endswith('.attention'):
+        return known(facts_of(model.config).own, last, 'start in ATTENTIONS')
+    if path == 'encoder.position':
+        return known(POSITIONS[model.config.position].own, last, 'start in POSITIONS')
+    return {'head.bias': ZEROS, 'query_embedding': NORMAL, 'pooler.query_embedding': NORMAL}[name]
+
+
 @pytest.mark.parametrize('kind', [MaskedLM, SequenceClassifier, SpanClassifier])
 @each_core
 def test_initial_values(settings, kind):
-    kind = PermutationLM if settings == XLNET and kind is MaskedLM else kind
+    """To five standard errors."""
+    if settings == XLNET and kind is MaskedLM:
+        kind = PermutationLM
     torch.manual_seed(5)
     sizes = {'vocab_size': 500, 'block_size': 40, 'n_layer': 1, 'n_embd': 96, 'n_inner': 96, 'n_label': 50}
     pooling = 'layerwise' if settings['position'] == 'none' else 'cls'
     model = kind(EncoderConfig(**{**SMALL, **settings, **sizes, 'pooling': pooling}))
     for name, value in model.named_parameters():
-        if name.endswith('bias') and not name.endswith(('content_bias', 'distance_bias')):     # XLNet's u, v
-            assert (value == 0).all(), name
-        elif 'norm' in name or name.endswith('diag'):
-            assert (value == 1).all(), name
-        elif '.attention.pair' not in name:                         # N(0, 0.02), five standard errors
-            assert abs(value.mean().item()) < 5 * 0.02 / value.numel() ** 0.5, name
-            assert abs(value.std().item() / 0.02 - 1) < 5 / (2 * value.numel()) ** 0.5, name
+        start = start_of(model, name)
+        if start is None:
+            continue
+        mean, deviation = start
+        if deviation == 0.0:
+            assert (value == mean).all(), name
+        else:
+            assert abs(value.mean().item() - mean) < 5 * deviation / value.numel() ** 0.5, name
+            assert abs(value.std().item() / deviation - 1) < 5 / (2 * value.numel()) ** 0.5, name
+
+
+def decays(model, name):
+    """Should a parameter have weight decay?  For tests/test_train.py."""
+    path, _, last = name.rpartition('.')
+    if isinstance(model.get_submodule(path), (nn.Linear, nn.Embedding)):
+        return last == 'weight'
+    if path.endswith('.attention'):
+        return last in facts_of(model.config).decays
+    if path == 'encoder.position':
+        return last in POSITIONS[model.config.position].decays
+    return False                                        # norms, biases, the vectors that streams start from
 
 
 STARTS = {'identity': 0.02, 'fan_in': 32 ** -0.5, 'normal': 0.02, 'unit': 1.0}     # deviation of S, K = 32
@@ -707,41 +849,88 @@ def test_initial_pairwise_factors(pair_init, rank):
     pair = attention.pair @ attention.pair_key.mT if rank else attention.pair
     mean = (torch.arange(32) < (rank or 32)).diag().float() if pair_init == 'identity' else 0.0
     noise = (pair - mean).detach()
-    assert (noise.mean(0).abs() < 6 * noise.std(0) / 32 ** 0.5).all()              # over 32 heads
-    deviation = entry(STARTS, pair_init, 'deviation')
+    assert (noise.mean(0).abs() < 6 * noise.std(0) / 32 ** 0.5).all()               # over 32 heads
+    deviation = known(STARTS, pair_init, 'deviation')
     if not (rank and pair_init == 'identity'):          # there they have different deviations
-        assert abs(noise.std().item() / deviation - 1) < (0.25 if rank else 0.06)     # A B^T: correlated
+        tolerance = 0.25 if rank else 0.06              # entries of A B^T are correlated
+        assert abs(noise.std().item() / deviation - 1) < tolerance
 
 
-# ---- dropout: where it falls is seen at rate 1 ----
+# ---- dropout: that it falls somewhere is seen at rate 1, on what exactly at rate 1/2 ----
 
 @each_system
 def test_attention_without_weights_gives_the_bias_of_its_output(settings):
     """So every term, those of distances and parts too, has the dropped weights."""
     encoder = build(Encoder, **settings, attention_dropout=1.0)
-    x, context = encoder.embed(*batch()), source.Context(encoder.position, KEEP[:, None, None])
+    x = encoder.embed(*batch())
+    context = source.Context(encoder.position, KEEP[:, None, None])
     for block in encoder.train().blocks:
         bias = block.attention.out.bias
         y = block.attention(x, x, context)
         assert difference(y, torch.zeros(()) if bias is None else bias) < 1e-12
 
 
-def test_dropout_takes_what_blocks_add_embeddings_query_stream_and_pooled_state():
-    (ids, segments), positions = batch(), torch.zeros(3, 1, dtype=torch.long)
+def test_dropout_takes_what_blocks_add():
+    """The input of a block stays."""
     x = torch.randn(3, 6, 12, dtype=torch.float64)
-    plain, gated = (build(Encoder, **system(*names), dropout=1.0).train()
-                    for names in (('original', 'none'), ('gau', 'rope')))
-    for block in plain.blocks:                          # the input of a block stays
-        wanted = block.mlp_norm(block.attention_norm(x))
-        assert torch.equal(block(x, x, source.Context(plain.position)), wanted)
+    plain = build(Encoder, **system('original', 'none'), dropout=1.0).train()
+    for block in plain.blocks:
+        expected = block.mlp_norm(block.attention_norm(x))
+        assert torch.equal(block(x, x, source.Context(plain.position)), expected)
+    gated = build(Encoder, **system('gau', 'rope'), dropout=1.0).train()
     for block in gated.blocks:
         assert torch.equal(block(x, x, source.Context(gated.position)), block.norm(x))
+
+
+def test_dropout_takes_embeddings_query_stream_and_pooled_state():
+    ids, segments = batch()
     model = build(PermutationLM, **XLNET, dropout=1.0).train()
     assert (model.encoder.embed(ids, segments) == 0).all()
-    model(ids, positions).sum().backward()
+    model(ids, positions=torch.zeros(3, 1, dtype=torch.long)).sum().backward()
     assert (model.query_embedding.grad == 0).all()
     classifier = build(SequenceClassifier, dropout=1.0).train()
     assert torch.equal(classifier(ids, segments), classifier.classifier.bias.expand(3, -1))
+
+
+def kept_or_dropped(actual, whole):
+    """Is each entry 0 or twice that of `whole`, as after one dropout of rate 1/2?  Both have to occur."""
+    dropped = actual == 0
+    kept = (actual - 2 * whole).abs() < 1e-12
+    assert dropped.any() and kept.any()
+    return (dropped | kept).all()
+
+
+@each_core
+def test_dropout_takes_weights_and_not_values(settings):
+    """One key has one weight: dropout takes a query's whole head, never one of its entries alone."""
+    encoder = build(Encoder, **settings, n_layer=1, attention_dropout=0.5)
+    attention = encoder.blocks[0].attention
+    heads = 1 if settings['attention'] == 'gau' else encoder.config.n_head
+    before_out = []
+    attention.out.register_forward_pre_hook(lambda module, inputs: before_out.append(inputs[0]))
+    x = torch.randn(64, 1, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    for training in (False, True):
+        attention.train(training)(x, x, source.Context(encoder.position))
+    whole, actual = (y.unflatten(-1, (heads, -1)) for y in before_out)      # (64, 1, heads, K)
+    assert kept_or_dropped(actual, whole)
+    is_dropped = (actual == 0) & (whole != 0)
+    assert (is_dropped.all(-1) | ~is_dropped.any(-1)).all()
+
+
+@pytest.mark.parametrize('kind', [MaskedLM, PermutationLM])
+def test_embeddings_and_query_stream_are_dropped_out_once(kind):
+    """Twice would leave four times a value where it is kept."""
+    model = build(kind, **XLNET, dropout=0.5)
+    ids, segments = batch()
+    whole = model.encoder.embed(ids, segments)
+    arguments = {'segments': segments}
+    if kind is PermutationLM:
+        arguments['positions'] = torch.tensor([[1, 4], [5, 0], [3, 2]])
+        whole = torch.cat((whole, model.query_embedding.expand(3, 2, -1)), 1)
+    inputs = []
+    model.encoder.blocks[0].register_forward_pre_hook(lambda module, arguments: inputs.append(arguments[0]))
+    model.train()(ids, **arguments)
+    assert kept_or_dropped(inputs[0], whole)
 
 
 # ---- precision ----
@@ -755,10 +944,11 @@ def test_bfloat16_autocast(settings):
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter), alpha=0.2)
     ids, segments = batch()
-    wanted = model(ids, segments=segments, attention_mask=KEEP)
+    expected = model(ids, segments=segments, attention_mask=KEEP)
     with torch.autocast('cpu', torch.bfloat16):
         logits = model(ids, segments=segments, attention_mask=KEEP)
-    assert logits.dtype == torch.bfloat16 and (logits.float() - wanted).norm() < 0.03 * wanted.norm()
+    assert logits.dtype == torch.bfloat16
+    assert (logits.float() - expected).norm() < 0.03 * expected.norm()
 
 
 @pytest.mark.parametrize('autocast', [False, True])
@@ -771,9 +961,10 @@ def test_edges_are_finite(settings, autocast):
         torch._foreach_mul_(parameters, 5)
     for keep in ([[1], [0]], [[0] * 12, [1] + [0] * 11, [0] * 11 + [1], [1] * 12], [[1] * 12] * 2):
         keep = torch.tensor(keep).bool()
-        given = *batch(*keep.shape), None if keep.all() else keep
+        mask = None if keep.all() else keep
+        ids, segments = batch(*keep.shape)
         with torch.autocast('cpu', torch.bfloat16, enabled=autocast):
-            results = [model.encoder(*given), model(*given)]
+            results = [model.encoder(ids, segments, mask), model(ids, segments, mask)]
         total = sum(x.float().square().sum() for x in results)
         gradients = torch.autograd.grad(total, parameters, materialize_grads=True)
         assert all(x.isfinite().all() for x in (*results, *gradients)), keep
@@ -781,11 +972,10 @@ def test_edges_are_finite(settings, autocast):
 
 def test_distances_are_added_in_float32():
     """To q k = 256 in bfloat16, where 257 would be 256 again: softmax(256, 257, 256)."""
-    position = POSITION['rpe'](EncoderConfig(9, 3, 1, 1, 1, 4, position='rpe', clip_distance=2)).bfloat16()
-    position.table.data = torch.tensor([[[0.0], [1 / 16], [0.0]]]).bfloat16()
-    attention = SimpleNamespace(layer=0, n_head=1, relative=lambda table: (table, table))
+    vectors = torch.tensor([[0.0], [1 / 16], [0.0]]).bfloat16()          # of the distances -1, 0 and 1
     q = torch.full((1, 1, 3, 1), 16.0).bfloat16()
-    y = position.attend(attention, q, q, torch.zeros_like(q), None, 0.0)
+    v = torch.zeros_like(q)
+    y = source.attention_with_distances(q, q, v, vectors, vectors, None, 0.0)
     assert abs(y[0, 0, 1, 0] * 16 - math.e / (math.e + 2)) < 0.01
 
 
@@ -797,36 +987,46 @@ def test_sigmoid_weights_of_rows_far_below_zero(dtype, error):
         scores = (torch.tensor([[[0.5, -1.0, 0.0, 2.0]]]) + shift).to(dtype).requires_grad_()
         mask = torch.tensor([1, 1, 0, 1]).bool().view(1, 1, 4)
         weights = source.masked_sigmoid(scores, mask)
-        wanted = sigmoid_l2(scores[0, 0].tolist(), mask.flatten().tolist())
-        assert difference(weights[0, 0].double(), torch.tensor(wanted)) < error
+        expected = sigmoid_l2(scores[0, 0].tolist(), mask.flatten().tolist())
+        assert difference(weights[0, 0].double(), torch.tensor(expected)) < error
         gradient, = torch.autograd.grad(weights[0, 0, 0], scores)
-        assert gradient.isfinite().all() and gradient[0, 0, 0] > 0.1
+        assert gradient.isfinite().all()
+        assert gradient[0, 0, 0] > 0.1
 
 
-@pytest.mark.parametrize('size', [1.0, 1e-5, 1e-7])
-def test_rows_of_scaled_squared_relu_in_float16(size):
-    """Scores of 1e-5 and 1e-7 are subnormal numbers there; rows sum to 1 / (n s)."""
-    scores = (size * torch.randn(2, 6, 100, generator=torch.Generator().manual_seed(13))).half()
+@pytest.mark.parametrize('dtype, size', [
+    (torch.float16, 1.0), (torch.float16, 1e-5), (torch.float16, 1e-7),
+    (torch.bfloat16, 1e-25), (torch.bfloat16, 1e25)], ids=str)
+def test_rows_of_scaled_squared_relu(dtype, size):
+    """They sum to 1 / (n s), however large scores are.
+
+    Scores of 1e-5 and 1e-7 are subnormal numbers in float16. The squares of 1e-25 and 1e25 would be 0 and
+    infinite in float32; there the largest of a row, by which scores are divided first, is needed.
+    """
+    scores = (size * torch.randn(2, 6, 100, generator=torch.Generator().manual_seed(13))).to(dtype)
     mask = (torch.arange(100) < 70).expand(2, 1, 100)
     weights = 70 * 128 * NORMALISER['scaled_squared_relu'](scores, mask, torch.tensor(70.0), 128, None)
-    assert difference(weights.sum(-1), 1) < 1e-6 and (weights[..., 70:] == 0).all()
-    wanted = scaled_squared_relu(scores[1, 2].tolist(), mask[1, 0].tolist(), 128, 'ns')
-    assert difference(weights[1, 2], 70 * 128 * torch.tensor(wanted)) < 1e-6
+    assert difference(weights.sum(-1), 1) < 1e-6
+    assert (weights[..., 70:] == 0).all()
+    expected = scaled_squared_relu(scores[1, 2].tolist(), mask[1, 0].tolist(), 128, 'ns')
+    assert difference(weights[1, 2], 70 * 128 * torch.tensor(expected)) < 1e-6
 
 
-@pytest.mark.parametrize('name, relu_scale, theirs', [
+@pytest.mark.parametrize('name, relu_scale, in_his_code', [
     ('squared_relu', 'ns2', lambda a, n, s: a.relu() ** 2 / (s * n)),
     ('scaled_squared_relu', 'ns', lambda a, n, s: a.relu() ** 2 / (s * n * (a.relu() ** 2).sum(-1, True))),
     ('softmax', 'ns', lambda a, n, s: a.softmax(-1)),
     ('softmax_plus', 'ns', lambda a, n, s: (a * n.log() / math.log(512)).softmax(-1)),
 ])
-def test_normalisers_of_table_2_are_those_of_lius_code(name, relu_scale, theirs):
+def test_normalisers_of_table_2_are_those_of_lius_code(name, relu_scale, in_his_code):
     """github.com/HJHGJGHHG/GAU-PyTorch, utils/layers.py: a = q k^T / sqrt(s), padding -inf, n real tokens."""
     scores = 20 * torch.randn(3, 5, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
     n = torch.tensor([7.0, 4.0, 2.0], dtype=torch.float64)[:, None, None]
-    mask, s = torch.arange(7) < n, 16
-    wanted = theirs((scores / s ** 0.5).masked_fill(~mask, -math.inf), n, s).nan_to_num(0)     # 0 / 0 there
-    assert difference(NORMALISER[name](scores, mask, n, s, RELU_SCALE[relu_scale]), wanted) < 1e-12
+    s = 16
+    mask = torch.arange(7) < n
+    a = (scores / s ** 0.5).masked_fill(~mask, -math.inf)
+    expected = in_his_code(a, n, s).nan_to_num(0)                   # 0 / 0 there
+    assert difference(NORMALISER[name](scores, mask, n, s, RELU_SCALE[relu_scale]), expected) < 1e-12
 
 
 def test_squared_relu_of_large_scores_in_float16():
@@ -834,6 +1034,21 @@ def test_squared_relu_of_large_scores_in_float16():
     scores = torch.tensor([[[300.0, -1.0, 400.0]]]).half()
     weights = NORMALISER['squared_relu'](scores, None, torch.tensor(70.0), 128, RELU_SCALE['ns'])
     assert difference(weights.float(), torch.tensor([300 ** 2, 0, 400 ** 2]) / (70 * 128)) < 0.05
+
+
+@pytest.mark.parametrize('padded', [False, True])
+def test_gau_counts_keys_beyond_float16(padded):
+    """A scale of n s = 512 * 128 is infinite in float16: all weights would be 0."""
+    settings = system('gau', 'none', normaliser='squared_relu', key_size=128, block_size=512)
+    encoder = build(Encoder, **settings, n_layer=1).float()
+    attention = encoder.blocks[0].attention
+    mask = torch.ones(1, 1, 1, 512, dtype=torch.bool) if padded else None
+    x = torch.randn(1, 512, 12, generator=torch.Generator().manual_seed(4))
+    context = source.Context(encoder.position, mask)
+    expected = attention(x, x, context)
+    y = attention.half()(x.half(), x.half(), context)
+    assert expected.norm() > 0
+    assert (y.float() - expected).norm() < 0.01 * expected.norm()
 
 
 # ---- compilation, longer and shorter rows ----
@@ -854,23 +1069,28 @@ def test_texts_of_any_length_compile_twice(settings):
     parameters = list(model.parameters())
     for length in (9, 7, 10, 12, 3):
         keep = torch.arange(length) < torch.tensor([[length], [3], [1]])
-        one, other = (torch.autograd.grad(function(model, *batch(length=length), keep).sum(), parameters)
-                      for function in (compiled, outputs))
-        assert all(difference(a, b) <= 1e-9 * max(1, b.abs().max()) for a, b in zip(one, other, strict=True))
+        gradients = [torch.autograd.grad(function(model, *batch(length=length), keep).sum(), parameters)
+                     for function in (compiled, outputs)]
+        for a, b in zip(*gradients, strict=True):
+            assert difference(a, b) <= 1e-9 * max(1, b.abs().max())
     assert counters['stats']['unique_graphs'] <= 2
 
 
 @each_core
 def test_extended(settings):
     """Short rows give the same states; long ones those of one built at that length, with its weights."""
-    model, (ids, segments) = build(**settings), batch(rows=4)
+    model = build(**settings)
+    ids, segments = batch(rows=4)
     for block_size in (40, 8):
-        other, fresh = extended(model, block_size), build(**{**settings, 'block_size': block_size})
-        assert (model.config.block_size, other.config.block_size) == (12, block_size) and not other.training
-        states = (x(ids, segments=segments, attention_mask=HOLES) for x in (model, other))
-        assert difference(*states) < 1e-12
+        other = extended(model, block_size)
+        assert model.config.block_size == 12
+        assert other.config.block_size == block_size
+        assert not other.training
+        logits = [x(ids, segments=segments, attention_mask=HOLES) for x in (model, other)]
+        assert difference(*logits) < 1e-12
+        fresh = build(**{**settings, 'block_size': block_size})
         fresh.load_state_dict(other.state_dict())
-        rows = batch(length=block_size)[0]
+        rows, _ = batch(length=block_size)
         assert difference(other(rows), fresh(rows)) < 1e-12
         with pytest.raises(ValueError, match=f'{block_size + 1} .*block_size={block_size}'):
             other(torch.ones(1, block_size + 1, dtype=torch.long))
@@ -879,9 +1099,11 @@ def test_extended(settings):
 def test_extension_draws_new_positions_and_repeats_the_longest_distances():
     """Tian et al. 2021, section 2: "copying the learnt embeddings" of the longest distances in training."""
     rows = extended(build(), 1012).encoder.position.table.weight[12:]
-    assert rows.shape == (1000, 12) and abs(rows.std().item() / 0.02 - 1) < 5 / (2 * rows.numel()) ** 0.5
+    assert rows.shape == (1000, 12)
+    assert abs(rows.std().item() / 0.02 - 1) < 5 / (2 * rows.numel()) ** 0.5
     model = build(position='rpe', clip_distance=20)                 # rows of 12 tokens: distances -11 to 11
-    old, new = (x.encoder.position.table for x in (model, extended(model, 40)))
+    old = model.encoder.position.table
+    new = extended(model, 40).encoder.position.table
     for row in range(39):
         assert torch.equal(new[:, row], old[:, min(max(row, 19 - 11), 19 + 11)])
     assert torch.equal(extended(model, 8).encoder.position.table, old)
@@ -891,14 +1113,16 @@ def test_extension_draws_new_positions_and_repeats_the_longest_distances():
 
 TABLES = {'attention': ATTENTION, 'position': POSITION, 'pair_init': PAIR_INIT, 'norm': NORM,
           'lm_head': LM_HEAD, 'normaliser': NORMALISER, 'relu_scale': RELU_SCALE, 'pooling': POOLING}
-KNOBS = {'pair_rank': 2, 'pair_init': 'normal', 'normaliser': 'softmax', 'key_size': 64,    # not defaults
-         'relu_scale': 'n', 'clip_distance': 5, 'same_partition': True, 'one_value_matrix': True}
+KNOBS = {                               # an option that not all use -> a value that is not its default
+    'pair_rank': 2, 'pair_init': 'normal', 'normaliser': 'softmax', 'key_size': 64, 'relu_scale': 'n',
+    'clip_distance': 5, 'same_partition': True, 'one_value_matrix': True,
+}
 
 
-@pytest.mark.parametrize('settings, words', [
+@pytest.mark.parametrize('settings, parts', [
     *[({name: 'pairwize'}, [f"{name}='pairwize'", *table]) for name, table in TABLES.items()],
-    *[({option: entry(KNOBS, option, 'value')}, [f'{option}={KNOBS[option]!r}', *USERS[option][1]])
-      for option in USERS],
+    *[({option: known(KNOBS, option, 'value')}, [f'{option}={KNOBS[option]!r}', *USED_BY[option][1]])
+      for option in USED_BY],
     *[(system(name, position), [f"position='{position}'", f"attention='{name}'", *ALLOWED_POSITIONS[name]])
       for name in ALLOWED_POSITIONS for position in POSITION if position not in ALLOWED_POSITIONS[name]],
     *[(system('shatter', 'none', n_head=n_head), [f'n_head={n_head}', "attention='shatter'", 'even'])
@@ -908,11 +1132,12 @@ KNOBS = {'pair_rank': 2, 'pair_init': 'normal', 'normaliser': 'softmax', 'key_si
     ({'n_head': 5}, ['n_embd=12', 'n_head=5', 'multiple']),
     ({'n_embd': 9, 'position': 'rope'}, ["position='rope'", '3', 'even']),
 ], ids=str)
-def test_config_error_names_key_value_and_choices(settings, words):
+def test_config_error_names_key_value_and_choices(settings, parts):
     with pytest.raises(UserError) as error:
         EncoderConfig(**{**SMALL, **settings})
-    assert all(word in str(error.value) for word in words), str(error.value)
-    assert '\n' not in str(error.value)
+    message = str(error.value)
+    assert all(part in message for part in parts), message
+    assert '\n' not in message
 
 
 def test_other_classes_say_what_they_need():
@@ -950,9 +1175,9 @@ def padded_batch():
     return ids * keep, segments * keep, keep
 
 
-def their_logits(theirs, ids, segments, keep):
-    found = theirs(input_ids=ids, token_type_ids=segments, attention_mask=keep.long())
-    return torch.stack(found.to_tuple()) if 'start_logits' in found else found.logits
+def logits_of_library(twin, ids, segments, keep):
+    output = twin(input_ids=ids, token_type_ids=segments, attention_mask=keep.long())
+    return torch.stack(output.to_tuple()) if 'start_logits' in output else output.logits
 
 
 @pytest.mark.parametrize('kind, name', [
@@ -960,16 +1185,18 @@ def their_logits(theirs, ids, segments, keep):
     (SpanClassifier, 'QuestionAnswering'), (MultipleChoice, 'MultipleChoice')])
 def test_bert_gives_the_logits_of_hugging_face(kind, name, transformers):
     """In training with the same seed: both apply dropout at the same points in the same order."""
-    theirs = randomised(getattr(transformers, f'BertFor{name}')(transformers.BertConfig(**SIZES))).train()
-    names, ours, given = source.hugging_face_names(3), kind(EncoderConfig(*OURS)).train(), padded_batch()
-    ours.load_state_dict({names[name]: x for name, x in theirs.state_dict().items()
-                          if names.get(name) in ours.state_dict()})
+    bert = randomised(getattr(transformers, f'BertFor{name}')(transformers.BertConfig(**SIZES))).train()
+    ours = kind(EncoderConfig(*OURS)).train()
+    our_names = source.hugging_face_names(3)
+    ours.load_state_dict({our_names[name]: x for name, x in bert.state_dict().items()
+                          if our_names.get(name) in ours.state_dict()})
+    inputs = padded_batch()
     if kind is MultipleChoice:                                      # (B, C, T): three choices for each of two
-        given = [torch.stack([x, x.roll(1, 0)]) for x in given]
+        inputs = [torch.stack([x, x.roll(1, 0)]) for x in inputs]
     torch.manual_seed(9)
-    wanted = their_logits(theirs, *given)
+    expected = logits_of_library(bert, *inputs)
     torch.manual_seed(9)
-    assert difference(outputs(ours, *given), wanted) < 1e-5 * wanted.abs().max()
+    assert difference(outputs(ours, *inputs), expected) < 1e-5 * expected.abs().max()
 
 
 def test_export_and_import_again(tmp_path, transformers):
@@ -983,23 +1210,56 @@ def test_export_and_import_again(tmp_path, transformers):
 
 
 @pytest.mark.parametrize('kind, position', source.EXPORTS)
-@pytest.mark.parametrize('variant', FREE, ids=str)
+@pytest.mark.parametrize('variant', [variant for variant in FREE if variant['attention'] in FOLD], ids=str)
 def test_export_has_the_logits(variant, kind, position, transformers):
     """Those of BERT and RoFormer with our weights: float32, padded, two segments; with and without biases."""
-    (ids, segments, keep), sizes = padded_batch(), {**SMALL, 'n_head': 2, 'n_label': 3}
+    ids, segments, keep = padded_batch()
+    sizes = {**SMALL, 'n_head': 2, 'n_label': 3}
     for bias in (True, False):
         ours = randomised(kind(EncoderConfig(**sizes, position=position, bias=bias, **variant)))
-        theirs = source.to_transformers(ours, pad_token_id=3)
-        assert type(theirs).__name__ == source.EXPORTS[kind, position] and theirs.config.pad_token_id == 3
-        given = ours(ids, segments=segments, attention_mask=keep)
-        wanted = their_logits(theirs, ids, segments, keep)
-        given, wanted = (x[keep] if kind is MaskedLM else x for x in (given, wanted))
-        assert difference(given, wanted) < 1e-4 * wanted.abs().max()
+        twin = source.to_transformers(ours, pad_token_id=3)
+        assert type(twin).__name__ == source.EXPORTS[kind, position]
+        assert twin.config.pad_token_id == 3
+        actual = ours(ids, segments=segments, attention_mask=keep)
+        expected = logits_of_library(twin, ids, segments, keep)
+        if kind is MaskedLM:                                        # logits of padding mean nothing
+            actual = actual[keep]
+            expected = expected[keep]
+        assert difference(actual, expected) < 1e-4 * expected.abs().max()
+
+
+def test_export_of_a_regressor_gives_values_and_of_a_classifier_names(transformers):
+    """Not standardised values, of which `pipeline` would give the sigmoid."""
+    ids, segments, keep = padded_batch()
+    regressor = randomised(SequenceClassifier(EncoderConfig(**SMALL, n_label=1)))
+    twin = source.to_transformers(regressor, scale=(300.0, 20.0))
+    expected = 20.0 * regressor(ids, segments, keep) + 300.0
+    assert difference(logits_of_library(twin, ids, segments, keep), expected) < 1e-5 * 300
+    assert twin.config.problem_type == 'regression'
+    classifier = SequenceClassifier(EncoderConfig(**SMALL, n_label=3))
+    twin = source.to_transformers(classifier, ('no', 'perhaps', 'yes'))
+    assert twin.config.problem_type is None
+    assert twin.config.id2label == {0: 'no', 1: 'perhaps', 2: 'yes'}
+    assert twin.config.label2id == {'no': 0, 'perhaps': 1, 'yes': 2}
+    assert source.to_transformers(classifier).config.num_labels == 3
+
+
+def test_export_says_why_there_is_no_roformer_classifier(transformers):
+    """Its pooler has the activation of its MLPs: with unit matrices its logits are GELU of the state."""
+    modules = pytest.importorskip('transformers.models.roformer.modeling_roformer')
+    config = transformers.RoFormerConfig(hidden_size=12, num_attention_heads=3, num_labels=12)
+    head = modules.RoFormerClassificationHead(config).eval()
+    for part in (head.dense, head.out_proj):
+        part.load_state_dict({'weight': torch.eye(12), 'bias': torch.zeros(12)})
+    x = torch.randn(2, 1, 12)
+    assert difference(head(x), nn.functional.gelu(x[:, 0])) < 1e-6
+    with pytest.raises(UserError, match='RoFormerForSequenceClassification has GELU where our'):
+        source.to_transformers(build(SequenceClassifier, position='rope'))
 
 
 @pytest.mark.parametrize('kind, settings', [
     *[(MaskedLM, settings) for settings in CORE
-      if settings['attention'] not in source.FOLD or settings['position'] in ('rpe', 'rab')],
+      if settings['attention'] not in FOLD or settings['position'] in ('rpe', 'rab')],
     (MaskedLM, {'norm': 'rms'}), (MaskedLM, {'lm_head': 'decoder'}), (SpanClassifier, {}),
     (SequenceClassifier, {'pooling': 'first'}), (SequenceClassifier, {'position': 'rope'})], ids=str)
 def test_export_refuses_what_transformers_has_no_layer_for(kind, settings, transformers):
@@ -1012,7 +1272,8 @@ def test_export_refuses_what_transformers_has_no_layer_for(kind, settings, trans
     {'is_decoder': True}], ids=str)
 def test_import_refuses_other_berts(setting, tmp_path, transformers):
     transformers.BertConfig(**SIZES, **setting).save_pretrained(tmp_path)
-    with pytest.raises(UserError, match=f'{next(iter(setting))}={next(iter(setting.values()))}'):
+    (key, value), = setting.items()
+    with pytest.raises(UserError, match=f'{key}={value}'):
         source.pretrained_encoder(tmp_path)
 
 
@@ -1026,12 +1287,60 @@ def test_import_refuses_what_lacks_a_head_or_is_no_bert(tmp_path, transformers):
         source.pretrained_encoder(tmp_path / 'distilled')
 
 
+@pytest.fixture
+def bert_folder(tmp_path, transformers):
+    """A folder with a sound BERT."""
+    bert = transformers.BertForPreTraining(transformers.BertConfig(**SIZES))
+    bert.save_pretrained(tmp_path / 'bert')
+    return tmp_path / 'bert'
+
+
+def change_config(folder, **changes):
+    path = folder / 'config.json'
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+@pytest.mark.parametrize('size', [0, 8, 1000])
+def test_damaged_weights_are_one_line(size, bert_folder):
+    """A file cut after `size` bytes: none, no header, half a header."""
+    path = bert_folder / 'model.safetensors'
+    path.write_bytes(path.read_bytes()[:size])
+    line = r'^[^\n]*bert: transformers cannot read it \(SafetensorError: [^\n]*$'
+    with pytest.raises(UserError, match=line):
+        source.pretrained_encoder(bert_folder)
+
+
+def test_weights_of_other_sizes_than_the_config_are_refused(bert_folder):
+    change_config(bert_folder, vocab_size=30)
+    line = r'^[^\n]*bert: [\w.]+ is \(40\D[^\n]*, by config.json \(30\D[^\n]*$'
+    with pytest.raises(UserError, match=line):
+        source.pretrained_encoder(bert_folder)
+
+
+@pytest.mark.parametrize('model_type', ['unheard_of', 'bert'])
+def test_code_beside_a_model_does_not_run(model_type, bert_folder, monkeypatch):
+    """Nor is it asked for in a terminal."""
+    monkeypatch.setattr('builtins.input', lambda *question: 'y')
+    change_config(bert_folder, model_type=model_type, auto_map={'AutoConfig': 'code.Config'})
+    marker = bert_folder / 'it ran'
+    (bert_folder / 'code.py').write_text(
+        'from transformers import BertConfig\n'
+        f'open({str(marker)!r}, "w").close()\n'
+        f'class Config(BertConfig):\n    model_type = {model_type!r}\n')
+    if model_type == 'bert':                            # transformers has a class of its own for it
+        source.pretrained_encoder(bert_folder)
+    else:
+        with pytest.raises(UserError, match=r'^[^\n]*custom code[^\n]*$'):
+            source.pretrained_encoder(bert_folder)
+    assert not marker.exists()
+
+
 def test_buckets_are_those_of_t5():
     t5 = pytest.importorskip('transformers.models.t5.modeling_t5')
     encoder = Encoder(EncoderConfig(**{**SMALL, 'position': 'rab', 'block_size': 701}))
-    wanted = t5.T5Attention._relative_position_bucket(torch.arange(-700, 701), True, 32, 128)
-    assert torch.equal(encoder.position.bucket, wanted)
-    assert wanted.tolist() == [bucket(d) for d in range(-700, 701)]
+    expected = t5.T5Attention._relative_position_bucket(torch.arange(-700, 701), True, 32, 128)
+    assert torch.equal(encoder.position.bucket, expected)
+    assert expected.tolist() == [bucket(d) for d in range(-700, 701)]
 
 
 def xlnet_pair(transformers):
@@ -1039,38 +1348,48 @@ def xlnet_pair(transformers):
     config = transformers.XLNetConfig(
         vocab_size=40, d_model=24, n_layer=3, n_head=4, d_inner=36, ff_activation='gelu', untie_r=True,
         attn_type='bi', dropout=0.0, layer_norm_eps=1e-12)
-    theirs = randomised(transformers.XLNetModel(config))
+    library = randomised(transformers.XLNetModel(config))
     ours = randomised(PermutationLM(EncoderConfig(40, 16, 3, 4, 24, 36, **XLNET)))
-    weights = {'query_embedding': theirs.mask_emb.flatten()}
-    for i, layer in enumerate(theirs.layer):
-        own, block = layer.rel_attn, f'encoder.blocks.{i}.'
-        for name, matrix in [('query', own.q), ('key', own.k), ('value', own.v), ('distance', own.r)]:
-            weights[f'{block}attention.{name}.weight'] = matrix.flatten(1).T
-        weights[f'{block}attention.out.weight'] = own.o.flatten(1)
-        weights[f'{block}attention.content_bias'] = own.r_w_bias.flatten()
-        weights[f'{block}attention.distance_bias'] = own.r_r_bias.flatten()
-        for name, module in [('attention_norm', own.layer_norm), ('expand', layer.ff.layer_1),
-                             ('contract', layer.ff.layer_2), ('mlp_norm', layer.ff.layer_norm)]:
-            weights.update({f'{block}{name}.{kind}': x for kind, x in module.state_dict().items()})
-    left = ours.load_state_dict(weights, strict=False)
-    assert not left.unexpected_keys and not any('blocks' in name for name in left.missing_keys)
-    return theirs, ours
+    state = {'query_embedding': library.mask_emb.flatten()}
+    for i, layer in enumerate(library.layer):
+        relative = layer.rel_attn
+        block = f'encoder.blocks.{i}.'
+        matrices = {'query': relative.q, 'key': relative.k, 'value': relative.v, 'distance': relative.r}
+        for name, matrix in matrices.items():
+            state[f'{block}attention.{name}.weight'] = matrix.flatten(1).T
+        state[f'{block}attention.out.weight'] = relative.o.flatten(1)
+        state[f'{block}attention.content_bias'] = relative.r_w_bias.flatten()
+        state[f'{block}attention.distance_bias'] = relative.r_r_bias.flatten()
+        modules = {'attention_norm': relative.layer_norm, 'expand': layer.ff.layer_1,
+                   'contract': layer.ff.layer_2, 'mlp_norm': layer.ff.layer_norm}
+        for name, module in modules.items():
+            state.update({f'{block}{name}.{key}': x for key, x in module.state_dict().items()})
+    mismatch = ours.load_state_dict(state, strict=False)
+    assert not mismatch.unexpected_keys
+    assert not any('blocks' in name for name in mismatch.missing_keys)
+    return library, ours
 
 
-def test_content_and_two_streams_give_the_states_of_hugging_face(transformers):
-    """In orders that begin with a real token: in theirs, a query that sees none averages the padding."""
-    theirs, ours = xlnet_pair(transformers)
+def test_content_stream_gives_the_states_of_hugging_face(transformers):
+    library, ours = xlnet_pair(transformers)
     ids, segments, keep = padded_batch()
-    wanted = theirs(inputs_embeds=ours.encoder.embed(ids, segments), attention_mask=keep.float())[0]
-    assert difference(ours.encoder(ids, segments, keep)[keep], wanted[keep]) < 1e-5 * wanted.abs().max()
+    embedded = ours.encoder.embed(ids, segments)
+    expected = library(inputs_embeds=embedded, attention_mask=keep.float())[0]
+    assert difference(ours.encoder(ids, segments, keep)[keep], expected[keep]) < 1e-5 * expected.abs().max()
+
+
+def test_two_streams_give_the_logits_of_hugging_face(transformers):
+    """In orders that begin with a real token: in theirs, a query that sees none averages the padding."""
+    library, ours = xlnet_pair(transformers)
+    ids, segments, keep = padded_batch()
     generator = torch.Generator().manual_seed(1)
     order = torch.stack([torch.randperm(9, generator=generator) for _ in range(3)])
     order = torch.where(torch.arange(9) == 2, -1, order)
     positions = torch.tensor([[0, 8, 4], [4, 3, 1], [5, 0, 6]])
-    wanted = theirs(
+    states = library(
         inputs_embeds=ours.encoder.embed(ids, segments), attention_mask=keep.float(),
         perm_mask=(order[:, None] >= order[:, :, None]).float(),
-        target_mapping=torch.nn.functional.one_hot(positions, 9).float())[0]
-    wanted = ours.head(wanted, ours.encoder.token.weight)
-    given = ours(ids, positions, segments=segments, attention_mask=keep, order=order)
-    assert difference(given, wanted) < 1e-5 * wanted.abs().max()
+        target_mapping=nn.functional.one_hot(positions, 9).float())[0]
+    expected = ours.head(states, ours.encoder.token.weight)
+    actual = ours(ids, positions, segments=segments, attention_mask=keep, order=order)
+    assert difference(actual, expected) < 1e-5 * expected.abs().max()

@@ -33,7 +33,7 @@ import sys
 import time
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from functools import partial
 from typing import NamedTuple
@@ -48,12 +48,12 @@ from tqdm import tqdm
 from configurator import ROOT, UserError, choose, configure, run, say, shown
 from model import (EncoderConfig, MaskedLM, MultipleChoice, PermutationLM, SequenceClassifier, SpanClassifier,
                    count_parameters, model_config, to_transformers, token_losses)
-from prepare_data import (check_corpus, copy_tokenizer, fast_tokenizer, load_meta, load_tokenizer, read_json,
-                          write_bytes, write_json)
+from prepare_data import (check_corpus, copy_tokenizer, damage_error, fast_tokenizer, load_meta,
+                          load_tokenizer, read_json, write_bytes, write_json)
 
 # the run
 out_dir = 'out/run'             # the run's folder; a run goes on from its newest checkpoint
-init_from = ''                  # if out_dir has no checkpoint: start from this run, checkpoint or BERT
+init_from = ''                  # if out_dir has no checkpoint: weights of this run, checkpoint or BERT
 seed = 1                        # for weights, sample order, masks and dropout
 fill = ''                       # a text with [MASK]: print the predictions of init_from and stop
 export = ''                     # a folder: export init_from there for transformers and stop
@@ -113,9 +113,10 @@ dtype = 'auto'                  # auto (bfloat16 where it is faster), float32, b
 compile = True                  # torch.compile, on CUDA
 timeout = 600                   # seconds a process waits for another before it exits; 0: no limit
 
-MINIMUM = {**dict.fromkeys((                # least values of knobs; of the others 0
-    'batch_size', 'block_size', 'clip_distance', 'eval_samples', 'key_size', 'log_interval',
-    'n_embd', 'n_head', 'n_inner', 'n_layer', 'total_batch'), 1)}
+MINIMUM = {                             # least values of knobs; of all others 0
+    'batch_size': 1, 'block_size': 3, 'clip_distance': 1, 'eval_samples': 1, 'key_size': 1, 'log_interval': 1,
+    'n_embd': 1, 'n_head': 1, 'n_inner': 1, 'n_layer': 1, 'total_batch': 1,
+}
 MODEL_CLASSES = {                       # objective of train.py or head of finetune.py -> class of the model
     'mlm': MaskedLM, 'plm': PermutationLM, 'classify': SequenceClassifier, 'regress': SequenceClassifier,
     'choose': MultipleChoice, 'span': SpanClassifier,
@@ -130,11 +131,15 @@ class Rows:
     stream     the documents, joined by [SEP], are cut every block_size - 2 tokens
     documents  each document is cut by itself; its last row is shorter and padded
     No file stays open: a large corpus has more shards than a process may open.
+    Raises UserError if the split has no row.
     """
 
     def __init__(self, folder, meta, split, block_size, packing, whole_word=False):
-        self.folder, self.special_ids, self.dtype = folder, meta['special'], np.dtype(meta['dtype'])
-        self.block_size, self.packing = block_size, packing
+        self.folder = folder
+        self.special_ids = meta['special']              # {'pad': id, 'cls': id ...}
+        self.dtype = np.dtype(meta['dtype'])            # of the token ids in the files
+        self.block_size = block_size
+        self.packing = packing
         self.room = block_size - 2                      # tokens between [CLS] and [SEP]
 
         # An id of the vocabulary starts a word or does not. In Chinese that depends on the text: then the
@@ -151,15 +156,18 @@ class Rows:
             raise UserError(f'{folder}: {split} holds less than one row of block_size={block_size}')
 
     def row_starts(self, stem, n_tokens):
-        """Index of the first token of each row of a shard."""
+        """The place in its shard of each row's first token."""
         if self.packing == 'stream':
             return range(0, n_tokens - self.room + 1, self.room)        # an incomplete last row is left out
+
         edges = np.fromfile(stem + '.idx', np.int64)    # first token of each document, then n_tokens
-        lengths = np.diff(edges) - 1                    # of the documents, without the [SEP] that ends each
-        n_rows = -(-lengths // self.room)               # of each document: the quotient, rounded up
-        first_row = np.cumsum(n_rows) - n_rows          # of each document, counted from the shard's first row
-        place = np.arange(n_rows.sum()) - np.repeat(first_row, n_rows)      # of each row in its document
-        return np.repeat(edges[:-1], n_rows) + place * self.room
+        document_starts = edges[:-1]
+        lengths = np.diff(edges) - 1                    # without the [SEP] that ends each document
+        n_rows = -(-lengths // self.room)               # of each document: lengths / room, rounded up
+        # The rows of the shard are numbered; minus its document's first, a row's number is 0, 1, 2 ...
+        first_row = np.cumsum(n_rows) - n_rows
+        row_in_document = np.arange(n_rows.sum()) - np.repeat(first_row, n_rows)
+        return np.repeat(document_starts, n_rows) + row_in_document * self.room
 
     def __len__(self):
         return int(self.ends[-1])
@@ -172,7 +180,8 @@ class Rows:
         tokens = np.fromfile(stem + '.bin', self.dtype, self.room, offset=start * self.dtype.itemsize)
         if self.packing == 'documents':                 # what follows [SEP] is of the next document
             separators = np.flatnonzero(tokens == self.special_ids['sep'])
-            tokens = tokens[:separators[0]] if len(separators) else tokens
+            if len(separators):
+                tokens = tokens[:separators[0]]
 
         n = len(tokens)
         ids = np.full(self.block_size, self.special_ids['pad'], np.int64)
@@ -180,6 +189,8 @@ class Rows:
         ids[1:n + 1] = tokens
         ids[n + 1] = self.special_ids['sep']
 
+        if ids.max() >= len(self.word_start):
+            raise UserError(f'{stem}.bin is damaged: it holds an id outside the vocabulary')
         word_starts = self.word_start[ids]
         if self.segmented:
             word_starts[1:n + 1] = np.fromfile(stem + '.words', bool, n, offset=start)
@@ -191,112 +202,151 @@ class Rows:
 def shuffled(places, n, seed, epoch):
     """The items at `places`, (B,), of range(n) in random order: one order for each (seed, epoch).
 
-    A list of 10^9 rows in random order would take 8 GB in each process; this takes no memory. A Feistel
-    network is a cipher: it permutes all numbers of some even number of bits, without a table. The next even
-    number of bits above n gives up to 4n numbers; a result of n or more is put through the network again,
-    until it is one of ours. That is still a permutation, as a cycle that leaves range(n) comes back to it.
+    A list of 10^9 rows in random order would take 8 GB in each process. A cipher needs no list: it maps the
+    numbers of a fixed number of bits one to one onto themselves, in an order that its keys decide. Here the
+    bits are the fewest, of an even number, that hold n - 1. What falls outside range(n) is enciphered again
+    until it falls inside: from one item of range(n), that is the next one on the cipher's cycle, so no two
+    places meet in one item.  Black and Rogaway 2002, "cycle walking"
     """
-    half = np.uint64(max(1, ((n - 1).bit_length() + 1) // 2))       # bits of each half of a number
-    low = (np.uint64(1) << half) - np.uint64(1)                     # mask of the right half
-    keys = np.random.SeedSequence([seed, epoch]).generate_state(8, np.uint64)       # of the eight rounds
-    x = np.array(places, np.uint64)
-    again = np.ones(len(x), bool)
-    while again.any():
-        left, right = x[again] >> half, x[again] & low
-        for key in keys:                                            # any function of (right, key) would do
-            mixed = (right ^ key) * np.uint64(0x9E3779B97F4A7C15)           # 2^64 / golden ratio, mod 2^64
-            mixed = (mixed ^ (mixed >> np.uint64(29))) * (key | np.uint64(1))
-            left, right = right, left ^ (mixed >> np.uint64(32)) & low
-        x[again] = left << half | right
-        again = x >= n
-    return x.astype(np.int64)
+    half = max(1, ((n - 1).bit_length() + 1) // 2)      # bits of each half of a number
+    keys = np.random.SeedSequence([seed, epoch]).generate_state(8, np.uint64)
+    items = encipher(np.array(places, np.uint64), half, keys)
+    outside = items >= n
+    while outside.any():                                # at most three of four numbers are outside
+        items[outside] = encipher(items[outside], half, keys)
+        outside = items >= n
+    return items.astype(np.int64)
+
+
+def encipher(x, half, keys):
+    """A Feistel network, one round for each key: uint64 numbers of 2 * half bits -> others, one to one.
+
+    A round is (left, right) -> (right, left ^ f(right, key)). It can be undone whatever f is, as right is
+    still there; so f only has to mix bits well.  Luby and Rackoff 1988
+    """
+    half = np.uint64(half)
+    low = (np.uint64(1) << half) - np.uint64(1)         # the bits of the right half
+    left = x >> half
+    right = x & low
+    for key in keys:
+        mixed = (right ^ key) * np.uint64(0x9E3779B97F4A7C15)       # 2^64 / golden ratio; modulo 2^64
+        mixed = (mixed ^ (mixed >> np.uint64(29))) * (key | np.uint64(1))
+        mixed = (mixed >> np.uint64(32)) & low          # the high bits depend on the most of the others
+        left, right = right, left ^ mixed
+    return left << half | right
 
 
 class Masker:
-    """BERT's masking with static shapes.  Devlin et al. 2018, section 3.1
+    """Decides which tokens of a batch are predicted, and what the model sees of them.
 
-    Of a row's n tokens ceil(fraction n) are predicted, those with the smallest random scores: 80 % become
-    [MASK], 10 % a random token, 10 % stay. Special tokens are neither chosen nor inserted. Every row of the
-    batch has k = ceil(fraction T) positions; those that a short row does not need have weight 0.
-    plm: nothing is masked; 'order' is each token's place in XLNet's permutation.  Yang et al. 2019, 2.2, 2.3
+    mlm  BERT.  Devlin et al. 2018, section 3.1
+         Of a row's n tokens ceil(fraction n) are predicted: those with the smallest random scores. 80 % of
+         them become [MASK], 10 % a random token, and 10 % stay as they are.
+    plm  XLNet.  Yang et al. 2019, sections 2.2 and 2.3
+         The same tokens are predicted, but none is masked: 'order' is each token's place in a random
+         permutation, whose last tokens are predicted from those before them.
+
+    Special tokens are neither predicted nor inserted. Shapes are static: each row has k = ceil(fraction T)
+    positions; those that a row with fewer tokens does not need have weight 0.
     """
 
     def __init__(self, meta, block_size, fraction, objective, whole_word):
-        self.fraction, self.objective, self.whole_word = fraction, objective, whole_word
-        self.special_ids, self.block_size = meta['special'], block_size
+        self.block_size = block_size
+        self.fraction = fraction
+        self.objective = objective
+        self.whole_word = whole_word
+        self.special_ids = meta['special']
         self.is_special = np.isin(np.arange(meta['vocab_size']), list(self.special_ids.values()))       # (V,)
-        self.ordinary = np.flatnonzero(~self.is_special)                                            # ids
-        self.k = self.count(block_size)
+        self.ordinary = np.flatnonzero(~self.is_special)                # the other ids
+        self.n_positions = self.share_of(block_size)                    # k
 
-    def count(self, n):
-        return np.ceil(self.fraction * n - 1e-9).astype(int)                # so that 0.15 * 20 gives 3
+    def share_of(self, n_tokens):
+        """How many of n tokens are predicted."""
+        return np.ceil(self.fraction * n_tokens - 1e-9).astype(int)     # 0.07 * 100 is 7.000000000000001
 
     def __call__(self, ids, word_starts, seed, samples):
         """ids, word_starts (B, T) -> {'ids' (B, T), 'positions', 'targets', 'weights' (B, k)[, 'order']}"""
         # The random numbers of a sample depend on its number alone, never on the rest of its batch.
         rngs = [np.random.default_rng([seed, sample]) for sample in samples]
-        scores = np.stack([rng.random(self.block_size, np.float32) for rng in rngs])                # (B, T)
-        actions = np.stack([rng.random(self.k, np.float32) for rng in rngs])                        # (B, k)
-        replacements = self.ordinary[[rng.integers(0, len(self.ordinary), self.k) for rng in rngs]]
+        scores = np.stack([rng.random(self.block_size, np.float32) for rng in rngs])        # (B, T)
+        actions = np.stack([rng.random(self.n_positions, np.float32) for rng in rngs])      # (B, k)
+        chosen = np.stack([rng.integers(0, len(self.ordinary), self.n_positions) for rng in rngs])
+        random_tokens = self.ordinary[chosen]                                               # (B, k)
 
-        # Which tokens: the k of the smallest scores, of which the first `wanted` count.
-        special = self.is_special[ids]                                                              # (B, T)
-        n_tokens = (ids != self.special_ids['pad']).sum(1)                                              # (B,)
-        wanted = np.minimum(self.count(n_tokens), (~special).sum(1))
-        ranked = np.where(special, 2, scores)           # scores are below 1: special tokens come last
-        positions = np.argsort(ranked, axis=1, kind='stable')[:, :self.k]
-        if self.whole_word:
-            for i, row in enumerate(zip(scores, word_starts, special, wanted, strict=True)):
-                positions[i], wanted[i] = whole_words(*row, self.k)
-        chosen = np.arange(self.k) < wanted[:, None]                                                # (B, k)
+        is_special = self.is_special[ids]                                                   # (B, T)
+        positions, n_predicted = self.choose_positions(ids, is_special, word_starts, scores)
+        is_predicted = np.arange(self.n_positions) < n_predicted[:, None]                   # (B, k)
         targets = np.take_along_axis(ids, positions, axis=1)
-        batch = {'ids': ids, 'positions': positions, 'targets': targets, 'weights': chosen.astype(np.float32)}
-        if self.objective == 'plm':
-            return {**batch, 'order': self.permutation(scores, special, positions, chosen)}
 
-        # What the model sees in their place.
-        changed = np.where(actions < 0.9, replacements, targets)
-        visible = np.where(actions < 0.8, self.special_ids['mask'], changed)
-        np.put_along_axis(ids, positions, np.where(chosen, visible, targets), axis=1)       # in place
+        batch = {'ids': ids, 'positions': positions, 'targets': targets,
+                 'weights': is_predicted.astype(np.float32)}
+        if self.objective == 'mlm':
+            visible = np.where(actions < 0.9, random_tokens, targets)
+            visible = np.where(actions < 0.8, self.special_ids['mask'], visible)
+            visible = np.where(is_predicted, visible, targets)          # a position of weight 0 stays
+            batch['ids'] = ids.copy()
+            np.put_along_axis(batch['ids'], positions, visible, axis=1)
+        else:
+            batch['order'] = permuted_order(scores, is_special, positions, is_predicted)
         return batch
 
-    def permutation(self, scores, special, positions, chosen):
-        """(B, T) place of each token: 0 for special tokens, the predicted ones last, else by score."""
-        predicted = np.zeros(special.shape, bool)
-        np.put_along_axis(predicted, positions, chosen, axis=1)
-        ranked = np.where(special, -1, scores + 2 * predicted)
-        by_place = np.argsort(ranked, axis=1, kind='stable')                # token at each place
-        place = np.argsort(by_place, axis=1) + 1                            # place of each token
-        return np.where(special, 0, place)
+    def choose_positions(self, ids, is_special, word_starts, scores):
+        """(positions (B, k), how many of them are predicted (B,)): those of a row come first."""
+        n_tokens = (ids != self.special_ids['pad']).sum(1)                                  # (B,)
+        n_predicted = np.minimum(self.share_of(n_tokens), (~is_special).sum(1))
+        ranked = np.where(is_special, 2, scores)        # scores are below 1: special tokens come last
+        positions = np.argsort(ranked, axis=1, kind='stable')[:, :self.n_positions]
+        if self.whole_word:
+            for i in range(len(ids)):
+                positions[i], n_predicted[i] = whole_words(
+                    scores[i], word_starts[i], is_special[i], n_predicted[i], self.n_positions)
+        return positions, n_predicted
 
 
-def whole_words(scores, word_starts, special, wanted, k):
-    """(k positions of a row, how many of them count): whole words in random order, at most `wanted` tokens.
+def whole_words(scores, word_starts, is_special, most, n_positions):
+    """(positions (k,) of a row, how many of them are predicted): whole words, at most `most` tokens.
 
-    A word with more tokens than are still wanted is passed over, as in BERT. A special token is a word.
+    Words are taken in random order. One with more tokens than are still wanted is passed over, as in BERT.
     """
-    after_special = np.append(True, special[:-1])
-    first = word_starts | special | after_special                   # (T,) does a word start here?
-    words = np.split(np.arange(len(first)), np.flatnonzero(first)[1:])
-    chosen = []
+    after_special = np.append(True, is_special[:-1])
+    begins = word_starts | is_special | after_special   # (T,) a special token is a word of its own
+    words = np.split(np.arange(len(begins)), np.flatnonzero(begins)[1:])            # positions of each word
+    predicted = []
     for number in np.argsort(scores[:len(words)], kind='stable'):
         word = words[number]
-        if not special[word[0]] and len(chosen) + len(word) <= wanted:
-            chosen += [*word]
-    others = np.setdiff1d(np.arange(len(first)), chosen)            # fill up to k, with weight 0
-    return np.array([*chosen, *others])[:k], len(chosen)
+        fits = len(predicted) + len(word) <= most
+        if fits and not is_special[word[0]]:
+            predicted.extend(word)
+    rest = np.setdiff1d(np.arange(len(begins)), predicted)      # any others, for a row of k positions
+    return np.append(predicted, rest).astype(int)[:n_positions], len(predicted)
+
+
+def permuted_order(scores, is_special, positions, is_predicted):
+    """(B, T) place of each token in XLNet's permutation, from 1: the predicted tokens last; by score.
+
+    Special tokens have place 0: every other token sees them.
+    """
+    comes_last = np.zeros(is_special.shape, bool)
+    np.put_along_axis(comes_last, positions, is_predicted, axis=1)
+    ranked = np.where(is_special, -1, scores + 2 * comes_last)
+    by_place = np.argsort(ranked, axis=1, kind='stable')                # token at each place
+    place = np.argsort(by_place, axis=1) + 1                            # place of each token
+    return np.where(is_special, 0, place)
 
 
 class Loader:
     """Samples 0, 1, 2 ... of a run: every row once per epoch, each epoch in another order."""
 
     def __init__(self, rows, masker, seed):
-        self.rows, self.masker, self.seed = rows, masker, seed
+        self.rows = rows
+        self.masker = masker
+        self.seed = seed
 
     def indices(self, samples):
         """Row of each sample, (B,)"""
         epochs, places = np.divmod(np.array(samples), len(self.rows))
-        for epoch in np.unique(epochs):                 # a batch may begin in one epoch and end in the next
+        # A batch may begin in one epoch and end in the next, which has another order.
+        for epoch in np.unique(epochs):
             here = epochs == epoch
             places[here] = shuffled(places[here], len(self.rows), self.seed, int(epoch))
         return places
@@ -314,40 +364,50 @@ class Loader:
     def micro_batches(self, samples, size):
         """Batches of at most `size` samples, as equal as possible."""
         n = len(samples)
-        parts = -(-n // size)
-        edges = [n * i // parts for i in range(parts + 1)]
+        n_parts = -(-n // size)                         # n / size, rounded up
+        edges = [n * i // n_parts for i in range(n_parts + 1)]
         return [self.batch(samples[begin:end]) for begin, end in zip(edges[:-1], edges[1:], strict=True)]
 
 
 def prefetch(make, items):
     """Yield make(item) for each item; a background thread makes the next one meanwhile."""
     with ThreadPoolExecutor(1) as pool:
-        submitted = (pool.submit(make, item) for item in items)
-        ahead = next(submitted, None)
-        while ahead:
-            now, ahead = ahead, next(submitted, None)
-            yield now.result()
+        futures = (pool.submit(make, item) for item in items)
+        following = next(futures, None)
+        while following:
+            current = following
+            following = next(futures, None)             # begun before the caller gets the current one
+            yield current.result()
 
 
 def make_loaders(config):
-    """(meta.json, Loader of training rows, {corpus: Loader of validation rows}); '' is the run's corpus"""
-    choose('objective', config['objective'], dict.fromkeys(('mlm', 'plm')))
-    choose('packing', config['packing'], dict.fromkeys(('stream', 'documents')))
-    home, whole_word = config['data_dir'], config['whole_word']
-    how = config['block_size'], config['packing'], whole_word
+    """(meta.json, Loader of training rows, {corpus: Loader of validation rows}); '' is the run's corpus
 
-    folder = os.path.join(home, config['dataset'])
+    Raises UserError if a corpus is not prepared, damaged, or of another tokenizer than the run's.
+    """
+    choose('objective', config['objective'], {'mlm': None, 'plm': None})
+    choose('packing', config['packing'], {'stream': None, 'documents': None})
+    block_size = config['block_size']
+    packing = config['packing']
+    whole_word = config['whole_word']
+
+    folder = os.path.join(config['data_dir'], config['dataset'])
     meta = load_meta(folder)                            # says how to prepare the corpus if it is missing
-    masker = Masker(meta, config['block_size'], config['mask_fraction'], config['objective'], whole_word)
-    loader = Loader(Rows(folder, meta, 'train', *how), masker, config['seed'])
+    rows = Rows(folder, meta, 'train', block_size, packing, whole_word)
+    masker = Masker(meta, block_size, config['mask_fraction'], config['objective'], whole_word)
+    loader = Loader(rows, masker, config['seed'])
 
+    folders = {'': folder}
+    for name in config['validation'].split(','):
+        if name:
+            folders[name] = os.path.join(config['data_dir'], name)
     val_loaders = {}
-    for name in ['', *filter(None, config['validation'].split(','))]:
-        place = os.path.join(home, name or config['dataset'])
-        found = load_meta(place)
-        check_corpus(place, found)
-        refuse_difference(place, found['identity'], {'tokenizer': meta['identity']['tokenizer']})
-        val_loaders[name] = Loader(Rows(place, found, 'val', *how), masker, 0)      # seed 0: of every run
+    for name, val_folder in folders.items():
+        val_meta = load_meta(val_folder)
+        check_corpus(val_folder, val_meta)
+        refuse_difference(val_folder, val_meta['identity'], {'tokenizer': meta['identity']['tokenizer']})
+        val_rows = Rows(val_folder, val_meta, 'val', block_size, packing, whole_word)
+        val_loaders[name] = Loader(val_rows, masker, 0)         # seed 0: the same samples in every run
     return meta, loader, val_loaders
 
 
@@ -379,129 +439,44 @@ def make_optimizer(model, lr, betas, eps, weight_decay, runtime):
     matrices = [p for p in model.parameters() if p.dim() >= 2]
     vectors = [p for p in model.parameters() if p.dim() < 2]        # biases, norms, diagonals
     groups = [{'params': matrices, 'weight_decay': weight_decay}, {'params': vectors, 'weight_decay': 0.0}]
-    if runtime.device.type == 'xla':                    # Adam's count of steps stays on the device
-        kernel = {'capturable': True, 'foreach': False}
-    else:
-        kernel = {'fused': runtime.device.type in ('cuda', 'cpu')}
-    return torch.optim.AdamW(groups, runtime.scalar(lr), betas, eps, **kernel)
+    return torch.optim.AdamW(groups, runtime.scalar(lr), betas, eps, **runtime.adam_kernel())
 
 
 def seed_step(seed, step, runtime):
     """Seed torch for a step: dropout depends only on (seed, step, rank), not on earlier steps."""
-    number = int(np.random.SeedSequence([seed, step, runtime.rank]).generate_state(1, np.uint64)[0])
-    torch.manual_seed(number)
-    if runtime.device.type == 'xla':                    # XLA has its own generator
-        sys.modules['torch_xla'].manual_seed(number)
+    number = np.random.SeedSequence([seed, step, runtime.rank]).generate_state(1, np.uint64)[0]
+    runtime.seed(int(number))
 
 
-def update(model, optimizer, scaler, parts, count, grad_clip, runtime):
+def update(model, optimizer, scaler, parts, n_predicted, grad_clip, runtime):
     """One optimizer step on this rank's micro-batches; returns its part of the loss and the gradient norm.
 
-    count  predicted tokens of the step over all ranks and micro-batches: the loss is their mean
+    n_predicted  predicted tokens of the step over all ranks and micro-batches: the loss is their mean
     Both results are tensors: the host does not wait for the device here.
     """
-    total = torch.zeros(1, device=runtime.device)
-    count = runtime.scalar(max(1.0, count))
+    total_loss = torch.zeros(1, device=runtime.device)
+    n_predicted = runtime.scalar(max(1.0, n_predicted))
     for i, part in enumerate(parts):
         part = runtime.move(part)
         weights = part.pop('weights')                               # (b, k)
-        # DDP all-reduces the gradients in backward(): once a step, with the last micro-batch.
+        # DDP averages gradients over the ranks in backward(): once a step, with the last micro-batch.
         accumulates = runtime.cpu_group is not None and i < len(parts) - 1
         with model.no_sync() if accumulates else contextlib.nullcontext():
             with runtime.autocast():
                 losses = model(**part)                              # (b, k)
-            loss = (losses * weights).sum() / count
+            loss = (losses * weights).sum() / n_predicted
             scaler.scale(loss * runtime.world).backward()           # DDP divides by the number of ranks
-        total += loss.detach()
-    scaler.unscale_(optimizer)
-    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), grad_clip or math.inf)
+        total_loss += loss.detach()
+
+    scaler.unscale_(optimizer)                          # before the norm: float16's gradients are scaled
+    largest_norm = grad_clip if grad_clip else math.inf
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), largest_norm)
     scaler.step(optimizer)                              # float16: no step if a gradient is not finite
     scaler.update()
     optimizer.zero_grad(set_to_none=True)
     runtime.sync()
-    return total[0], norm
+    return total_loss[0], norm
 
-
-class Report(NamedTuple):
-    """What the host reads from the device after some steps."""
-    loss: float                 # of the last step
-    norm: float                 # of its gradient
-    lr: float
-    steps: int                  # since the last report
-    seconds: float              # that they took
-
-
-def fit(training, model, batches, rate, seed, grad_clip, due, runtime, stop=()):
-    """The training loop.  Yields a Report after each step that is due; in between nothing is read.
-
-    batches  the micro-batches of each step, for this rank
-    rate     step -> its learning rate
-    due      after a step: does the caller want a Report?
-    stop     list of caught signals: after the step, all ranks raise Stopped
-    """
-    bad = torch.zeros((), device=runtime.device)        # steps that were not finite
-    looked, since = training.step, time.perf_counter()
-    for parts in batches:
-        predicted = sum(part['weights'].sum().item() for part in parts)
-        predicted, signals = runtime.sum(predicted, len(stop))
-        lr = rate(training.step)
-        set_lr(training.optimizer, lr, runtime)
-        seed_step(seed, training.step, runtime)
-        loss, norm = update(model, training.optimizer, training.scaler, parts, predicted, grad_clip, runtime)
-        float16 = training.scaler.is_enabled()
-        finite = loss.isfinite() if float16 else (loss + norm).isfinite()       # its scaler skips a bad norm
-        bad = bad + ~finite
-        training.advance()
-        if not signals and not due():
-            continue                                    # the host runs ahead of the device
-        loss, broken = runtime.sum(loss.item(), bad.item())         # the host waits for the device
-        if broken or (float16 and training.scaler.get_scale() < 1):
-            raise UserError(f'{training.name}: a loss or gradient after step {looked} is not finite; '
-                            'no checkpoint has it; try a lower learning_rate')
-        yield Report(loss, norm.item(), lr, training.step - looked, time.perf_counter() - since)
-        if signals:
-            raise Stopped
-        looked, since = training.step, time.perf_counter()          # without the time of the caller
-
-
-@torch.no_grad()
-def evaluate(model, loader, n, batch_size, runtime, stop=()):
-    """Loss (nats), accuracy and perplexity per predicted token of n samples, over all ranks.
-
-    stop  list of caught signals; Stopped is raised in all ranks as soon as any rank has one
-    """
-    model.eval()
-    n, size = min(n, len(loader.rows)), batch_size * runtime.world
-    mine = [range(n)[i:i + size][runtime.rank::runtime.world] for i in range(0, n, size)]
-    sums = np.zeros(3)                                              # of losses, hits and predicted tokens
-    for batch in prefetch(lambda samples: loader.batch(samples) if samples else None, mine):
-        if runtime.any(stop):
-            raise Stopped
-        if batch is None:                               # the last part may have fewer rows than ranks
-            continue
-        batch = runtime.move(batch)
-        weights, targets = batch.pop('weights'), batch.pop('targets')
-        with runtime.autocast():
-            logits = model(**batch)                                 # (b, k, V)
-        losses = token_losses(logits, targets) * weights
-        hits = (logits.argmax(-1) == targets) * weights
-        sums += torch.stack([losses.sum(), hits.sum(), weights.sum()]).tolist()
-    model.train()
-    loss, hits, tokens = runtime.sum(*sums)
-    loss, accuracy = loss / max(1, tokens), hits / max(1, tokens)
-    return {'loss': loss, 'accuracy': accuracy, 'perplexity': math.exp(min(loss, 700))}
-
-
-def validate(model, loaders, n, batch_size, runtime, stop):
-    """{'loss', ...} on the run's corpus and {'NAME_loss', ...} on each other one; raises Stopped"""
-    values = {}
-    for name, loader in loaders.items():
-        scores = evaluate(model, loader, n, batch_size, runtime, stop)
-        values |= {f'{name}_{key}' if name else key: value for key, value in scores.items()}
-    return values
-
-
-# ---- 4. main: the run ----
 
 @dataclass
 class Training:
@@ -509,7 +484,7 @@ class Training:
     name: str                       # of the run, in messages
     model: torch.nn.Module          # as built: neither compiled nor wrapped
     optimizer: torch.optim.Optimizer
-    scaler: torch.amp.GradScaler
+    scaler: torch.amp.GradScaler    # of the loss in float16; it does nothing in other precisions
     total_batch: int                # samples of an update
     step: int = 0                   # updates done
     samples: int = 0                # training samples seen
@@ -522,110 +497,200 @@ class Training:
         return {'model': self.model.state_dict(), 'optimizer': self.optimizer.state_dict(),
                 'scaler': self.scaler.state_dict(), 'step': self.step, 'samples': self.samples}
 
-    def load_state_dict(self, content):
-        self.model.load_state_dict(content['model'])
-        if 'step' not in content:                       # the weights of a BERT: a new run
-            return
-        self.step, self.samples = content['step'], content['samples']
-        groups = self.optimizer.state_dict()['param_groups']        # decay, betas and kernel of this command
-        self.optimizer.load_state_dict({**content['optimizer'], 'param_groups': groups})
-        if content['scaler']:                           # empty if the run before was not in float16
-            self.scaler.load_state_dict(content['scaler'])
+    def load_state_dict(self, state):
+        self.model.load_state_dict(state['model'])
+        # Adam's averages are those of the run; decay, betas and kernel those of this command.
+        groups = self.optimizer.state_dict()['param_groups']
+        self.optimizer.load_state_dict({**state['optimizer'], 'param_groups': groups})
+        if state['scaler']:                             # empty if the run before was not in float16
+            self.scaler.load_state_dict(state['scaler'])
+        self.step = state['step']
+        self.samples = state['samples']
 
+
+class Report(NamedTuple):
+    """What the host reads from the device after some steps."""
+    loss: float                 # of the last step
+    norm: float                 # of its gradient
+    lr: float
+    steps: int                  # since the last report
+    seconds: float              # that they took
+
+
+class Stopped(Exception):
+    """A signal came to some rank: all ranks leave the training loop or a validation."""
+
+
+def fit(training, model, batches, rate, seed, grad_clip, due, runtime):
+    """The training loop.  Yields a Report after each step that is due; in between nothing is read.
+
+    training  the run's state, which each step advances
+    model     training.model, perhaps compiled and wrapped
+    batches   the micro-batches of each step, for this rank
+    rate      step -> its learning rate
+    due       after a step: does the caller want a Report?
+    Raises Stopped after the first step in which any rank had a signal; UserError if a number was not finite.
+    """
+    n_not_finite = torch.zeros((), device=runtime.device)       # steps, counted on the device
+    last_step = training.step                                   # of the last report
+    last_time = time.perf_counter()
+    for parts in batches:
+        # What the ranks tell each other before each step: the loss is a mean over all their tokens.
+        n_predicted = sum(part['weights'].sum().item() for part in parts)
+        n_predicted, n_signals = runtime.sum(n_predicted, len(runtime.signals))
+
+        lr = rate(training.step)
+        set_lr(training.optimizer, lr, runtime)
+        seed_step(seed, training.step, runtime)
+        loss, norm = update(model, training.optimizer, training.scaler, parts, n_predicted, grad_clip,
+                            runtime)
+        training.advance()
+
+        # A norm that is not finite is no error in float16: its scaler skips that step and halves the scale.
+        float16 = training.scaler.is_enabled()
+        is_finite = loss.isfinite() if float16 else (loss + norm).isfinite()
+        n_not_finite = n_not_finite + ~is_finite
+        if not due() and not n_signals:
+            continue                                    # the host runs ahead of the device
+
+        loss, n_failed = runtime.sum(loss.item(), n_not_finite.item())      # here it waits for the device
+        if n_failed or (float16 and training.scaler.get_scale() < 1):
+            raise UserError(f'{training.name}: a loss or gradient after step {last_step} is not finite; '
+                            'no checkpoint has it; try a lower learning_rate')
+        yield Report(loss, norm.item(), lr, training.step - last_step, time.perf_counter() - last_time)
+        if n_signals:
+            raise Stopped
+        last_step = training.step
+        last_time = time.perf_counter()                 # without the time that the caller took
+
+
+@torch.no_grad()
+def evaluate(model, loader, n, batch_size, runtime):
+    """Loss (nats), accuracy and perplexity per predicted token of n samples, over all ranks.
+
+    Raises Stopped in all ranks as soon as any rank has a signal.
+    """
+    n = min(n, len(loader.rows))
+    size = batch_size * runtime.world                   # samples of all ranks at a time
+    slices = [range(n)[begin:begin + size] for begin in range(0, n, size)]
+    mine = [samples[runtime.rank::runtime.world] for samples in slices]
+
+    model.eval()
+    sums = np.zeros(3)                                  # of losses, hits and predicted tokens
+    batches = prefetch(lambda samples: loader.batch(samples) if samples else None, mine)
+    for batch in progress(slices, batches, n, runtime):
+        if runtime.any(runtime.signals):
+            raise Stopped
+        if batch is None:                               # the last slice may have fewer rows than ranks
+            continue
+        batch = runtime.move(batch)
+        weights = batch.pop('weights')                              # (b, k)
+        targets = batch.pop('targets')
+        with runtime.autocast():
+            logits = model(**batch)                                 # (b, k, V)
+        losses = token_losses(logits, targets) * weights
+        hits = (logits.argmax(-1) == targets) * weights
+        sums += torch.stack([losses.sum(), hits.sum(), weights.sum()]).tolist()
+    model.train()
+
+    loss, hits, n_predicted = runtime.sum(*sums)
+    loss = loss / max(1, n_predicted)
+    accuracy = hits / max(1, n_predicted)
+    return {'loss': loss, 'accuracy': accuracy, 'perplexity': math.exp(min(loss, 700))}
+
+
+def validate(model, loaders, n, batch_size, runtime):
+    """{'loss', ...} on the run's corpus and {'NAME_loss', ...} on each other one; raises Stopped"""
+    values = {}
+    for name, loader in loaders.items():
+        prefix = f'{name}_' if name else ''
+        for key, value in evaluate(model, loader, n, batch_size, runtime).items():
+            values[prefix + key] = value
+    return values
+
+
+# ---- 4. main: the run ----
 
 def start(config, meta, identity, runtime):
-    """(Training, source of its weights, knobs of that run): from out_dir, else from init_from, else new."""
+    """(Training, what it starts from): the run in out_dir, or the weights of init_from, or random weights.
+
+    A run goes on with its step, samples and optimizer. From another run only the weights are taken: a new run
+    begins at step 0, on any corpus of that run's tokenizer.
+    """
     torch.manual_seed(seed)
     model = MODEL_CLASSES[objective](model_config(config, meta['vocab_size']))
-    source = newest(out_dir) or newest(init_from) or init_from
-    content = {}
-    if source:
-        content = read_start(source, {**asdict(model.config), 'objective': objective}, identity)
-    if dtype == 'auto' and 'dtype' in content:          # a run keeps its precision on another machine
-        runtime.dtype = choose_dtype(content['dtype'], runtime.device, n_embd)
+    path = newest(out_dir)
+    if path:
+        content = read_run(path, model, objective, identity)
+        milestones_before = content['config']['milestones']
+        config['milestones'] = tuple(sorted({*milestones, *milestones_before}))
+        say_differences(content['config'], config)
+        if dtype == 'auto':                             # a run keeps its precision on another machine
+            runtime.dtype = choose_dtype(content['dtype'], runtime.device, n_embd)
+        origin = path
+    elif init_from:
+        model.load_state_dict(read_weights(init_from, model, objective, identity))
+        origin = f'the weights of {shown(init_from)}'
+    else:
+        origin = 'random weights'
+
     model.to(runtime.device)
     optimizer = make_optimizer(model, learning_rate, (beta1, beta2), adam_eps, weight_decay, runtime)
     scaler = torch.amp.GradScaler(runtime.device.type, enabled=runtime.dtype == torch.float16)
     training = Training(out_dir, model, optimizer, scaler, total_batch)
-    if content:
+    if path:
         training.load_state_dict(content)
-    if runtime.sum(training.step) != [training.step * runtime.world]:
+    if not runtime.agree(training.step):
         raise UserError(f'{out_dir} must be a folder that all machines share')
-    return training, source, content.get('config', {})
+    return training, origin
 
 
-def main():
-    config = configure(globals(), MINIMUM)
-    if fill or export:
-        return use_checkpoint(init_from or out_dir, fill, export)
-    choose('schedule', schedule, SCHEDULE)
-    runtime = make_runtime(device, dtype, n_embd, timeout)
-    if total_batch < runtime.world or (runtime.device.type == 'xla' and total_batch % runtime.world):
-        raise UserError(f'total_batch={total_batch}: choose a multiple of the {runtime.world} processes')
+def run_steps(training, model, data, log, facts, runtime):
+    """Train to max_iters, with log lines, validations and checkpoints; returns the exit status.
 
-    # data
-    meta, loader, val_loaders = make_loaders(config)
-    identity = {'vocab_size': meta['vocab_size'], **meta['identity']}
-
-    # the run's folder: one run at a time, and no damaged checkpoint at its end
-    _held = lock_folder(out_dir) if runtime.is_main else None              # until main() returns
-    if runtime.is_main:
-        set_damaged_aside(out_dir)
-    runtime.wait()                                      # the other ranks wait for that
-
-    # model, optimizer and their state; then compile, then wrap
-    training, source, before = start(config, meta, identity, runtime)
-    config['milestones'] = tuple(sorted({*milestones, *before.get('milestones', ())}))
-    model = torch.compile(training.model) if compile and runtime.device.type == 'cuda' else training.model
-    if runtime.cpu_group is not None:
-        model = DistributedDataParallel(model, gradient_as_bucket_view=runtime.device.type == 'xla')
-
-    # log and signals
-    if runtime.is_main:
-        copy_tokenizer(load_tokenizer(loader.rows.folder), out_dir)         # for load()
-        record_launch(out_dir, config, runtime)
-        print(f'{count_parameters(training.model):,} parameters on {runtime.world} x {runtime.device} in '
-              f'{runtime.dtype}; {len(loader.rows):,} training rows; from step {training.step} of '
-              f'{source or "random weights"}', flush=True)
-    say_differences(before, config)
-    log = Log(out_dir, training.step, runtime, wandb_project, config)
-    stop = catch_signals()
+    model  training.model, perhaps compiled and wrapped
+    data   what make_loaders() returns
+    facts  what a checkpoint holds beside Training.state_dict()
+    """
+    meta, loader, val_loaders = data
+    begun = training.step
 
     # batches: samples are dealt to the ranks in turn; the next step's are made while the device computes
-    end = training.samples + (max_iters - training.step) * total_batch
-    firsts = range(training.samples, end, total_batch)              # first sample of each step
-    mine = (range(first, first + total_batch)[runtime.rank::runtime.world] for first in firsts)
+    end = training.samples + (max_iters - begun) * total_batch
+    steps = (range(first, first + total_batch) for first in range(training.samples, end, total_batch))
+    mine = (samples[runtime.rank::runtime.world] for samples in steps)
     batches = prefetch(lambda samples: loader.micro_batches(samples, batch_size), mine)
-    bar = tqdm(batches, total=max_iters, initial=training.step, unit='step',
-               disable=not runtime.is_main or None)                 # None: only on a terminal
+    hidden = None if runtime.is_main else True          # None: only on a terminal is there a bar
+    bar = tqdm(batches, total=max_iters, initial=begun, unit='step', disable=hidden)
+
+    warmup = warmup_iters if warmup_iters <= max_iters else max_iters // 10
+    rate = partial(get_lr, peak=learning_rate, low=min_lr, warmup=warmup, total=max_iters, schedule=schedule)
 
     def due(interval):
         """Is it time for what is done every `interval` steps, and at the end?"""
-        return training.step == max_iters or bool(interval and training.step % interval == 0)
+        return training.step >= max_iters or bool(interval and training.step % interval == 0)
 
-    def saves():
-        return due(checkpoint_interval) or training.step in milestones
+    def due_save():
+        return due(checkpoint_interval) or training.step in facts['config']['milestones']
+
+    def due_report():
+        return due(log_interval) or due(eval_interval) or due_save()
 
     def save_now():
         if runtime.is_main:
-            save(out_dir, {**training.state_dict(), 'model_config': asdict(training.model.config),
-                           'config': config, 'data': identity, 'dtype': str(runtime.dtype)[6:]})
+            save(out_dir, {**training.state_dict(), **facts})
 
     def validate_now():
-        scores = validate(training.model, val_loaders, eval_samples, batch_size, runtime, stop)
+        scores = validate(training.model, val_loaders, eval_samples, batch_size, runtime)
         log.write('val', training.step, unigram=meta['unigram_entropy'], **scores)
 
-    # the run
-    warmup = warmup_iters if warmup_iters <= max_iters else max_iters // 10
-    rate = partial(get_lr, peak=learning_rate, low=min_lr, warmup=warmup, total=max_iters, schedule=schedule)
-    begun = training.step
     try:
-        # A run is validated before its first step; one that goes on, if a signal cut its validation short.
-        missing = (begun == 0 or due(eval_interval)) and begun not in validated_steps(out_dir)
-        if runtime.any(runtime.is_main and missing):
+        # A run is validated before its first step. One that goes on may have been stopped in a validation:
+        # its log, which the main process reads, lacks that.
+        is_missing = runtime.is_main and begun not in validated_steps(out_dir)
+        if (begun == 0 or due(eval_interval)) and runtime.any(is_missing):
             validate_now()
-        for report in fit(training, model, bar, rate, seed, grad_clip,
-                          lambda: due(log_interval) or due(eval_interval) or saves(), runtime, stop):
+        for report in fit(training, model, bar, rate, seed, grad_clip, due_report, runtime):
             if due(log_interval):
                 seconds = report.seconds / report.steps             # of a step
                 log.write('train', training.step, loss=report.loss, lr=report.lr, norm=report.norm,
@@ -634,27 +699,86 @@ def main():
                 bar.set_postfix(loss=report.loss)
             if due(eval_interval):
                 validate_now()
-            if saves():
+            if due_save():
                 save_now()
-    except Stopped:                                     # by a signal; a validation that it cut is done again
+    except Stopped:
         if training.step > begun:
             save_now()
             say(f'stopped by a signal after step {training.step}, which is saved; the same command goes on '
                 'from there')
-        leave(runtime, 128 + max(stop, default=signal.SIGTERM))
+        return 128 + max(runtime.signals, default=signal.SIGTERM)   # none: another rank had it
+    return 0
 
-    # what came of it
-    if runtime.is_main:
-        plot_losses(out_dir)
-    if runtime.is_main and fill_samples:
-        documents = Rows(loader.rows.folder, meta, 'val', 1 << 16, 'documents')
-        show_sentences(training.model.cpu(), load_tokenizer(loader.rows.folder), documents, fill_samples)
-    leave(runtime)
+
+def main():
+    config = configure(globals(), MINIMUM)
+    if fill or export:
+        source = init_from if init_from else out_dir
+        use_checkpoint(source, fill, export)
+        return
+    runtime = make_runtime(device, dtype, n_embd, timeout)
+    check_knobs(config, runtime)
+    data = make_loaders(config)
+    meta, loader, _ = data
+    identity = {'vocab_size': meta['vocab_size'], **meta['identity']}
+    with lock_folder(out_dir) if runtime.is_main else contextlib.nullcontext():     # one run at a time
+        if runtime.is_main:
+            set_damaged_aside(out_dir)
+        runtime.wait()                                  # the other ranks wait for that
+
+        # model, optimizer and their state; then compile, then wrap
+        training, origin = start(config, meta, identity, runtime)
+        model = training.model
+        if compile and runtime.device.type == 'cuda':
+            model = torch.compile(model)
+        if runtime.cpu_group is not None:
+            model = DistributedDataParallel(model, gradient_as_bucket_view=runtime.device.type == 'xla')
+        facts = {'model_config': asdict(training.model.config), 'config': config, 'data': identity,
+                 'dtype': str(runtime.dtype).removeprefix('torch.')}
+
+        # log
+        if runtime.is_main:
+            copy_tokenizer(load_tokenizer(loader.rows.folder), out_dir)         # for load()
+            record_launch(out_dir, config, runtime)
+            print(f'{count_parameters(training.model):,} parameters on {runtime.world} x {runtime.device} in '
+                  f'{runtime.dtype}; {len(loader.rows):,} training rows; from step {training.step} of '
+                  f'{origin}', flush=True)
+        log = Log(out_dir, training.step, runtime, wandb_project, config)
+
+        # the run, and what came of it
+        with catch_signals() as runtime.signals:
+            status = run_steps(training, model, data, log, facts, runtime)
+        if status == 0 and runtime.is_main:
+            plot_losses(out_dir)
+            if fill_samples:
+                documents = Rows(loader.rows.folder, meta, 'val', 1 << 16, 'documents')
+                tokenizer = load_tokenizer(loader.rows.folder)
+                show_sentences(training.model.cpu(), tokenizer, documents, fill_samples)
+            print(f'\n{out_dir}: finished after step {training.step}', flush=True)
+    leave(runtime, status)
 
 
 # ======== what follows keeps a run alive and shows what came of it; no loss depends on it ========
 
-# ---- 5. care: devices and processes ----
+# ---- 5. care: what would otherwise fail late ----
+
+def check_knobs(config, runtime):
+    """Raise a UserError for a knob whose value has no meaning, or none on these processes."""
+    choose('schedule', config['schedule'], SCHEDULE)
+    if not 0 < config['mask_fraction'] <= 1:
+        raise UserError(f"mask_fraction={config['mask_fraction']}: must be above 0 and at most 1")
+    if config['seed'] >= 2 ** 64:
+        raise UserError(f"seed={shown(config['seed'])}: must be below 2^64")
+    multiple = runtime.world if runtime.device.type == 'xla' else 1         # XLA: equal shapes for all ranks
+    if config['total_batch'] < runtime.world or config['total_batch'] % multiple:
+        raise UserError(f"total_batch={config['total_batch']}: choose a multiple of the {runtime.world} "
+                        'processes')
+
+
+# ---- care: devices and processes ----
+
+DTYPES = {'float32': torch.float32, 'bfloat16': torch.bfloat16, 'float16': torch.float16}
+
 
 @dataclass
 class Runtime:
@@ -664,6 +788,7 @@ class Runtime:
     rank: int
     world: int
     cpu_group: object           # gloo group for values on the CPU; None: no other process
+    signals: list = field(default_factory=list)         # those that this process caught, see catch_signals()
 
     @property
     def is_main(self):
@@ -685,6 +810,11 @@ class Runtime:
         """Whether the flag is set in at least one rank."""
         return self.sum(bool(flag)) != [0]
 
+    def agree(self, number):
+        """Whether the number is the same in all ranks."""
+        total, = self.sum(number)
+        return not self.any(total != number * self.world)
+
     def move(self, batch):
         """The tensors of a batch on the device; on CUDA the host does not wait for the copy."""
         if self.device.type == 'cuda':                  # only copies from pinned memory are asynchronous
@@ -704,7 +834,20 @@ class Runtime:
 
     def scalar(self, number):
         """A number that changes with the step; on XLA (1,): constants recompile, equal scalars are merged."""
-        return torch.tensor([number], device=self.device) if self.device.type == 'xla' else number
+        if self.device.type == 'xla':
+            return torch.tensor([number], device=self.device)
+        return number
+
+    def seed(self, number):
+        torch.manual_seed(number)
+        if self.device.type == 'xla':                   # XLA has its own generator
+            sys.modules['torch_xla'].manual_seed(number)
+
+    def adam_kernel(self):
+        """Arguments of torch.optim.AdamW."""
+        if self.device.type == 'xla':                   # Adam's count of steps stays on the device
+            return {'capturable': True, 'foreach': False}
+        return {'fused': self.device.type in ('cuda', 'cpu')}
 
 
 def make_runtime(device, dtype, width, timeout=600, group=True):
@@ -713,9 +856,10 @@ def make_runtime(device, dtype, width, timeout=600, group=True):
     world = int(os.environ.get('WORLD_SIZE', 1))
     local = int(os.environ.get('LOCAL_RANK', 0))
     if device == 'auto':
-        found = torch.accelerator.is_available()
-        device = torch.accelerator.current_accelerator().type if found else 'cpu'
-    choose('device', device, dict.fromkeys(('cpu', 'cuda', 'mps', 'xla')))
+        device = 'cpu'
+        if torch.accelerator.is_available():
+            device = torch.accelerator.current_accelerator().type
+    choose('device', device, {'cpu': None, 'cuda': None, 'mps': None, 'xla': None})
     if device == 'cuda':
         if not torch.cuda.is_available():
             raise UserError("device='cuda': PyTorch finds none here")
@@ -728,23 +872,42 @@ def make_runtime(device, dtype, width, timeout=600, group=True):
     if group and world > 1:
         limit = timedelta(seconds=timeout or 10 ** 8)
         backend = {'cuda': 'nccl', 'xla': 'xla'}.get(device, 'gloo')
-        dist.init_process_group(backend, 'xla://' if device == 'xla' else None, limit)
-        rank, cpu_group = dist.get_rank(), dist.new_group(backend='gloo', timeout=limit)
+        if device == 'xla':
+            dist.init_process_group(backend, 'xla://', limit)
+        else:
+            dist.init_process_group(backend, store=fresh_store(limit), rank=rank, world_size=world,
+                                    timeout=limit)
+        rank = dist.get_rank()
+        cpu_group = dist.new_group(backend='gloo', timeout=limit)
     device = torch.zeros(1, device=device).device       # with its number; on XLA after the group is made
     return Runtime(device, choose_dtype(dtype, device, width), rank, world, cpu_group)
 
 
+def fresh_store(limit):
+    """The store in which processes find each other's addresses, without those of an earlier start.
+
+    torchrun keeps one store for all its restarts. A process that is started again would find the addresses of
+    processes that have ended there, and be refused or wait for them: pytorch#135712. So each start has its
+    own prefix. On several machines torchrun counts restarts on each machine by itself, so the prefixes could
+    differ; there TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 helps, see results/machines.md.
+    """
+    store, _, _ = next(dist.rendezvous('env://', timeout=limit))
+    if os.environ.get('GROUP_WORLD_SIZE') != '1':       # number of machines; not set without torchrun
+        return store
+    return dist.PrefixStore(f"start {os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
+
+
 def choose_dtype(dtype, device, width):
-    """torch dtype; auto is bfloat16 on CUDA from Ampere on, on some CPUs from width 256: results/dtype"""
+    """torch dtype; auto is bfloat16 on CUDA from Ampere on, on some CPUs from width 256: results/bench.md"""
     if dtype == 'auto':
-        fast = False
+        is_faster = False
         if device.type == 'cuda':
-            fast = torch.cuda.get_device_capability() >= (8, 0)
+            is_faster = torch.cuda.get_device_capability() >= (8, 0)
         elif device.type == 'cpu' and width >= 256 and hasattr(torch.cpu, 'get_capabilities'):  # new in 2.11
             able = torch.cpu.get_capabilities()
-            fast = able.get('amx_bf16') or able.get('avx512_bf16')
-        dtype = 'bfloat16' if fast else 'float32'
-    return choose('dtype', dtype, {name: getattr(torch, name) for name in ('float32', 'bfloat16', 'float16')})
+            is_faster = able.get('amx_bf16') or able.get('avx512_bf16')
+        dtype = 'bfloat16' if is_faster else 'float32'
+    return choose('dtype', dtype, DTYPES)
 
 
 def leave(runtime, status=0):
@@ -760,21 +923,37 @@ def leave(runtime, status=0):
 
 # ---- care: signals, and one run in a folder ----
 
-class Stopped(Exception):
-    """A signal came to some rank: all ranks leave the training loop or a validation."""
-
-
+@contextlib.contextmanager
 def catch_signals():
-    """From now on SIGTERM, SIGINT and SIGHUP only append their numbers to the list that is returned."""
+    """Within, SIGTERM, SIGINT and SIGHUP only append their numbers to the list that this yields.
+
+    A second Ctrl-C ends a process that does not answer the first. Within a second it counts as the same one:
+    some versions of torchrun pass on to the workers what the terminal has sent them too.
+    """
     caught = []
+    times = []                                          # of each Ctrl-C
+
+    def note(number, frame):
+        if number == signal.SIGINT:
+            times.append(time.monotonic())
+            if times[-1] > times[0] + 1:
+                signal.signal(signal.SIGINT, signal.SIG_DFL)
+                signal.raise_signal(signal.SIGINT)      # ends the process here and now
+        caught.append(number)
+
+    handlers = {}
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         if signal.getsignal(number) != signal.SIG_IGN:                  # as nohup ignores SIGHUP
-            signal.signal(number, lambda number, frame: caught.append(number))
-    return caught
+            handlers[number] = signal.signal(number, note)
+    try:
+        yield caught
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 def lock_folder(folder):
-    """Lock a folder, until this process ends, against a second run.  Returns the open file."""
+    """Lock a folder against a second run, as long as the returned file is open."""
     import fcntl
     os.makedirs(folder, exist_ok=True)
     file = open(os.path.join(folder, 'lock'), 'a')                      # noqa: SIM115, it stays open
@@ -791,16 +970,23 @@ def lock_folder(folder):
 
 def checkpoints(folder):
     """{step: path} of a run's checkpoints, oldest first."""
-    paths = glob.glob(os.path.join(glob.escape(folder), 'ckpt_' + 7 * '[0-9]' + '.pt'))
-    return {int(path[-10:-3]): path for path in sorted(paths)}
+    paths = {}
+    for path in glob.glob(os.path.join(glob.escape(folder), 'ckpt_*.pt')):
+        digits = os.path.basename(path)[len('ckpt_'):-len('.pt')]       # seven, or more from step 10^7 on
+        if digits.isdecimal():
+            paths[int(digits)] = path
+    return dict(sorted(paths.items()))
 
 
 def newest(source):
     """Path of a run's newest checkpoint or of a trial's weights, '' if none; a checkpoint's own path."""
-    if source.endswith('.pt'):
+    if source == '' or source.endswith('.pt'):          # '': no run, and not the current folder
         return source
     trial = os.path.join(source, 'model.pt')
-    return trial if os.path.exists(trial) else max(checkpoints(source).values(), default='')
+    if os.path.exists(trial):
+        return trial
+    paths = list(checkpoints(source).values())
+    return paths[-1] if paths else ''
 
 
 def save(folder, content):
@@ -814,27 +1000,58 @@ def save(folder, content):
 
 def write_checkpoint(path, content):
     """Write a checkpoint; a kill or a full disk leaves the earlier ones as they are."""
-    with open(path + '.tmp', 'wb') as file:
-        try:
+    temporary = path + '.tmp'
+    try:
+        with open(temporary, 'wb') as file:
             torch.save(tree_map_only(torch.Tensor, torch.Tensor.cpu, content), file)
-        except RuntimeError as error:                   # torch.save puts its own error above the system's
-            raise error.__context__ or error from None
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(path + '.tmp', path)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except (OSError, RuntimeError) as error:
+        with contextlib.suppress(OSError):
+            os.remove(temporary)
+        # torch.save puts a RuntimeError of its own above the system's, which names no file.
+        cause = error if isinstance(error, OSError) else error.__context__
+        if not isinstance(cause, OSError):
+            raise
+        raise UserError(f'{shown(path)} cannot be written: {cause}') from None
+
+
+class DamagedError(UserError):
+    """A file whose checksums are wrong."""
+
+
+def check_archive(path):
+    """Raise a DamagedError if the checksums of a checkpoint, which is a zip archive, are wrong."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            wrong = archive.testzip()                   # name of a member with a wrong checksum, or None
+    except OSError:                                     # missing, or not readable now
+        raise
+    except MemoryError:
+        raise UserError(f'{shown(path)} cannot be read: too little memory') from None
+    except Exception as error:                          # a flipped bit may raise any other
+        wrong = error
+    if wrong:
+        raise DamagedError(f'{shown(path)} is damaged, or not a checkpoint')
 
 
 def read_checkpoint(path):
-    """Content of a checkpoint: tensors and plain Python.  Raises UserError if the file is damaged."""
+    """Content of a checkpoint of train.py or finetune.py: tensors and plain Python.
+
+    Raises DamagedError if its checksums are wrong; UserError if it is another program's or memory is short.
+    """
+    check_archive(path)
     try:
-        with zipfile.ZipFile(path) as archive:
-            if archive.testzip():                       # name of a member with a wrong checksum
-                raise zipfile.BadZipFile
-        return torch.load(path, map_location='cpu', weights_only=True)
-    except OSError:                                     # missing, or not readable now
+        content = torch.load(path, map_location='cpu', weights_only=True)
+    except OSError:
         raise
-    except Exception:                                   # a flipped bit may raise any
-        raise UserError(f'{path} is damaged, or not a checkpoint') from None
+    except Exception as error:                          # the checksums are right: that is no damage
+        reason = shown(f'{type(error).__name__}: {error}')
+        raise UserError(f'{shown(path)} cannot be loaded: {reason}') from None
+    if not isinstance(content, dict) or not {'model', 'model_config', 'config', 'data'} <= content.keys():
+        raise UserError(f'{shown(path)} is no checkpoint of train.py or finetune.py')
+    return content
 
 
 def set_damaged_aside(folder):
@@ -842,38 +1059,56 @@ def set_damaged_aside(folder):
     paths = list(checkpoints(folder).values())
     for path in reversed(paths):
         try:
-            read_checkpoint(path)
+            check_archive(path)
             return
-        except UserError as error:
+        except DamagedError as error:
             if path == paths[0]:
                 raise UserError(f'{folder}: every checkpoint is damaged: choose another --out_dir') from None
             os.rename(path, path + '.damaged')
             say(f'{error}: now {path}.damaged; the run goes on from the checkpoint before it')
 
 
-def read_start(source, config, identity):
-    """Content of a checkpoint, or a BERT's weights in that form; refused if model or data differ."""
-    if source.endswith('.pt'):
-        content = read_checkpoint(source)
+def read_run(path, model, objective, identity):
+    """Content of a checkpoint of this run; raises UserError if it has another model or corpus."""
+    content = read_checkpoint(path)
+    refuse_other_model(path, content, model, objective)
+    refuse_difference(path, content['data'], identity)
+    return content
+
+
+def read_weights(source, model, objective, identity):
+    """state_dict of a run, a checkpoint or a BERT; raises UserError for another model or tokenizer."""
+    path = newest(source)
+    if path:
+        content = read_checkpoint(path)
+        refuse_difference(path, content['data'], {'tokenizer': identity['tokenizer']})
     else:
+        path = source
         try:
             bert = MaskedLM.from_pretrained(source)
         except OSError as error:
-            raise UserError(f'{source}: no run, checkpoint or BERT: {shown(str(error))}') from None
-        content = {'model': bert.state_dict(), 'model_config': asdict(bert.config), 'data': identity,
+            raise UserError(f'{shown(source)}: no run, checkpoint or BERT: {shown(str(error))}') from None
+        content = {'model': bert.state_dict(), 'model_config': asdict(bert.config),
                    'config': {'objective': 'mlm'}}
-    theirs = {'objective': content['config'].get('objective'), **content['model_config'], **content['data']}
-    may_differ = 'dropout', 'attention_dropout', 'pair_init'
-    ours = {key: value for key, value in config.items() if key not in may_differ}
-    refuse_difference(source, theirs, {**ours, **identity})
-    return content
+    refuse_other_model(path, content, model, objective)
+    return content['model']
+
+
+def refuse_other_model(path, content, model, objective):
+    """Raise a UserError if the weights of a checkpoint do not fit a model or mean something else in it."""
+    theirs = {**content['model_config'], 'objective': content['config'].get('objective')}
+    ours = {**asdict(model.config), 'objective': objective}
+    for name in ('dropout', 'attention_dropout', 'pair_init'):      # may differ
+        ours.pop(name)
+    refuse_difference(path, theirs, ours)
 
 
 def refuse_difference(source, theirs, ours):
     """Raise a UserError naming the first key of `ours` whose value in `theirs` differs."""
     for key, value in ours.items():
         if theirs.get(key) != value:
-            raise UserError(f'{source} has {key}={shown(theirs.get(key))}, this run has {shown(value)}')
+            raise UserError(f'{shown(source)} has {key}={shown(theirs.get(key))}, this run has '
+                            f'{shown(value)}')
 
 
 def say_differences(theirs, ours):
@@ -888,9 +1123,12 @@ def load(source):
     """(model in eval mode, tokenizer, content of the checkpoint) of a run, a checkpoint or a trial."""
     path = newest(source)
     if not path:
-        raise UserError(f'{source}: no checkpoint there')
+        raise UserError(f'{shown(source)}: no checkpoint there')
     content = read_checkpoint(path)
-    kind = content.get('head') or content['config']['objective']
+    if 'head' in content:                               # a trial of finetune.py
+        kind = content['head']
+    else:
+        kind = content['config']['objective']
     model = MODEL_CLASSES[kind](EncoderConfig(**content['model_config']))
     model.load_state_dict(content['model'])
     return model.eval(), load_tokenizer(os.path.dirname(path)), content
@@ -902,9 +1140,11 @@ class Log:
     """Lines on stdout, in metrics.jsonl and optionally in Weights & Biases; only on rank 0."""
 
     def __init__(self, folder, step, runtime, project, config):
-        self.path, self.name = os.path.join(folder, 'metrics.jsonl'), os.path.basename(folder)
-        self.main, self.wandb = runtime.rank == 0, None
-        if not self.main:
+        self.path = os.path.join(folder, 'metrics.jsonl')
+        self.name = os.path.basename(folder)
+        self.is_main = runtime.is_main
+        self.wandb = None
+        if not self.is_main:
             return
         # Lines of steps after the checkpoint are of a run that was killed; its steps will be repeated.
         kept = [line for line in read_metrics(folder) if step and line['step'] <= step]
@@ -914,12 +1154,11 @@ class Log:
             self.wandb = wandb.init(project=project, name=self.name, config=config, reinit='finish_previous')
 
     def write(self, kind, step, **values):
-        if not self.main:
+        if not self.is_main:
             return
-        text = ', '.join(f'{key} {value:.4g}' if value < 1000 else f'{key} {value:,.0f}'
-                         for key, value in values.items())
-        with tqdm.external_write_mode():                # above a progress bar
-            print(f'{self.name} step {step}, {kind}: {text}', flush=True)
+        texts = [f'{key} {value:.4g}' if value < 1000 else f'{key} {value:,.0f}'
+                 for key, value in values.items()]
+        print_or_hang_up(f'{self.name} step {step}, {kind}: {", ".join(texts)}')
         finite = {key: value for key, value in values.items() if math.isfinite(value)}      # JSON has no NaN
         with open(self.path, 'a') as file:
             file.write(json.dumps({'kind': kind, 'step': step, **finite}) + '\n')
@@ -927,11 +1166,56 @@ class Log:
             self.wandb.log({f'{kind}/{key}': value for key, value in values.items()}, step=step)
 
 
+def print_or_hang_up(text):
+    """Print a line. If nobody can read it, as the terminal is closed or a pipe's reader has gone: SIGHUP."""
+    try:
+        with tqdm.external_write_mode():                # above a progress bar
+            print(text, flush=True)
+    except OSError:
+        sys.stdout = open(os.devnull, 'w')              # noqa: SIM115, for what is printed from now on
+        signal.raise_signal(signal.SIGHUP)              # the run saves and ends, unless it is under nohup
+
+
+def progress(slices, batches, n, runtime):
+    """Yield the batches of a validation, with a bar on the main process's terminal."""
+    hidden = None if runtime.is_main else True          # None: only on a terminal
+    with tqdm(desc='validation', total=n, unit='row', leave=False, disable=hidden) as bar:
+        for samples, batch in zip(slices, batches, strict=True):
+            yield batch
+            bar.update(len(samples))                    # of all ranks
+
+
 def read_metrics(folder):
-    """Lines of a run's metrics.jsonl as dicts; one that a kill cut off is left out."""
-    with contextlib.suppress(FileNotFoundError), open(os.path.join(folder, 'metrics.jsonl')) as file:
-        return [json.loads(line) for line in file if line.endswith('\n')]
-    return []
+    """Lines of a run's metrics.jsonl as dicts; what a kill cut off is left out, and so are damaged lines."""
+    path = os.path.join(folder, 'metrics.jsonl')
+    if not os.path.exists(path):
+        return []
+    lines = []
+    n_damaged = 0
+    with open(path, encoding='utf-8', errors='replace') as file:
+        for text in file:
+            if not text.endswith('\n'):
+                continue
+            line = parse_metrics(text)
+            if line:
+                lines.append(line)
+            else:
+                n_damaged += 1
+    if n_damaged:
+        say(f'{shown(path)}: {n_damaged} damaged lines are left out')
+    return lines
+
+
+def parse_metrics(text):
+    """The dict of a line that Log wrote, None if it is damaged."""
+    try:
+        line = json.loads(text)
+        numbers = {key: value for key, value in line.items() if key != 'kind'}
+        is_sound = isinstance(line['kind'], str) and 'step' in numbers and all(
+            isinstance(value, (int, float)) for value in numbers.values())
+    except (ValueError, AttributeError, KeyError, RecursionError):
+        is_sound = False
+    return line if is_sound else None
 
 
 def validated_steps(folder):
@@ -940,7 +1224,11 @@ def validated_steps(folder):
 
 def record_launch(folder, config, runtime):
     """Append this launch to run.json: command, revision, versions, date and knobs."""
-    launches = read_json(folder, 'run.json') if 'run.json' in os.listdir(folder) else []
+    launches = []
+    if os.path.exists(os.path.join(folder, 'run.json')):
+        launches = read_json(folder, 'run.json')
+        if not isinstance(launches, list):
+            raise damage_error(folder, 'run.json')
     revision = subprocess.getoutput(f'git -C {shlex.quote(ROOT)} describe --always --dirty 2>/dev/null')
     launches.append({
         'argv': sys.argv, 'revision': revision, 'torch': torch.__version__, 'world_size': runtime.world,
@@ -948,18 +1236,39 @@ def record_launch(folder, config, runtime):
     write_json(os.path.join(folder, 'run.json'), launches)
 
 
+def differ_in_seed_alone(folders):
+    """Whether runs are repetitions: the knobs of their last launches differ in `seed` and `out_dir` alone.
+
+    No, if a run has no run.json: then nobody can tell. A knob that only a newer revision has is passed over.
+    """
+    configs = []
+    for folder in folders:
+        if not os.path.exists(os.path.join(folder, 'run.json')):
+            return False
+        configs.append(read_json(folder, 'run.json')[-1]['config'])
+    first, *others = configs
+    for config in others:
+        common = first.keys() & config.keys() - {'seed', 'out_dir'}
+        if any(config[key] != first[key] for key in common):
+            return False
+    return len({config['seed'] for config in configs}) == len(configs)
+
+
 def plot(path, lines, labels):
     """Save a picture of lines {name: [(x, y), ...]}; of several points with one x their mean."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        return say(f'no {path} without matplotlib: pip install matplotlib')
+        say(f'no {path} without matplotlib: pip install matplotlib')
+        return
     figure = Figure(layout='constrained')
     axis = figure.add_subplot(xlabel=labels[0], ylabel=labels[1])
     for name, points in lines.items():
-        xs = sorted({x for x, _ in points})
-        means = [np.mean([y for other, y in points if other == x]) for x in xs]
-        axis.plot(xs, means, '.-', label=name)
+        values = {}                                     # x -> the ys there
+        for x, y in points:
+            values.setdefault(x, []).append(y)
+        xs = sorted(values)
+        axis.plot(xs, [np.mean(values[x]) for x in xs], '.-', label=name)
     axis.legend()
     figure.savefig(path)
 
@@ -978,84 +1287,133 @@ def plot_losses(folder):
 
 FUNCTION_WORDS = {'a', 'an', 'and', 'are', 'as', 'at', 'be', 'by', 'for', 'from', 'if', 'in', 'is', 'it',
                   'not', 'of', 'on', 'or', 'that', 'the', 'this', 'to', 'with'}     # for show_sentences
+WORD_SIGN = '\u2581'            # sentencepiece writes it before a word
 
 
 @torch.no_grad()
 def fill_masks(model, tokenizer, parts):
     """Join parts (lists of ids) by [MASK], print the likeliest tokens of each; returns (n, V) chances."""
-    ids = [tokenizer.special_ids['cls'], *parts[0]]
+    special_ids = tokenizer.special_ids
+    ids = [special_ids['cls'], *parts[0]]
     for part in parts[1:]:
-        ids += [tokenizer.special_ids['mask'], *part]
-    ids = torch.tensor([[*ids, tokenizer.special_ids['sep']]])
-    positions = (ids[0] == tokenizer.special_ids['mask']).nonzero().T           # (1, n)
+        ids += [special_ids['mask'], *part]
+    ids = torch.tensor([[*ids, special_ids['sep']]])                # (1, T)
+    positions = (ids[0] == special_ids['mask']).nonzero().T         # (1, n)
     chances = model.eval()(ids, positions=positions)[0].softmax(-1)
     for row in chances:
         best = row.topk(5)
-        words = [tokenizer.pieces[i].strip('\u2581') or '\u2581' for i in best.indices]
-        print('    ' + '   '.join(f'{word} {p:.3f}' for word, p in zip(words, best.values, strict=True)))
+        texts = []
+        for index, chance in zip(best.indices, best.values, strict=True):
+            piece = tokenizer.pieces[index].strip(WORD_SIGN)
+            if not piece:
+                piece = WORD_SIGN
+            texts.append(f'{shown(piece)} {chance:.3f}')            # another's tokenizer may hold anything
+        print('    ' + '   '.join(texts))
     return chances
 
 
-def masked_word(ids, starts, tokenizer, longest):
+def masked_word(ids, word_starts, tokenizer, longest):
     """(place of the word to mask, end of the first sentence) of a document; None if none fits.
 
     The sentence has 8 to 30 tokens. Of its words that are FUNCTION_WORDS or occur twice, and are one token
     each, the middle one is taken: this rule was fixed before any output was seen.
     """
-    ends = [i for i in range(1, min(31, longest - 1))
-            if tokenizer.pieces[ids[i]].endswith(('.', '\u3002')) and starts[i + 1]]
-    end = min(ends, default=0)
-    words = {i: tokenizer.decode([ids[i]]).strip() for i in range(3, end) if starts[i] and starts[i + 1]}
-    letters = [word for word in words.values() if word.isalpha()]
-    fits = [i for i, word in words.items() if word in FUNCTION_WORDS or letters.count(word) > 1]
-    return (fits[len(fits) // 2], end) if end >= 8 and fits else None
+    # the first full stop that ends a word
+    end = 0
+    for i in range(1, min(31, longest - 1)):
+        if tokenizer.pieces[ids[i]].endswith(('.', '\u3002')) and word_starts[i + 1]:
+            end = i
+            break
+    if end < 8:
+        return None
+    words = {i: tokenizer.decode([ids[i]]).strip() for i in range(3, end)
+             if word_starts[i] and word_starts[i + 1]}              # those of one token
+    of_letters = [word for word in words.values() if word.isalpha()]
+    places = [i for i, word in words.items() if word in FUNCTION_WORDS or of_letters.count(word) > 1]
+    if not places:
+        return None
+    return places[len(places) // 2], end
 
 
 def show_sentences(model, tokenizer, documents, n):
     """Mask a word in the first sentence of n documents; print the predictions and the true word's rank."""
     print('\nheld-out sentences with a masked word: a function word ("the") or one that the sentence repeats')
+    n_shown = 0
     for index in shuffled(range(len(documents)), len(documents), 0, 0):
-        ids, starts = documents[index]
-        found = masked_word(ids, starts, tokenizer, model.config.block_size)
+        ids, word_starts = documents[index]
+        found = masked_word(ids, word_starts, tokenizer, model.config.block_size)
         if not found:
             continue
-        at, end = found
-        before, after = ids[1:at].tolist(), ids[at + 1:end + 1].tolist()
-        print(f'\n{tokenizer.decode(before).strip()} [MASK] {tokenizer.decode(after).strip()}')
+        place, end = found
+        before = ids[1:place].tolist()
+        after = ids[place + 1:end + 1].tolist()
+        texts = [shown(tokenizer.decode(part).strip()) for part in (before, after)]
+        print(f'\n{texts[0]} [MASK] {texts[1]}')
         chances = fill_masks(model, tokenizer, [before, after])[0]
-        rank = 1 + int((chances > chances[ids[at]]).sum())
-        print(f'    masked: {tokenizer.decode([ids[at]]).strip()}, rank {rank}')
-        n -= 1
-        if not n:
+        rank = 1 + int((chances > chances[ids[place]]).sum())
+        print(f'    masked: {shown(tokenizer.decode([ids[place]]).strip())}, rank {rank}')
+        n_shown += 1
+        if n_shown == n:
             break
 
 
 def use_checkpoint(source, fill, export):
     """Print the predictions for `fill`; write `export`, a folder that transformers loads."""
+    if export:
+        refuse_others_folder(export)
     model, tokenizer, content = load(source)
-    if fill and '[MASK]' not in fill:
-        raise UserError(f'fill={shown(fill)}: put a [MASK] where a word is to be filled in')
     if fill:
+        if '[MASK]' not in fill:
+            raise UserError(f'fill={shown(fill)}: put a [MASK] where a word is to be filled in')
+        if 'head' in content:
+            raise UserError(f"{shown(source)} was fine-tuned for {shown(content['task'])} and predicts no "
+                            'words: name a run of train.py')
         print(fill)
-        fill_masks(model, tokenizer, tokenizer.encode([part.rstrip() for part in fill.split('[MASK]')]))
+        texts = [text.rstrip() for text in fill.split('[MASK]')]
+        fill_masks(model, tokenizer, tokenizer.encode(texts))
     if export:
         export_model(model, tokenizer, content, export)
 
 
+CARD_SIGN = 'Its logits are those of EncoderConfig('    # in the README.md of every folder that is exported
+
+
+def refuse_others_folder(folder):
+    """Raise a UserError if an export would write into something that is not an earlier export."""
+    if not os.path.exists(folder) or os.path.isdir(folder) and not os.listdir(folder):
+        return
+    card = os.path.join(folder, 'README.md')
+    if os.path.isfile(card):
+        with open(card, encoding='utf-8', errors='replace') as file:
+            if CARD_SIGN in file.read():
+                return
+    raise UserError(f'export={shown(folder)}: it is not empty, and no earlier export: choose another folder')
+
+
 def export_model(model, tokenizer, content, folder):
     """Write the model and its tokenizer as transformers loads them, with a card."""
-    twin = to_transformers(model, pad_token_id=tokenizer.special_ids['pad'])
+    settings = {'pad_token_id': tokenizer.special_ids['pad']}
+    for key in ('labels', 'scale'):                     # a trial's: names of classes, scale of numbers
+        if key in content:
+            settings[key] = content[key]
+    trained_on = content['task'] if 'head' in content else content['config']['dataset']
+    twin = to_transformers(model, **settings)
     fast = fast_tokenizer(tokenizer, model.config.block_size)
-    twin.save_pretrained(folder)
-    fast.save_pretrained(folder)
-    shutil.copy(os.path.join(tokenizer.home, tokenizer.file_name), folder)
+
     card = (f'# {type(twin).__name__}\n\n'
-            f"Trained on {content['config'].get('dataset', content.get('task'))}, with "
-            f'{count_parameters(model):,} parameters before the export.\n'
-            f'Its logits are those of {model.config}.\n'
-            'A sentencepiece tokenizer gives the ids of training, but for ties of scores (in 1 of 1,000\n'
-            'sentences) and capitals whose accent is a code point of its own.\n')
-    write_bytes(os.path.join(folder, 'README.md'), card.encode())
+            f'Trained on {trained_on}, with {count_parameters(model):,} parameters before the export.\n'
+            f'Its logits are those of {model.config}.\n')
+    if tokenizer.facts['kind'] == 'sentencepiece':
+        card += ('Its tokenizer gives the ids of training, but for ties of scores (in 1 of 1,000 sentences)\n'
+                 'and capitals whose accent is a code point of its own.\n')
+    os.makedirs(folder, exist_ok=True)
+    write_bytes(os.path.join(folder, 'README.md'), card.encode())       # first: now the folder is an export
+    try:
+        twin.save_pretrained(folder)
+        fast.save_pretrained(folder)
+        shutil.copy(os.path.join(tokenizer.home, tokenizer.file_name), folder)
+    except Exception as error:                          # on a full disk, safetensors has one of its own
+        raise UserError(f'export={shown(folder)} cannot be written: {shown(str(error))}') from None
 
 
 if __name__ == '__main__':

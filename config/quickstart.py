@@ -2,15 +2,20 @@
 # $ python train.py config/quickstart.py
 # Expect 3.8 nats a predicted token at the end, unigram entropy 6.56; results/quickstart.md has ten seeds.
 # Rotary positions: with learned ones the same run needs more steps (see results/systems.md).
-from config.tiny import *
-
 out_dir = 'out/quickstart'
+dataset = 'docstrings'
 attention = 'pairwise'
 position = 'rope'
+block_size = 64
+n_layer = 2
+n_head = 4
+n_embd = 128
 n_inner = 256
 total_batch = 16
 max_iters = 2800
 learning_rate = 2e-3
+warmup_iters = 100
 eval_interval = 700
+eval_samples = 512
 checkpoint_interval = 700
 fill_samples = 5

@@ -51,21 +51,33 @@ def knobs_of(module):
             and isinstance(value, (bool, int, float, str, tuple))}
 
 
+@pytest.fixture(autouse=True)
+def no_signal_is_ignored():
+    """As SIGINT is if the tests were started by `nohup ... &`; processes that a test starts inherit that."""
+    handlers = {number: signal.signal(number, signal.default_int_handler) for number in SIGNALS}
+    yield
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
 @pytest.fixture
 def stage(monkeypatch, capsys):
     """stage('train', '--seed=2', ...) runs train.py's main() in this process -> Done.
 
     Every call starts from the knobs of the file. matplotlib counts as missing, unless `pictures` is set.
     """
-    defaults, handlers = {}, {number: signal.getsignal(number) for number in SIGNALS}
+    defaults = {}                                       # stage -> its knobs before the first call
+    handlers = {number: signal.getsignal(number) for number in SIGNALS}
 
     def call(name, *arguments, pictures=False):
-        module, configurator = importlib.import_module(name), importlib.import_module('configurator')
+        module = importlib.import_module(name)
+        configurator = importlib.import_module('configurator')
         vars(module).update(defaults.setdefault(name, knobs_of(module)))
         monkeypatch.setattr(sys, 'argv', [f'{name}.py', *map(str, arguments)])
         if not pictures:
             monkeypatch.setitem(sys.modules, 'matplotlib.figure', None)
-        code, _ = 0, capsys.readouterr()
+        capsys.readouterr()                             # what was printed before
+        code = 0
         try:
             configurator.run(module.main)
         except SystemExit as end:

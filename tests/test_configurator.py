@@ -59,16 +59,25 @@ def test_config_files_are_found_from_any_folder(tmp_path, monkeypatch):
     ('--learning_rate=1e999', 'learning_rate=inf must be finite'),
     ('--compile=1', 'compile=1 must be true or false'),
     ('--milestones=1,x', "milestones='1,x' must be whole numbers"),
+    ("--milestones=1,'x'", "milestones=(1, 'x') must be whole numbers"),
+    ('--milestones=10,-1', 'milestones=(10, -1) must be finite and at least 0'),
     ('--n_layer', '--n_layer: neither a config file nor --key=value'),
     ('n_layer=3', 'neither a config file'), ('missing.py', 'neither'), ('', 'neither a config file'),
     ('--\n\x1b[2J=1', r'--\n\x1b[2J=1: no knob'), ('--' + 'n' * 999, 'n...: neither a config file'),
     ('broken.py', "broken.py: NameError: name 'pairwise' is not defined"),
     ('number.py', "number.py: learning_rate='1' must be a number"),
+    ('--seed=10**5000', "seed='10**5000' must be a whole number"),
+    ('--seed=' + '9' * 4000, '...: seed must be below 2^63'), ('--seed=-' + '9' * 4000, 'must be below 2^63'),
+    ('--seed=' + '9' * 5000, '... must be a whole number'), ('--learning_rate=' + '9' * 4000, 'below 2^63'),
+    ('--milestones=1,' + '9' * 4000, 'below 2^63'), ('seed.py', 'seed.py: seed must be below 2^63'),
+    ('--seed={[]}', "seed='{[]}' must be"), ('--seed=' + '(' * 100_000, '(... must be a whole number'),
+    ('--seed=' + '-' * 100_000 + '1', '-... must be a whole'), ('--seed=[[], 1j]', 'seed=[[], 1j] must be'),
 ], ids=lambda text: repr(text)[1:20])
 def test_malformed_command_lines_are_refused_in_one_line(argument, reason, stage, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / 'broken.py').write_text('attention = pairwise')
     (tmp_path / 'number.py').write_text('learning_rate = "1"')
+    (tmp_path / 'seed.py').write_text('seed = 10 ** 5000')
     line = refused(stage('train', argument))
     assert line.startswith('error: ') and len(line) < 320 and reason in line
 
@@ -82,8 +91,9 @@ def test_a_refused_command_line_changes_nothing():
 
 @pytest.mark.parametrize('name', STAGES)
 def test_help_ends_with_the_knobs(name, stage):
-    usage, _, _, _, *lines = stage(name, '--help').out.splitlines()
-    assert usage.startswith(f'python {name}.py ') and all(' # ' in line for line in lines)
+    usage, warning, _, _, _, *lines = stage(name, '--help').out.splitlines()
+    assert usage.startswith(f'python {name}.py ') and 'is Python, and all of it runs' in warning
+    assert all(' # ' in line for line in lines)
     assert [line.split(' = ')[0] for line in lines] == [*knobs_of(STAGES[name])]
 
 

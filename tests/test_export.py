@@ -1,7 +1,9 @@
 """Folders for transformers and sentence-transformers, load(), and runs that start from a BERT."""
+import inspect
 import json
 import os
 import re
+import resource
 
 import numpy as np
 import pytest
@@ -9,31 +11,39 @@ import torch
 from conftest import refused, tiny
 
 import train
-from model import EncoderConfig, MaskedLM, SequenceClassifier
+from model import EncoderConfig, MaskedLM, SequenceClassifier, to_transformers
 from prepare_data import TOKENIZERS, copy_tokenizer, fast_tokenizer, load_meta, load_tokenizer
 
 transformers = pytest.importorskip('transformers')
 SHAPE = {'n_layer': 2, 'n_head': 4, 'n_embd': 16, 'n_inner': 32, 'block_size': 32, 'dropout': 0.0}
 
 
-def make_run(folder, corpus, kind=MaskedLM, **fields):
-    """A run of random weights, or a trial, as train.py and finetune.py write them -> folder as a str"""
+def make_run(folder, corpus, kind=MaskedLM, content=None, **fields):
+    """A run of random weights, or a trial, as train.py and finetune.py write them -> folder as a str
+
+    content  more entries of the checkpoint
+    """
+    more = content if content else {}
     torch.manual_seed(1)
     meta = load_meta(corpus)
     model = kind(EncoderConfig(meta['vocab_size'], **{**SHAPE, **fields}))
     content = {'model': model.state_dict(), 'model_config': vars(model.config), 'data': meta['identity'],
                'config': {'objective': 'mlm', 'dataset': 'tiny'}, 'step': 1, 'samples': 8}
+    name = 'ckpt_0000001.pt'
     if kind is SequenceClassifier:
         content = {**content, 'head': 'classify', 'task': 'sst2', 'config': {}}
+        name = 'model.pt'
+    content = {**content, **more}
     folder.mkdir(parents=True)
     copy_tokenizer(load_tokenizer(corpus), str(folder))
-    train.write_checkpoint(str(folder / ('model.pt' if 'head' in content else 'ckpt_0000001.pt')), content)
+    train.write_checkpoint(str(folder / name), content)
     return str(folder)
 
 
 def row_of(tokenizer, *texts):
     """(ids (1, T), segments): [CLS] first [SEP] second [SEP]"""
-    ids, segments = [tokenizer.special_ids['cls']], [0]
+    ids = [tokenizer.special_ids['cls']]
+    segments = [0]
     for number, part in enumerate(tokenizer.encode(list(texts))):
         ids += [*part, tokenizer.special_ids['sep']]
         segments += [number] * (len(part) + 1)
@@ -43,10 +53,10 @@ def row_of(tokenizer, *texts):
 @pytest.fixture(params=['absolute', 'rope'])
 def exported(request, corpus, tmp_path, stage):
     """(our model, our tokenizer, the exported folder)"""
-    source = make_run(tmp_path / 'run', corpus, attention='shared', position=request.param)
-    done = stage('train', f'--out_dir={source}', f'--export={tmp_path}/out')
+    run = make_run(tmp_path / 'run', corpus, attention='shared', position=request.param)
+    done = stage('train', f'--out_dir={run}', f'--export={tmp_path}/out')
     assert done.code == 0, done
-    model, tokenizer, _ = train.load(source)
+    model, tokenizer, _ = train.load(run)
     return model, tokenizer, tmp_path / 'out'
 
 
@@ -54,16 +64,23 @@ def test_auto_classes_open_the_folder(exported):
     """The same logits of the masked LM and states of the encoder; the same row of a pair of texts."""
     model, tokenizer, folder = exported
     ids, segments = row_of(tokenizer, 'returns the list', 'of a file')
-    theirs = transformers.AutoModelForMaskedLM.from_pretrained(folder).eval()
-    assert (theirs(ids, token_type_ids=segments).logits - model(ids, segments=segments)).abs().max() < 1e-4
-    tokens = transformers.AutoTokenizer.from_pretrained(folder)
-    row = tokens('returns the list', 'of a file', return_tensors='pt')
-    assert torch.equal(row['input_ids'], ids) and torch.equal(row['token_type_ids'], segments)
+    twin = transformers.AutoModelForMaskedLM.from_pretrained(folder).eval()
+    assert (twin(ids, token_type_ids=segments).logits - model(ids, segments=segments)).abs().max() < 1e-4
+    twin_tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    row = twin_tokenizer('returns the list', 'of a file', return_tensors='pt')
+    assert torch.equal(row['input_ids'], ids)
+    assert torch.equal(row['token_type_ids'], segments)
     states = transformers.AutoModel.from_pretrained(folder).eval()(**row).last_hidden_state
     assert (states - model.encoder(ids, segments)).abs().max() < 1e-4
+
+
+def test_the_folder_has_a_card_and_our_tokenizer(exported):
+    model, _, folder = exported
     assert (folder / 'sentencepiece.model').exists()
-    card, size = (folder / 'README.md').read_text(), sum(x.numel() for x in model.parameters())
-    assert "attention='shared'" in card and f'tiny, with {size:,} parameters' in card
+    card = (folder / 'README.md').read_text()
+    size = sum(x.numel() for x in model.parameters())
+    assert "attention='shared'" in card
+    assert f'tiny, with {size:,} parameters' in card
 
 
 @pytest.mark.slow
@@ -78,36 +95,113 @@ def test_sentence_transformers_open_the_folder(exported):
 
 
 def test_a_trial_is_loaded_and_exported(corpus, tmp_path, stage):
-    source = make_run(tmp_path / 'sst2_1', corpus, SequenceClassifier, n_label=3)
-    model, tokenizer, _ = train.load(source)
-    assert stage('train', f'--init_from={source}', f'--export={tmp_path}/out').code == 0
-    theirs = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / 'out').eval()
+    trial = make_run(tmp_path / 'sst2_1', corpus, SequenceClassifier, n_label=3)
+    model, tokenizer, _ = train.load(trial)
+    assert not model.training
+    assert stage('train', f'--init_from={trial}', f'--export={tmp_path}/out').code == 0
+    twin = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / 'out').eval()
     ids, _ = row_of(tokenizer, 'the parser')
-    assert (theirs(ids).logits - model(ids)).abs().max() < 1e-4
-    assert not model.training and 'sst2' in (tmp_path / 'out' / 'README.md').read_text()
+    assert (twin(ids).logits - model(ids)).abs().max() < 1e-4
+    assert 'sst2' in (tmp_path / 'out' / 'README.md').read_text()
 
 
 def test_a_run_starts_from_a_bert(corpus, tmp_path, stage):
     """The exported weights come back; a BERT of another size, and no BERT, are refused in one line."""
-    source = make_run(tmp_path / 'run', corpus)
-    assert stage('train', f'--init_from={source}', f'--export={tmp_path}/bert').code == 0
+    run = make_run(tmp_path / 'run', corpus)
+    assert stage('train', f'--init_from={run}', f'--export={tmp_path}/bert').code == 0
     done = stage('train', *tiny(corpus, tmp_path / 'a', init_from=tmp_path / 'bert', max_iters=1,
                                 learning_rate=0))
-    assert done.code == 0 and 'from step 0 of' in done.out
-    ours, back = train.load(source)[0].state_dict(), train.load(str(tmp_path / 'a'))[0].state_dict()
-    assert all(torch.equal(back[name], x) for name, x in ours.items())
+    assert done.code == 0
+    assert 'from step 0 of the weights of' in done.out
+    before = train.load(run)[0].state_dict()
+    after = train.load(str(tmp_path / 'a'))[0].state_dict()
+    assert all(torch.equal(after[name], x) for name, x in before.items())
     done = stage('train', *tiny(corpus, tmp_path / 'b', init_from=tmp_path / 'bert', n_layer=3))
-    assert done.code == 2 and done.err.splitlines()[-1].endswith('has n_layer=2, this run has 3')
+    assert done.code == 2
+    assert done.err.splitlines()[-1].endswith('has n_layer=2, this run has 3')
 
 
 def test_what_is_refused_writes_nothing(corpus, tmp_path, stage, monkeypatch):
     """A position that no BERT has; a tokenizer that transformers cannot hold."""
-    source = make_run(tmp_path / 'rab', corpus, position='rab')
-    assert 'no equal' in refused(stage('train', f'--init_from={source}', f'--export={tmp_path}/out'))
-    source = make_run(tmp_path / 'run', corpus)
+    run = make_run(tmp_path / 'rab', corpus, position='rab')
+    assert 'no equal' in refused(stage('train', f'--init_from={run}', f'--export={tmp_path}/out'))
+    run = make_run(tmp_path / 'run', corpus)
     monkeypatch.delattr(TOKENIZERS['sentencepiece'], 'as_library')
-    assert 'are exported' in refused(stage('train', f'--init_from={source}', f'--export={tmp_path}/out'))
+    assert 'are exported' in refused(stage('train', f'--init_from={run}', f'--export={tmp_path}/out'))
     assert not (tmp_path / 'out').exists()
+
+
+def test_a_persons_folder_is_refused_and_an_export_is_replaced(corpus, tmp_path, stage):
+    source = make_run(tmp_path / 'run', corpus)
+    folder = tmp_path / 'out'
+    folder.mkdir()
+    export = 'train', f'--init_from={source}', f'--export={folder}'
+    assert stage(*export).code == 0                     # an empty folder
+    assert stage(*export).code == 0                     # an earlier export
+    (folder / 'README.md').write_text('# My paper')
+    assert 'not empty, and no earlier export' in refused(stage(*export))
+    os.remove(folder / 'README.md')
+    assert 'not empty' in refused(stage(*export))
+    assert 'not empty' in refused(stage('train', f'--init_from={source}', f'--export={source}'))
+    (tmp_path / 'file').write_text('mine')
+    assert 'not empty' in refused(stage('train', f'--init_from={source}', f'--export={tmp_path}/file'))
+    assert (tmp_path / 'file').read_text() == 'mine'
+
+
+def test_an_export_on_a_full_disk_is_one_line(corpus, tmp_path, stage):
+    """No file may grow beyond a part of the weights; the next try writes all of it."""
+    source = make_run(tmp_path / 'run', corpus, n_inner=1024)
+    export = 'train', f'--init_from={source}', f'--export={tmp_path}/out'
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
+    try:
+        done = stage(*export)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert done.code == 2
+    assert 'Traceback' not in done.err
+    assert 'out cannot be written: ' in done.err.splitlines()[-1]       # after a bar of transformers
+    assert stage(*export).code == 0
+    transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / 'out')
+
+
+def test_the_card_speaks_of_the_tokenizer_that_is_there(corpus, tmp_path, stage, monkeypatch):
+    """Ties of scores are sentencepiece's."""
+    source = make_run(tmp_path / 'run', corpus)
+    folder = tmp_path / 'out'
+    assert stage('train', f'--init_from={source}', f'--export={folder}').code == 0
+    assert 'ties of scores' in (folder / 'README.md').read_text()
+    tokenizer = load_tokenizer(source)
+    tokenizer.facts = {**tokenizer.facts, 'kind': 'wordpiece'}
+    monkeypatch.setattr(train, 'load_tokenizer', lambda folder: tokenizer)
+    assert stage('train', f'--init_from={source}', f'--export={folder}').code == 0
+    assert 'ties of scores' not in (folder / 'README.md').read_text()
+
+
+def test_a_trial_fills_no_masks(corpus, tmp_path, stage):
+    source = make_run(tmp_path / 'sst2_1', corpus, SequenceClassifier, n_label=3)
+    line = refused(stage('train', f'--init_from={source}', '--fill=a [MASK]'))
+    assert 'was fine-tuned for sst2 and predicts no words' in line
+
+
+def test_labels_and_scale_of_a_trial_are_exported(corpus, tmp_path, stage):
+    """As transformers' own: names of classes, and numbers in place of standardised ones."""
+    if 'scale' not in inspect.signature(to_transformers).parameters:
+        pytest.skip('to_transformers(model, labels, scale) is not there yet')
+    source = make_run(tmp_path / 'a_1', corpus, SequenceClassifier, n_label=2,
+                      content={'labels': ('bad', 'good'), 'scale': (0.0, 1.0)})
+    assert stage('train', f'--init_from={source}', f'--export={tmp_path}/a').code == 0
+    theirs = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / 'a')
+    assert theirs.config.id2label == {0: 'bad', 1: 'good'}
+
+    source = make_run(tmp_path / 'b_1', corpus, SequenceClassifier, n_label=1,
+                      content={'head': 'regress', 'labels': (), 'scale': (240.0, 2.5)})
+    model, tokenizer, _ = train.load(source)
+    assert stage('train', f'--init_from={source}', f'--export={tmp_path}/b').code == 0
+    theirs = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / 'b').eval()
+    ids, _ = row_of(tokenizer, 'the parser')
+    assert (theirs(ids).logits - (240.0 + 2.5 * model(ids))).abs().max() < 1e-3
+    assert theirs.config.problem_type == 'regression'
 
 
 def test_the_exported_tokenizer_gives_our_ids_but_for_ties(corpus):
@@ -117,9 +211,10 @@ def test_the_exported_tokenizer_gives_our_ids_but_for_ties(corpus):
     texts = ['', ' '] + [part for parts in pieces for part in parts if part.strip()]
     assert sum(map(len, texts)) > 100_000
     tokenizer = load_tokenizer(corpus)
-    other = fast_tokenizer(tokenizer, 32)(texts, add_special_tokens=False)['input_ids']
-    pairs = [pair for pair in zip(tokenizer.encode(texts), other, strict=True) if pair[0] != pair[1]]
+    ours = tokenizer.encode(texts)
+    exported = fast_tokenizer(tokenizer, 32)(texts, add_special_tokens=False)['input_ids']
+    ties = [(one, two) for one, two in zip(ours, exported, strict=True) if one != two]
     scores = np.array([tokenizer.model.get_score(i) for i in range(len(tokenizer.model))])
-    for one, two in pairs:
+    for one, two in ties:
         assert scores[one].sum() == pytest.approx(scores[two].sum(), abs=1e-3)
-    assert len(pairs) < 0.002 * len(texts)
+    assert len(ties) < 0.002 * len(texts)

@@ -5,6 +5,7 @@ import os
 import random
 import re
 import string
+import subprocess
 import tempfile
 from collections import Counter
 from dataclasses import asdict
@@ -15,18 +16,18 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import knobs_of, refused, torchrun, words
+from conftest import flip, kill, knobs_of, launch, refused, torchrun, words
 from records import MARKERS, WORDS, made, write_copy
 from test_train import CPU
 
 import finetune
 import train
 from configurator import UserError
-from finetune import HEADS, METRICS, TASKS, Example, Feature, Split, collate, join_texts
+from finetune import HEADS, METRICS, TASKS, Example, Feature, Span, Split, collate, join_texts
 from model import ALLOWED_POSITIONS, ATTENTION, EncoderConfig, MaskedLM, PermutationLM
 from prepare_data import file_sum, load_tokenizer, write_json
 
-SPECIAL = {'pad': 0, 'unk': 1, 'cls': 2, 'sep': 3, 'mask': 4}
+SPECIAL_IDS = {'pad': 0, 'unk': 1, 'cls': 2, 'sep': 3, 'mask': 4}
 QUICK = {'trials': 1, 'epochs': 1, 'total_batch': 8, 'batch_size': 8, 'learning_rate': 5e-3, 'stride': 16,
          'device': 'cpu', 'dtype': 'float32'}
 PUBLISHED = [name for name in TASKS if name != 'custom']
@@ -49,11 +50,13 @@ def pretrained(folder, step=3, seed=0, kind=MaskedLM, **changes):
     """Write a checkpoint as train.py does, of random weights; returns the run's folder."""
     tokenizer = write_tokenizer(folder)
     torch.manual_seed(seed)
-    model = kind(EncoderConfig(tokenizer.vocab_size, **{
-        'block_size': 48, 'n_layer': 2, 'n_head': 4, 'n_embd': 16, 'n_inner': 32, **changes}))
+    shape = {'block_size': 48, 'n_layer': 2, 'n_head': 4, 'n_embd': 16, 'n_inner': 32}
+    model = kind(EncoderConfig(tokenizer.vocab_size, **{**shape, **changes}))
+    objective = 'mlm' if kind is MaskedLM else 'plm'
     train.write_checkpoint(os.path.join(folder, f'ckpt_{step:07}.pt'), {
-        'model': model.state_dict(), 'model_config': asdict(model.config),
-        'config': {'objective': 'mlm' if kind is MaskedLM else 'plm'}})
+        'model': model.state_dict(),
+        'model_config': asdict(model.config),
+        'config': {'objective': objective}})
     return str(folder)
 
 
@@ -84,12 +87,13 @@ def trial(stage, run, copies, tmp_path):
 
 
 def knobs(**changes):
-    return finetune.Knobs(**{**knobs_of(finetune), 'stride': 16, 'batch_size': 8, 'total_batch': 8,
-                             'dropout': 0.0, 'attention_dropout': 0.0, **changes})
+    small = {'stride': 16, 'batch_size': 8, 'total_batch': 8, 'dropout': 0.0, 'attention_dropout': 0.0}
+    return finetune.Knobs(**{**knobs_of(finetune), **small, **changes})
 
 
-def weights(result):
-    return train.read_checkpoint(result['folder'] / 'model.pt')['model']
+def parameters(folder):
+    """The state_dict of a finished trial."""
+    return train.read_checkpoint(Path(folder, 'model.pt'))['model']
 
 
 def same(a, b):
@@ -122,22 +126,30 @@ def test_a_record_of_the_hub(name):
 
 def test_every_split_of_every_data_set_is_read(copies):
     """What was written as parquet comes back as examples, with its labels."""
-    for name, split in [(key, split) for key in PUBLISHED for split in TASKS[key].splits]:
-        examples, note = finetune.load_examples(TASKS[name], split, knobs(data_dir=copies))
-        n, classes = 12 if split == 'train' else 6, min(6, len(TASKS[name].labels))
-        assert (len(examples), note) == (2 * n if name == 'chid' else n, '')
-        labels = [example.label for example in examples]
-        assert not split.startswith('test') or labels == [None] * len(labels)
-        assert split.startswith('test') or not classes or labels == [i % classes for i in range(n)]
+    for name in PUBLISHED:
+        n_classes = min(6, len(TASKS[name].labels))
+        for split in TASKS[name].splits:
+            examples, notes = finetune.load_examples(TASKS[name], split, knobs(data_dir=copies))
+            n = 12 if split == 'train' else 6
+            if name == 'chid':                          # two blanks a passage
+                n = 2 * n
+            assert len(examples) == n and notes == []
+            labels = [example.label for example in examples]
+            if split.startswith('test'):
+                assert labels == [None] * n
+            elif n_classes:
+                assert labels == [i % n_classes for i in range(n)]
 
 
 def test_answers_at_wrong_offsets():
     """They move to the nearest place; at the start case does not matter; those that are missing are last."""
     def starts(context, *answers):
-        texts, places = zip(*answers, strict=True)
+        texts = [text for text, _ in answers]
+        places = [start for _, start in answers]
         record = {'id': 0, 'context': context, 'question': 'q',
-                  'answers': {'text': list(texts), 'answer_start': list(places)}}
+                  'answers': {'text': texts, 'answer_start': places}}
         return finetune.make_span(TASKS['squad2'], record, 0)[0].label
+
     assert starts('cat and cat', ('cat', 7)) == (('cat', 8),)
     assert starts('cat and cat', ('cat', 1)) == (('cat', 0),)
     assert starts('The Cat', ('cat', 4)) == (('cat', 4),)
@@ -153,49 +165,84 @@ def test_questions_that_cannot_train_are_left_out(tmp_path):
     path = tmp_path / 'triviaqa.json'
     path.write_text(json.dumps({'data': [{'paragraphs': [{'context': 'one two', 'qas': questions}]}]}))
     for name, ids in (('squad1', ['a']), ('squad2', ['a', 'c'])):
-        task = TASKS[name]._replace(files=(('train', str(path)),))
-        assert [one.id for one in finetune.load_examples(task, 'train', knobs())[0]] == ids
+        task = TASKS[name]._replace(train_file=str(path))
+        examples, _ = finetune.load_examples(task, 'train', knobs())
+        assert [example.id for example in examples] == ids
 
 
 # ---- rows and windows ----
 
 def test_pairs_are_joined_and_cut_as_in_bert():
     """Token by token from the longer, b at a tie."""
-    for n, m, size in itertools.product((1, 2, 7, 12, 30), (None, 1, 5, 11, 30), (8, 9, 16, 25)):
-        ids = [[*range(5, 5 + n)], [*range(50, 50 + (m or 0))]]
-        row, first = join_texts(SPECIAL, size, ids[0], None if m is None else ids[1])
-        while sum(map(len, ids)) > size - 2 - (m is not None):
-            ids[len(ids[0]) <= len(ids[1])].pop()
-        assert row.tolist() == [2, *ids[0], 3, *([] if m is None else [*ids[1], 3])], (n, m, size)
-        assert first == len(ids[0]) + 2
+    for n, m, size in itertools.product((1, 2, 7, 12, 30), (1, 5, 11, 30), (8, 9, 16, 25)):
+        a = [*range(5, 5 + n)]
+        b = [*range(50, 50 + m)]
+        row, first = join_texts(SPECIAL_IDS, size, a, b)
+        while len(a) + len(b) > size - 3:
+            longer = a if len(a) > len(b) else b
+            longer.pop()
+        assert row.tolist() == [2, *a, 3, *b, 3], (n, m, size)
+        assert first == len(a) + 2
+
+
+def test_a_text_alone_is_cut_at_its_end():
+    for n, size in itertools.product((1, 6, 7, 30), (8, 9, 25)):
+        a = [*range(5, 5 + n)]
+        row, first = join_texts(SPECIAL_IDS, size, a)
+        assert row.tolist() == [2, *a[:size - 2], 3] and first == len(row), (n, size)
 
 
 def test_windows_hold_every_token_and_the_answer(run):
     """Each token of the context is in a window, and the span that the target names is the answer's text."""
     tokenizer = load_tokenizer(run)
     context = 'the house 山水 (1998) walks under a river, ' * 6 + 'it ends at last'
-    answers = ['the', '山水', '1998', 'house 山水 (1998)', 'last']
-    examples = [Example(i, ('what ?', context), ((answer, context.index(answer)),))
-                for i, answer in enumerate(answers)]
-    features = finetune.span_features(examples, tokenizer, 48, 16)
-    tokens = {*map(tuple, tokenizer.encode_offsets([context])[0][1].tolist())}
-    for i, answer in enumerate(answers):
-        own = [feature for feature in features if feature.example == i]
-        assert {tuple(pair) for one in own for pair in one.offsets.tolist()} == tokens
-        assert len(own) > 2 and max(len(one.rows[0][0]) for one in own) == 48
-        hits = [one for one in own if one.target != (0, 0)]
-        assert hits and all(one.offsets[1][0] > 0 for one in own[1:])
-        for one in hits:
-            begin, end = one.offsets[one.target[0] - one.first][0], one.offsets[one.target[1] - one.first][1]
+    _, offsets = tokenizer.encode_offsets([context])[0]
+    for answer in ('the', '山水', '1998', 'house 山水 (1998)', 'last'):
+        example = Example(0, ('what ?', context), ((answer, context.index(answer)),))
+        features = finetune.span_features([example], tokenizer, 48, 16)
+        seen = np.concatenate([feature.offsets for feature in features])
+        assert {*map(tuple, seen.tolist())} == {*map(tuple, offsets.tolist())}
+        assert len(features) > 2 and max(feature.length for feature in features) == 48
+        assert all(feature.offsets[1][0] > 0 for feature in features[1:])
+
+        hits = [feature for feature in features if feature.target != (0, 0)]
+        assert hits
+        for feature in hits:
+            first, last = feature.target
+            begin, _ = feature.offsets[first - feature.first]
+            _, end = feature.offsets[last - feature.first]
             assert context[begin:end] == answer
     assert finetune.span_target((('abc', 0),), np.array([[0, 3]]), 5) == (5, 5)
     assert finetune.span_target((('abcd', 2),), np.array([[0, 3], [3, 5]]), 5) == (0, 0)      # cut off
 
 
+def test_windows_overlap_by_half_at_any_stride(run):
+    """A short answer is whole in some window, wherever it is."""
+    tokenizer = load_tokenizer(run)
+    context = 'the river ' * 60
+    example = Example(0, ('what ?', context), ())
+    features = finetune.span_features([example], tokenizer, 48, stride=1000)
+    for feature, following in itertools.pairwise(features):
+        middle = len(feature.offsets) // 2
+        assert following.offsets[0].tolist() == feature.offsets[middle].tolist()
+
+
+def test_padding_does_not_change_the_loss_of_a_span():
+    start, end = torch.randn(2, 3, 9, generator=torch.Generator().manual_seed(1))
+    targets = torch.tensor([[1, 2], [0, 0], [3, 4]])
+    mask = torch.arange(9) < 5                          # tokens 5 to 8 are padding
+    padded = finetune.span_loss((start, end), targets, mask.expand(3, 9))
+    short = finetune.span_loss((start[:, :5], end[:, :5]), targets, torch.ones(3, 5, dtype=torch.bool))
+    assert torch.allclose(padded, short)
+    right = F.cross_entropy(start[:, :5], targets[:, 0], reduction='none')
+    right = right + F.cross_entropy(end[:, :5], targets[:, 1], reduction='none')
+    assert torch.allclose(padded, right / 2)
+
+
 def test_choices_are_padded_with_copies_that_count_for_nothing():
     features = [Feature(0, [(np.array([2, 5, 3]), 3)], (0, 1)),
                 Feature(1, [(np.array([2, 6, 3]), 3), (np.array([2, 7, 3, 8]), 3)], (1, 2))]
-    batch = collate(features, SPECIAL, True)
+    batch = collate(features, 0, True)
     assert batch['ids'].tolist() == [[[2, 5, 3, 0], [2, 5, 3, 0]], [[2, 6, 3, 0], [2, 7, 3, 8]]]
     assert batch['segments'].tolist() == [[[0] * 4] * 2, [[0] * 4, [0, 0, 0, 1]]]
     assert batch['attention_mask'][0, 0].tolist() == [True, True, True, False]
@@ -203,25 +250,33 @@ def test_choices_are_padded_with_copies_that_count_for_nothing():
     losses = HEADS['choose'].loss(logits, batch['targets'], None)
     assert losses[0] == 0 and losses[1] == F.cross_entropy(logits[1:], torch.tensor([1]))
     assert HEADS['choose'].outputs(logits, features, knobs()) == [0, 1]
-    assert collate(features, SPECIAL, True, 10)['ids'].shape == (2, 2, 10)
+    assert collate(features, 0, True, 10)['ids'].shape == (2, 2, 10)
 
 
 @pytest.mark.parametrize('n, total, size', [(10, 4, 3), (3, 8, 8), (8, 4, 4)])
 def test_an_epoch_has_every_example_once(n, total, size):
     features = [Feature(i, [(np.array([2, 5 + i, 3]), 3)], i) for i in range(n)]
-    data, k = Split(TASKS['cola'], [], features), knobs(total_batch=total, batch_size=size)
-    per_epoch, orders = -(-n // total), []
+    data = Split(TASKS['cola'], [], features, 0)
+    given = knobs(total_batch=total, batch_size=size)
+    per_epoch = -(-n // total)                          # rounded up
 
     def make(step, seed=7):
-        parts = finetune.training_batch(step, data, SPECIAL, seed, k, 0)
+        """The examples of a step that count."""
+        parts = finetune.training_batch(step, data, seed, given, 0)
         assert max(len(part['weights']) for part in parts) <= size
-        return [i for part in parts
-                for i, weight in zip(part['targets'].tolist(), part['weights'], strict=True) if weight]
+        targets = torch.cat([part['targets'] for part in parts])
+        counts = torch.cat([part['weights'] for part in parts]) > 0
+        assert len(targets) == total
+        return targets[counts].tolist()
 
+    orders = []
     for epoch in range(3):
-        orders.append([i for step in range(per_epoch) for i in make(epoch * per_epoch + step)])
+        steps = range(epoch * per_epoch, (epoch + 1) * per_epoch)
+        orders.append([*itertools.chain.from_iterable(map(make, steps))])
         assert sorted(orders[-1]) == list(range(n))
-    assert n < 8 or (orders[0] != orders[1] and make(0, 8) != make(0) == make(0))
+    if n >= 8:                                          # else two orders may be equal by chance
+        assert orders[0] != orders[1]
+        assert make(0, seed=8) != make(0) == make(0)
 
 
 # ---- predictions ----
@@ -230,13 +285,17 @@ def test_the_best_span_is_that_of_all_pairs():
     generator = torch.Generator().manual_seed(1)
     features = [Feature(i, [], (0, 0), 2, np.zeros((7, 2))) for i in range(5)]
     for longest in (1, 3, 30):
-        start, end = (torch.randn(5, 12, generator=generator) for _ in range(2))
-        found = HEADS['span'].outputs((start, end), features, knobs(max_answer=longest))
-        for i, (none, score, *place) in enumerate(found):
-            pairs = {(a, b): (start[i, a] + end[i, b]).item()
-                     for a in range(2, 9) for b in range(a, min(9, a + longest))}
+        start = torch.randn(5, 12, generator=generator)
+        end = torch.randn(5, 12, generator=generator)
+        spans = HEADS['span'].outputs((start, end), features, knobs(max_answer=longest))
+        for i, span in enumerate(spans):
+            pairs = {}
+            for first in range(2, 9):
+                for last in range(first, min(9, first + longest)):
+                    pairs[first, last] = (start[i, first] + end[i, last]).item()
             best = max(pairs, key=pairs.get)
-            assert tuple(place) == best and score == pairs[best] and none == (start[i, 0] + end[i, 0]).item()
+            assert (span.first, span.last) == best and span.score == pairs[best]
+            assert span.none_score == (start[i, 0] + end[i, 0]).item()
 
 
 def test_windows_are_joined_by_their_scores_and_the_least_score_of_no_answer():
@@ -244,53 +303,78 @@ def test_windows_are_joined_by_their_scores_and_the_least_score_of_no_answer():
     offsets = np.array([[0, 3], [3, 7], [7, 13]])
     features = [Feature(0, [], (0, 0), 2, offsets[:2]), Feature(0, [], (0, 0), 2, offsets[1:]),
                 Feature(1, [], (0, 0), 2, np.array([[0, 1]]))]
-    outputs = [(3.0, 6.0, 3, 3), (9.0, 4.0, 2, 3), (5.0, 1.0, 2, 2)]
+    spans = [Span(3.0, 6.0, 3, 3), Span(9.0, 4.0, 2, 3), Span(5.0, 1.0, 2, 2)]
     for name, threshold, texts in (('squad1', 0.0, ['two', 'x']), ('squad2', 0.0, ['two', '']),
                                    ('squad2', 3.9, ['two', '']), ('squad2', 4.0, ['two', 'x'])):
-        data = Split(TASKS[name], examples, features)
-        assert finetune.best_answers(data, outputs, knobs(null_threshold=threshold)) == texts
+        data = Split(TASKS[name], examples, features, 0)
+        assert finetune.best_answers(data, spans, knobs(null_threshold=threshold)) == texts
 
 
-def test_a_hugging_face_bert_gives_its_own_logits(tmp_path):
+@pytest.fixture
+def bert(tmp_path):
+    """bert(pieces of vocab.txt) writes a Hugging Face BERT of 65 embeddings to tmp_path -> the model"""
+    def make(pieces):
+        transformers = pytest.importorskip('transformers')
+        torch.manual_seed(1)
+        model = transformers.BertForSequenceClassification(transformers.BertConfig(
+            vocab_size=65, hidden_size=16, num_hidden_layers=1, num_attention_heads=4, intermediate_size=32,
+            max_position_embeddings=48, num_labels=3, initializer_range=0.2)).eval()
+        model.save_pretrained(tmp_path)
+        (tmp_path / 'vocab.txt').write_text('\n'.join(pieces))
+        return model
+    return make
+
+
+BERT_PIECES = ['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]', *(f'w{i}' for i in range(60))]
+
+
+@pytest.mark.parametrize('pieces, message', [
+    ([*BERT_PIECES, 'w60'], 'its vocab.txt has 66 pieces, but the model has 65 embeddings'),
+    (BERT_PIECES[:4] + BERT_PIECES[5:], r"its vocab.txt has no '\[MASK\]'")])
+def test_a_vocabulary_that_does_not_fit_is_refused(pieces, message, bert, tmp_path):
+    bert(pieces)
+    with pytest.raises(UserError, match=message):
+        finetune.make_model(str(tmp_path), TASKS['mnli'], 1, knobs())
+
+
+def test_a_hugging_face_bert_gives_its_own_logits(bert, tmp_path):
     """Encoder, pooler and vocabulary come from the folder; only the classifier is copied by hand."""
-    transformers = pytest.importorskip('transformers')
-    torch.manual_seed(1)
-    theirs = transformers.BertForSequenceClassification(transformers.BertConfig(
-        vocab_size=65, hidden_size=16, num_hidden_layers=1, num_attention_heads=4, intermediate_size=32,
-        max_position_embeddings=48, num_labels=3, initializer_range=0.2)).eval()
-    theirs.save_pretrained(tmp_path)
-    pieces = ['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]', *(f'w{i}' for i in range(60))]
-    (tmp_path / 'vocab.txt').write_text('\n'.join(pieces))
-    ours, tokens = finetune.make_model(str(tmp_path), TASKS['mnli'], 1, knobs())
+    theirs = bert(BERT_PIECES)
+    ours, tokenizer = finetune.make_model(str(tmp_path), TASKS['mnli'], 1, knobs())
     ours.classifier.load_state_dict(theirs.classifier.state_dict())
-    examples = [Example(i, (' '.join(f'W{j}' for j in range(i, 20)), 'w44 w45'), 0) for i in range(5)]
-    batch = collate(finetune.text_features(examples, tokens, 48, 16), tokens.special_ids)
-    assert batch['ids'][0, :3].tolist() == [2, 5, 6]
-    rows = batch['ids'], batch['segments'], batch['attention_mask']
-    wanted = theirs(rows[0], token_type_ids=rows[1], attention_mask=rows[2]).logits
-    assert (ours.eval()(*rows) - wanted).abs().max() < 1e-5 and wanted.std() > 0.1
+    texts = [' '.join(f'W{j}' for j in range(i, 20)) for i in range(5)]
+    examples = [Example(i, (text, 'w44 w45'), 0) for i, text in enumerate(texts)]
+    batch = collate(finetune.text_features(examples, tokenizer, 48, 16), 0)
+    ids, segments, mask = batch['ids'], batch['segments'], batch['attention_mask']
+    assert ids[0, :3].tolist() == [2, 5, 6]
+    expected = theirs(ids, token_type_ids=segments, attention_mask=mask).logits
+    assert (ours.eval()(ids, segments, mask) - expected).abs().max() < 1e-5 and expected.std() > 0.1
 
 
 @pytest.mark.parametrize('attention', ATTENTION)
 def test_any_pretrained_encoder_takes_any_head(attention, tmp_path):
     """The encoder's states are those of pretraining, at its length and, on short rows, beyond it."""
     position = ALLOWED_POSITIONS.get(attention, ('absolute',))[0]
-    run = pretrained(tmp_path, kind=PermutationLM if attention == 'xlnet' else MaskedLM, attention=attention,
-                     position=position, n_layer=1)
-    ids, (known, *_) = torch.randint(5, 40, (2, 9)), train.load(run)
-    for name, length in itertools.product(('cola', 'c3', 'squad1'), (48, 64)):
-        k = knobs(block_size=length, pooling='layerwise' if name == 'c3' else 'first')
-        model, _ = finetune.make_model(f'{run}/ckpt_0000003.pt', TASKS[name], 1, k)
-        assert torch.allclose(model.eval().encoder(ids), known.encoder(ids), atol=1e-5)
+    kind = PermutationLM if attention == 'xlnet' else MaskedLM
+    run = pretrained(tmp_path, kind=kind, attention=attention, position=position, n_layer=1)
+    pretrained_model, *_ = train.load(run)
+    ids = torch.randint(5, 40, (2, 9))
+    rows = {'cola': ids, 'c3': ids[:, None].expand(-1, 3, -1), 'squad1': ids}
+    for name, length in itertools.product(rows, (48, 64)):
+        given = knobs(block_size=length, pooling='layerwise' if name == 'c3' else 'first')
+        model, _ = finetune.make_model(f'{run}/ckpt_0000003.pt', TASKS[name], 1, given)
+        assert torch.allclose(model.eval().encoder(ids), pretrained_model.encoder(ids), atol=1e-5)
         assert model.config.block_size == length
-        logits = model(ids[:, None].expand(-1, 3, -1) if name == 'c3' else ids)
-        assert torch.isfinite(torch.stack(logits) if name == 'squad1' else logits).all()
+        logits = model(rows[name])
+        if name == 'squad1':                            # of start and of end
+            logits = torch.stack(logits)
+        assert torch.isfinite(logits).all()
 
 
 # ---- metrics ----
 
-numbers = np.random.default_rng(1)
-CLASSES = [*(numbers.integers(0, 2, (2, n)) for n in (1, 2, 3, 10, 1000)),
+rng = np.random.default_rng(1)
+CLASSES = [*(rng.integers(0, 2, (2, n)) for n in (1, 2, 3, 10, 1000)),
            np.array([[0, 0], [0, 0]]), np.array([[1, 1, 0], [0, 0, 0]]), np.array([[0, 0], [1, 0]])]
 
 
@@ -304,14 +388,15 @@ def test_classes_are_scored_as_in_scikit_learn():
                     'matthews': sklearn.matthews_corrcoef(targets, predictions)}
         for name, value in expected.items():
             assert METRICS[name](targets, predictions) == pytest.approx(value, abs=1e-12), name
-    targets, predictions = numbers.integers(0, 4, 50), numbers.integers(1, 5, 50)
+    targets = rng.integers(0, 4, 50)
+    predictions = rng.integers(1, 5, 50)
     assert METRICS['macro_f1'](targets, predictions) == pytest.approx(
         sklearn.f1_score(targets, predictions, average='macro', zero_division=0))
 
 
 @pytest.mark.parametrize('targets, predictions', [
-    *(numbers.normal(size=(2, n)) for n in (2, 3, 50)), numbers.integers(0, 6, (2, 200)) / 5,
-    numbers.normal(size=(2, 40)) * 1e-6 + 1e3, np.array([[1., 2, 3, 4], [1, 1, 1, 4]])])
+    *(rng.normal(size=(2, n)) for n in (2, 3, 50)), rng.integers(0, 6, (2, 200)) / 5,
+    rng.normal(size=(2, 40)) * 1e-6 + 1e3, np.array([[1., 2, 3, 4], [1, 1, 1, 4]])])
 def test_correlations_are_scipys(targets, predictions):
     scipy = pytest.importorskip('scipy.stats')
     expected = {'pearson': scipy.pearsonr(targets, predictions)[0],
@@ -319,8 +404,10 @@ def test_correlations_are_scipys(targets, predictions):
     expected['pearson_spearman'] = sum(expected.values()) / 2
     for name, value in expected.items():
         assert METRICS[name](targets, predictions) == pytest.approx(value, abs=1e-9), name
-    for name in expected:                               # none with constants
-        assert METRICS[name](targets, targets * 0 + 0.1) == METRICS[name](targets * 0 + 0.1, targets) == 0
+    constant = targets * 0 + 0.1
+    for name in expected:
+        assert METRICS[name](targets, constant) == 0
+        assert METRICS[name](constant, targets) == 0
 
 
 def test_multirc_is_scored_by_question():
@@ -338,11 +425,18 @@ def squad_oracle(answers, prediction):
         return [word for word in re.sub(r'\b(a|an|the)\b', ' ', text).split() if word]
 
     def f1(a, b):
-        shared = sum(min(n, b.count(word)) for word, n in Counter(a).items())
         if not a or not b:
             return float(a == b)
-        return 2 * shared / len(b) * shared / len(a) / (shared / len(b) + shared / len(a)) if shared else 0.0
-    golds, guess = [clean(item) for item in answers if clean(item)] or [[]], clean(prediction)
+        shared = sum(min(n, b.count(word)) for word, n in Counter(a).items())
+        if not shared:
+            return 0.0
+        precision, recall = shared / len(b), shared / len(a)
+        return 2 * precision * recall / (precision + recall)
+
+    guess = clean(prediction)
+    golds = [clean(item) for item in answers if clean(item)]
+    if not golds:
+        golds = [[]]
     return max(float(gold == guess) for gold in golds), max(f1(gold, guess) for gold in golds)
 
 
@@ -353,13 +447,18 @@ def cmrc_oracle(answers, prediction):
     def clean(text):
         return ''.join(c for c in text.lower().strip() if c not in marks)
 
+    def tokens(text):
+        return re.sub('([\u4e00-\u9fa5])', r' \1 ', clean(text)).split()
+
     def f1(a, b):
-        a, b = (re.sub('([\u4e00-\u9fa5])', r' \1 ', clean(text)).split() for text in (a, b))
-        longest = max([j - i for i in range(len(a)) for j in range(i + 1, len(a) + 1)
-                       if any(a[i:j] == b[k:k + j - i] for k in range(len(b)))], default=0)
+        longest = 0                                     # run of tokens of a that b has too
+        for i, j in itertools.combinations(range(len(a) + 1), 2):
+            if any(a[i:j] == b[k:k + j - i] for k in range(len(b))):
+                longest = max(longest, j - i)
         return 2 * longest / (len(a) + len(b)) if longest else 0.0
+
     return (max(float(clean(item) == clean(prediction)) for item in answers),
-            max(f1(item, prediction) for item in answers))
+            max(f1(tokens(item), tokens(prediction)) for item in answers))
 
 
 ENGLISH = ['the', 'The', 'a', 'an', 'cat', 'Cat', 'cats', 'sat', 'U.S.', 'u.s', "john's", 'x-ray', 'Öl']
@@ -374,17 +473,23 @@ def test_answers_are_scored_by_the_official_definition(names, oracle, vocabulary
 
     def text(most):
         return joint.join(pick.choices(vocabulary, k=pick.randint(1, most)))
+
     scores = []
     for _ in range(400):
-        answers = [] if pick.random() < empty else [text(6) for _ in range(pick.randint(1, 3))]
-        guess = pick.choice([pick.choice(answers or ['']), text(6), text(2), '' if empty else text(1)])
+        answers = []
+        if pick.random() >= empty:
+            answers = [text(6) for _ in range(pick.randint(1, 3))]
+        one_of_them = pick.choice(answers) if answers else ''
+        guess = pick.choice([one_of_them, text(6), text(2), '' if empty else text(1)])
         if oracle is cmrc_oracle and not all(map(finetune.chinese_tokens, answers)):
             continue                                    # CMRC has no answers of punctuation alone
-        scores.append(oracle(answers, guess))
-        target = [[(answer, 0) for answer in answers]]
-        for name, score in zip(names, (*scores[-1], np.mean(scores[-1])), strict=False):
-            assert METRICS[name](target, [guess]) == pytest.approx(score), (answers, guess)
-    assert len(scores) > 250 and 0.1 < np.mean(scores, 0)[0] < np.mean(scores, 0)[1] < 0.9
+        expected = oracle(answers, guess)
+        scores.append(expected)
+        targets = [[(answer, 0) for answer in answers]]
+        for name, value in zip(names, (*expected, np.mean(expected)), strict=False):
+            assert METRICS[name](targets, [guess]) == pytest.approx(value), (answers, guess)
+    mean_exact, mean_f1 = np.mean(scores, 0)
+    assert len(scores) > 250 and 0.1 < mean_exact < mean_f1 < 0.9
 
 
 @pytest.mark.parametrize('text, tokens', [
@@ -404,23 +509,33 @@ FAST = {'cola', 'stsb', 'mnli', 'squad2', 'multirc', 'chid', 'c3'}      # each o
 @pytest.mark.parametrize('name', [pytest.param(name, marks=[pytest.mark.slow] * (name not in FAST))
                                   for name in PUBLISHED])
 def test_every_task_from_its_records_to_its_predictions(name, trial):
-    tests = 'test' in ' '.join(TASKS[name].splits)
-    result, columns = trial(name, predict='test' * tests), [name, 'mnli_mm'] if name == 'mnli' else [name]
+    task = TASKS[name]
+    has_test = 'test' in ' '.join(task.splits)
+    result = trial(name, predict='test' if has_test else '')
+    columns = [name, 'mnli_mm'] if name == 'mnli' else [name]
     for kind in ('scores', 'majority'):
-        assert {column: (*found,) for column, found in result[kind].items()} == dict.fromkeys(
-            columns, TASKS[name].metrics)
-    assert result['n'][name] == [24, 12] if name == 'chid' else [12, 6]
-    for column in (*columns, *map('test_{}'.format, columns * tests)):
-        path, = result['folder'].glob(f'{column}.*')
-        if TASKS[name].hub.startswith('nyu-mll'):
-            lines = [line.split('\t') for line in path.read_text().splitlines()]
-            assert lines[0] == ['index', 'prediction'] and [line[0] for line in lines[1:]] == list('012345')
-            assert {line[1] for line in lines[1:]} <= {*TASKS[name].labels} or name == 'stsb'
+        assert [*result[kind]] == columns
+        for values in result[kind].values():
+            assert (*values,) == task.metrics
+    assert result['n'][name] == ([24, 12] if name == 'chid' else [12, 6])
+
+    stems = list(columns)
+    if has_test:
+        stems += [f'test_{column}' for column in columns]
+    for stem in stems:
+        path, = result['folder'].glob(f'{stem}.*')
+        if task.hub.startswith('nyu-mll'):
+            header, *lines = [line.split('\t') for line in path.read_text().splitlines()]
+            assert header == ['index', 'prediction']
+            assert [index for index, _ in lines] == list('012345')
+            assert {label for _, label in lines} <= {*task.labels} or name == 'stsb'
         elif name in ('squad1', 'squad2', 'cmrc', 'chid'):
-            assert [*json.loads(path.read_text())][0] == ('#idiom000000#' if name == 'chid' else 'Q0')
+            first_id = [*json.loads(path.read_text())][0]
+            assert first_id == ('#idiom000000#' if name == 'chid' else 'Q0')
         else:
             rows = [json.loads(line) for line in path.read_text().splitlines()]
-            assert [*rows[1]] == ['idx' if name in ('boolq', 'multirc') else 'id', 'label'] and len(rows) == 6
+            key = 'idx' if name in ('boolq', 'multirc') else 'id'
+            assert len(rows) == 6 and [*rows[1]] == [key, 'label']
 
 
 @pytest.mark.parametrize('name, rate, epochs, least', [('stsb', 1e-2, 20, 0.75), ('c3', 5e-3, 25, 0.7)])
@@ -432,18 +547,30 @@ def test_a_head_learns(name, rate, epochs, least, trial, tmp_path):
 
 
 def test_the_same_command_gives_the_same_weights(trial):
-    """Another seed, dropout, number of examples or pooling others; batch_size and what is free the same."""
+    """batch_size and what is not in the recipe change nothing, each of the others does."""
     plain = {'dropout': 0, 'attention_dropout': 0, 'adam_eps': 1, 'learning_rate': 0.1}     # as plain descent
-    first = trial('rte', **plain)
-    assert same(weights(first), weights(trial('rte', 'again', log_interval=1, **plain)))
-    halves = weights(trial('rte', 'halves', batch_size=4, **plain))
-    assert all(torch.allclose(x, halves[key], atol=1e-6) for key, x in weights(first).items())
-    for out, changes in (('a', {'seed': 2}), ('b', {'dropout': 0.5}), ('c', {'train_samples': 9}),
-                         ('d', {'pooling': 'first'}), ('e', {'overrides': 'rte.learning_rate=1e-3'}),
-                         ('f', {'attention_dropout': 0.5})):
-        result = trial('rte', out, **{**plain, **changes})
-        assert not same(weights(first), weights(result)), changes
-    assert trial('rte', 'g', train_samples=9, eval_samples=4)['n'] == {'rte': [9, 4]}
+    first = parameters(trial('rte', **plain)['folder'])
+    again = parameters(trial('rte', 'again', log_interval=1, **plain)['folder'])
+    assert same(first, again)
+    halves = parameters(trial('rte', 'halves', batch_size=4, **plain)['folder'])
+    assert all(torch.allclose(x, halves[key], atol=1e-6) for key, x in first.items())
+    for changes in ({'seed': 2}, {'dropout': 0.5}, {'attention_dropout': 0.5}, {'train_samples': 9},
+                    {'pooling': 'first'}, {'weight_decay': 0.5}, {'overrides': 'rte.learning_rate=1e-3'}):
+        name = '_'.join(changes)
+        other = parameters(trial('rte', name, **{**plain, **changes})['folder'])
+        assert not same(first, other), changes
+
+
+def test_numbers_of_examples(trial):
+    assert trial('rte', train_samples=9, eval_samples=4)['n'] == {'rte': [9, 4]}
+
+
+def test_a_trial_depends_on_its_own_seed_alone(trial, stage, run, copies, tmp_path):
+    """The second trial of a command that begins with seed 1 is the first of one that begins with seed 2."""
+    command = {'init_from': run, 'data_dir': copies, 'tasks': 'rte', 'out_dir': tmp_path / 'two', **QUICK}
+    assert stage('finetune', *words(**{**command, 'trials': 2})).code == 0
+    alone = trial('rte', 'alone', seed=2)
+    assert same(parameters(tmp_path / 'two' / 'base' / 'rte_2'), parameters(alone['folder']))
 
 
 def test_a_process_of_torchrun_may_have_no_trial(stage, run, copies, tmp_path, monkeypatch):
@@ -452,6 +579,20 @@ def test_a_process_of_torchrun_may_have_no_trial(stage, run, copies, tmp_path, m
     command = {'init_from': run, 'data_dir': copies, 'tasks': 'rte', 'out_dir': tmp_path / 'out', **QUICK}
     done = stage('finetune', *words(**{**command, 'trials': 1}))
     assert done.code == 0 and done.out == '1 trials of other processes go on\n'
+
+
+def test_two_commands_never_share_a_trial(stage, run, copies, tmp_path):
+    """Another command's process is in the trial's folder, though no process has the lock of out_dir."""
+    folder = tmp_path / 'out' / 'base' / 'rte_1'
+    hold = f'import train; lock = train.lock_folder({str(folder)!r}); print("locked", flush=True); input()'
+    other = launch('-c', hold, stdin=subprocess.PIPE)
+    assert other.stdout.readline() == 'locked\n'
+    command = words(init_from=run, data_dir=copies, tasks='rte', out_dir=tmp_path / 'out', **QUICK)
+    line = refused(stage('finetune', *command))
+    kill(other)
+    other.communicate()
+    assert f'{folder}: another run uses it' in line and [path.name for path in folder.iterdir()] == ['lock']
+    assert stage('finetune', *command).code == 0
 
 
 def test_a_finished_trial_is_kept_and_another_recipe_refused(trial, stage, run, copies, tmp_path):
@@ -465,50 +606,128 @@ def test_a_finished_trial_is_kept_and_another_recipe_refused(trial, stage, run, 
     assert 'other weights' in refused(stage('finetune', *words(**{**command, 'init_from': other})))
 
 
+def test_a_damaged_tokenizer_of_a_trial_is_copied_again(trial, stage, run, copies, tmp_path):
+    """What the message about it says: remove the file and repeat the command."""
+    folder = trial('rte')['folder']
+    file = folder / 'tokenizer' / 'vocab.txt'
+    before = file.read_bytes()
+    flip(file)
+    with pytest.raises(UserError, match='remove .* and repeat the command that made it'):
+        train.load(str(folder))
+    file.unlink()
+    command = words(init_from=run, data_dir=copies, tasks='rte', out_dir=tmp_path / 'out', **QUICK)
+    assert stage('finetune', *command).code == 0
+    assert file.read_bytes() == before
+    train.load(str(folder))
+
+
 def test_noise_and_predictions_of_a_finished_trial(trial, run, tmp_path):
     """With epochs=0 its weights, scores and names stay."""
     first = trial('sst2', init_from=f'{run}/ckpt_0000003.pt')
     (tmp_path / 'new.csv').write_text('sentence,note\nthe river good,1\n"a ""house"" bad",2\n')
     result = trial('sst2', 'noise', init_from=first['folder'], trials=4, epochs=0, noise='0,0.5,20',
                    predict=tmp_path / 'new.csv')
-    assert same(weights(first), weights(result)) and result['scores'] == first['scores']
+    assert same(parameters(first['folder']), parameters(result['folder']))
+    assert result['scores'] == first['scores']
     assert [result[key] for key in ('run', 'step', 'seed')] == ['base', 3, 1]
     assert result['folder'] == tmp_path / 'noise' / 'base@3' / 'sst2_1'
     assert [*result['noise']] == ['0', '0.5', '20']
     assert result['noise']['0'] == first['scores']['sst2']['accuracy']
     lines = (result['folder'] / 'predicted_new.csv').read_text().splitlines()
-    assert lines[0] == 'sentence,note,prediction' and re.fullmatch('"a ""house"" bad",2,[01]', lines[2])
+    assert lines[0] == 'sentence,note,prediction,probability'
+    assert re.fullmatch(r'"a ""house"" bad",2,[01],0\.[5-9]\d*', lines[2])
+
+
+def predict_alone(stage, folder, path):
+    """The command that labels a file with a finished trial -> what it printed last"""
+    done = stage('finetune', *words(init_from=folder, predict=path, device='cpu'))
+    assert done.code == 0, done
+    return done.out.splitlines()[-1]
+
+
+def test_a_file_is_labelled_by_a_trial_alone(trial, stage, tmp_path):
+    """Nothing but its folder and the file is there; classes have their names and probabilities."""
+    folder = trial('custom', train_file=easy(tmp_path / 'a.csv', 40), dev_file=easy(tmp_path / 'b.csv', 20),
+                   texts='title', label='class')['folder']
+    (tmp_path / 'a.csv').unlink()
+    (tmp_path / 'b.csv').unlink()
+    (tmp_path / 'new.csv').write_text('number,title\n1,the quick stone\n2,a river\n')
+    before = (folder / 'result.json').read_bytes()
+    line = predict_alone(stage, folder, tmp_path / 'new.csv')
+    assert line == f'2 rows with their predictions: {folder}/predicted_new.csv'
+    assert (folder / 'result.json').read_bytes() == before
+
+    header, *lines = (folder / 'predicted_new.csv').read_text().splitlines()
+    assert header == 'number,title,prediction,probability'
+    model, tokenizer, content = train.load(str(folder))
+    for line, text in zip(lines, ('the quick stone', 'a river'), strict=True):
+        _, title, name, chance = line.split(',')
+        ids = torch.tensor([join_texts(SPECIAL_IDS, 48, tokenizer.encode([text])[0])[0].tolist()])
+        chances = model(ids).softmax(-1)[0]
+        assert title == text and name == content['labels'][chances.argmax()]
+        assert float(chance) == pytest.approx(chances.max().item(), abs=1e-6)
+
+
+def test_numbers_and_published_tasks_are_predicted_by_a_trial_alone(trial, stage, tmp_path):
+    """As the command that trained would have predicted them."""
+    (tmp_path / 'a.csv').write_text('text,y\n' + ''.join(f'the river {i},{1.5 * i}\n' for i in range(30)))
+    (tmp_path / 'new.csv').write_text('text\nthe house\n')
+    (tmp_path / 'new.jsonl').write_text('{"sentence": "good"}\n')
+    given = {'custom': {'train_file': tmp_path / 'a.csv', 'texts': 'text', 'label': 'y',
+                        'predict': tmp_path / 'new.csv'},
+             'sst2': {'predict': tmp_path / 'new.jsonl'}}
+    for name, knobs_of_task in given.items():
+        folder = trial(name, name, **knobs_of_task)['folder']
+        file = folder / f"predicted_{knobs_of_task['predict'].name}"
+        before = file.read_text()
+        file.unlink()
+        predict_alone(stage, folder, knobs_of_task['predict'])
+        assert file.read_text() == before
+
+
+def test_training_rows_are_not_scored_without_a_word(trial, tmp_path):
+    """A trial on all rows of a file, evaluated again without its dev_file."""
+    given = {'train_file': easy(tmp_path / 'a.csv', 60), 'texts': 'title', 'label': 'class'}
+    with_dev = trial('custom', 'with_dev', dev_file=easy(tmp_path / 'b.csv', 20, seed=2), **given)
+    seventh = trial('custom', 'seventh', **given)
+    note = f"the dev rows are from {tmp_path / 'a.csv'}, on which"
+    again = trial('custom', 'a', init_from=with_dev['folder'], epochs=0, **given)
+    assert note in again['printed'].err and note in (tmp_path / 'a' / 'results.md').read_text()
+    again = trial('custom', 'b', init_from=seventh['folder'], epochs=0, **given)
+    assert 'on which' not in again['printed'].err
 
 
 def test_the_norm_of_the_noise(run):
     model, tokenizer = finetune.make_model(f'{run}/ckpt_0000003.pt', TASKS['cola'], 1, knobs())
     examples = [Example(i, ('the river ' * i,), 0) for i in range(1, 6)]
-    data = Split(TASKS['cola'], examples, finetune.text_features(examples, tokenizer, 48, 16))
-    batch, seen = collate(data.features, SPECIAL), []
+    data = Split(TASKS['cola'], examples, finetune.text_features(examples, tokenizer, 48, 16), 0)
+    batch = collate(data.features, 0)
+    seen = []
     with torch.no_grad():
         plain = model.encoder.embed(batch['ids'], batch['segments'])
-        hook = finetune.add_noise(model.eval(), data, tokenizer.special_ids, CPU, 0.3)
+        hook = finetune.add_noise(model.eval(), data, CPU, 0.3)
         model.encoder.dropout.register_forward_hook(lambda module, inputs, x: seen.append(x))
         model(batch['ids'], batch['segments'], batch['attention_mask'])
     hook.remove()
     norms = (seen[0] - plain).norm(dim=-1)
-    wanted = 0.3 * plain.norm(dim=-1)[batch['attention_mask']].mean()
-    assert torch.allclose(norms, wanted.expand_as(norms), rtol=1e-4)
+    expected = 0.3 * plain.norm(dim=-1)[batch['attention_mask']].mean()         # of tokens, not of padding
+    assert torch.allclose(norms, expected.expand_as(norms), rtol=1e-4)
 
 
 def test_cross_tasks_are_reduced_to_yes_and_no(stage, run, tmp_path):
     """MNLI's positive class is 0, QQP's 1; five questions, so that yes and no are not as many."""
     for name in ('mnli', 'qqp'):
         write_copy(tmp_path / 'copies', name, made(name, 12, 5))
-    k = knobs(data_dir=str(tmp_path / 'copies'))
-    done = stage('finetune', *words(init_from=run, data_dir=k.data_dir, tasks='mnli,qqp', cross=True,
+    given = knobs(data_dir=str(tmp_path / 'copies'))
+    done = stage('finetune', *words(init_from=run, data_dir=given.data_dir, tasks='mnli,qqp', cross=True,
                                     out_dir=tmp_path, **QUICK))
     assert done.code == 0, done
     folder = tmp_path / 'base' / 'mnli_1'
-    model, tokens, _ = train.load(str(folder))
-    data = finetune.load_split(TASKS['qqp'], 'dev', tokens, 48, k)
-    says = finetune.predict_split(model, data, tokens.special_ids, k, CPU)
-    hits = [(guess == 0) == (example.label == 1) for guess, example in zip(says, data.examples, strict=True)]
+    model, tokenizer, _ = train.load(str(folder))
+    data = finetune.load_split(TASKS['qqp'], 'dev', tokenizer, 48, given)
+    predictions = finetune.predict_split(model, data, given, CPU)
+    hits = [(prediction == 0) == (example.label == 1)
+            for prediction, example in zip(predictions, data.examples, strict=True)]
     result = json.loads((folder / 'result.json').read_text())
     assert result['cross'] == {'mnli': result['scores']['mnli']['accuracy'],
                                'qqp': pytest.approx(np.mean(hits))}
@@ -518,7 +737,7 @@ def test_keep_best_keeps_the_best_weights(trial, tmp_path):
     """With a rate that spoils them in the end the reported score is the best that was logged."""
     write_copy(tmp_path, 'stsb', made('stsb', 24, shared=True))
     result = trial('stsb', data_dir=tmp_path, keep_best=True, epochs=20, learning_rate=2e-2)
-    lines = map(json.loads, (result['folder'] / 'metrics.jsonl').read_text().splitlines())
+    lines = train.read_metrics(result['folder'])
     logged = [line['pearson_spearman'] for line in lines if line['kind'] == 'val']
     assert result['scores']['stsb']['pearson_spearman'] == pytest.approx(max(logged))
     assert len(logged) == 20 and max(logged) > logged[-1]
@@ -527,12 +746,12 @@ def test_keep_best_keeps_the_best_weights(trial, tmp_path):
 def test_the_pooler_of_a_trial_goes_on(trial):
     """So does the classifier, where it has as many classes; a trial keeps its seed."""
     first = trial('rte', seed=3)
-    start = weights(first)
+    before = parameters(first['folder'])
     for name, same_classes in (('mnli', False), ('qqp', True)):
         model, _ = finetune.make_model(str(first['folder'] / 'model.pt'), TASKS[name], 1, knobs())
-        found = model.state_dict()
-        assert torch.equal(found['pooler.dense.weight'], start['pooler.dense.weight'])
-        assert torch.equal(found['classifier.weight'], start['classifier.weight']) == same_classes
+        after = model.state_dict()
+        assert torch.equal(after['pooler.dense.weight'], before['pooler.dense.weight'])
+        assert torch.equal(after['classifier.weight'], before['classifier.weight']) == same_classes
     result = trial('qqp', 'next', init_from=first['folder'], trials=2)
     assert (result['run'], result['seed'], result['folder'].name) == ('base', 3, 'qqp_3')
 
@@ -545,20 +764,25 @@ def test_processes_share_the_trials(run, copies, tmp_path):
         done = torchrun('finetune.py', *words(**given, out_dir=tmp_path / out), n=n)
         assert done.code == 0 and '## Scores' in (tmp_path / out / 'results.md').read_text(), done
     for name in ('cola_1', 'cola_2', 'rte_1', 'rte_2'):
-        one, two = (weights({'folder': tmp_path / out / 'base' / name}) for out in ('one', 'two'))
+        one = parameters(tmp_path / 'one' / 'base' / name)
+        two = parameters(tmp_path / 'two' / 'base' / name)
         assert same(one, two)
 
 
 # ---- files of your own ----
 
-CLUES = {'stone': 'red', 'good': 'red', 'garden': 'green', 'river': 'green', 'small': 'blue', 'quick': 'blue'}
+CLUES = [('stone', 'red'), ('good', 'red'), ('garden', 'green'), ('river', 'green'), ('small', 'blue'),
+         ('quick', 'blue')]
 
 
 def easy(path, n, seed=1):
     """Write a .csv of rows of three classes, named by their last word."""
-    pick, lines = random.Random(seed), ['title,class']
-    for word, label in itertools.islice(itertools.cycle(CLUES.items()), n):
-        lines.append(f"{' '.join(pick.choices(['the', 'a', 'house', 'walks', 'reads'], k=5))} {word},{label}")
+    pick = random.Random(seed)
+    lines = ['title,class']
+    for i in range(n):
+        word, label = CLUES[i % len(CLUES)]
+        text = ' '.join(pick.choices(['the', 'a', 'house', 'walks', 'reads'], k=5))
+        lines.append(f'{text} {word},{label}')
     path.write_text('\n'.join(lines))
     return path
 
@@ -568,50 +792,104 @@ def own(tmp_path):
     """own(train text, suffix='.csv', **knobs) -> the row `custom` of TASKS and its knobs."""
     def make(text, dev='', suffix='.csv', **changes):
         folder = Path(tempfile.mkdtemp(dir=tmp_path))
-        train_file, dev_file = folder / f'train{suffix}', folder / f'dev{suffix}'
-        train_file.write_text(text)
-        dev_file.write_text(dev)
-        k = knobs(**{'train_file': str(train_file), 'dev_file': str(dev_file) if dev else '',
-                     'texts': 'text', 'label': 'class', **changes})
-        return finetune.custom_task(k), k
+        files = {'train_file': folder / f'train{suffix}', 'dev_file': folder / f'dev{suffix}'}
+        files['train_file'].write_text(text)
+        files['dev_file'].write_text(dev)
+        if not dev:
+            files['dev_file'] = ''
+        paths = {key: str(path) for key, path in files.items()}
+        given = knobs(**{**paths, 'texts': 'text', 'label': 'class', **changes})
+        return finetune.custom_task(given), given
     return make
 
 
 def test_the_example_of_the_readme_learns(trial, tmp_path):
     """200 easy rows of three classes, with the knobs of README's command."""
-    a, b = easy(tmp_path / 'a.csv', 200), easy(tmp_path / 'b.csv', 60, 2)
-    result = trial('custom', train_file=a, dev_file=b, texts='title', label='class', learning_rate=1e-3,
-                   epochs=10, total_batch=16, batch_size=16,
-                   init_from=pretrained(tmp_path / 'wide', n_embd=128, n_inner=256))
-    assert result['majority']['custom']['accuracy'] < 0.4 and result['scores']['custom']['accuracy'] > 0.9
+    train_file = easy(tmp_path / 'a.csv', 200)
+    dev_file = easy(tmp_path / 'b.csv', 60, seed=2)
+    wide = pretrained(tmp_path / 'wide', n_embd=128, n_inner=256)
+    result = trial('custom', init_from=wide, train_file=train_file, dev_file=dev_file, texts='title',
+                   label='class', learning_rate=1e-3, epochs=10, total_batch=16, batch_size=16)
+    assert result['majority']['custom']['accuracy'] < 0.4
+    assert result['scores']['custom']['accuracy'] > 0.9
 
 
 def test_classes_and_numbers_of_your_own(own):
-    task, k = own('text,class\na,not red\nb,green\nc,Green\n')
+    task, given = own('text,class\na,not red\nb,green\nc,Green\n')
     assert (task.head, task.labels) == ('classify', ('Green', 'green', 'not red'))
-    alone = task._replace(files=(('train', k.train_file),))
-    assert finetune.load_examples(alone, 'train', k)[0] == [
-        Example(0, ('a',), 2), Example(1, ('b',), 1), Example(2, ('c',), 0)]
+    all_rows = task._replace(dev_file='')               # no seventh is held out
+    examples, _ = finetune.load_examples(all_rows, 'train', given)
+    assert examples == [Example(0, ('a',), 2), Example(1, ('b',), 1), Example(2, ('c',), 0)]
     lines = '{"text": "a", "class": 0}\n{"text": "b", "class": 10}\n{"text": "b", "class": 2}\n'
     assert own(lines, suffix='.jsonl')[0].labels == ('0', '10', '2')
 
 
-def test_numbers_are_predicted_in_their_own_scale(own, tmp_path):
-    task, k = own('text\tclass\n"a\t100\nb"\t300.0\nc\t500\n', 'text\tclass\nd\t350\n', '.tsv')
+def test_an_array_of_records(own, tmp_path, monkeypatch):
+    """A .json file that is no SQuAD; what is predicted for one is an array too."""
+    records = [{'text': 'a', 'class': 'red'}, {'text': 'b', 'class': 'green'}]
+    task, given = own(json.dumps(records), json.dumps(records), suffix='.json')
+    examples, _ = finetune.load_examples(task, 'train', given)
+    assert examples == [Example(0, ('a',), 1), Example(1, ('b',), 0)]
+    data = Split(task, examples, [], 0)
+    chances = [(0, 0.75), (1, 0.5)]
+    monkeypatch.setattr(finetune, 'predict_split', lambda *given, **more: chances)
+    finetune.write_predicted_rows(str(tmp_path / 'out'), None, data, given.train_file, given, CPU)
+    expected = [{**records[0], 'prediction': 'green', 'probability': 0.75},
+                {**records[1], 'prediction': 'red', 'probability': 0.5}]
+    assert json.loads((tmp_path / 'out.json').read_text()) == expected
+
+
+def test_numbers_are_predicted_in_their_own_scale(own, tmp_path, monkeypatch):
+    task, given = own('text\tclass\n"a\t100\nb"\t300.0\nc\t500\n', 'text\tclass\nd\t350\n', '.tsv')
     assert task.head == 'regress' and task.scale == (300, 200)
-    assert finetune.load_examples(task, 'train', k)[0][0] == Example(0, ('"a',), -1)
-    data = Split(task, finetune.load_examples(task, 'dev', k)[0], [])
-    assert data.examples == [Example(0, ('d',), 0.25)]
-    finetune.write_predictions(str(tmp_path / 'out'), data, [0.5], k.dev_file)
+    examples, _ = finetune.load_examples(task, 'train', given)
+    assert examples[0] == Example(0, ('"a',), -1)
+    dev_examples, _ = finetune.load_examples(task, 'dev', given)
+    assert dev_examples == [Example(0, ('d',), 0.25)]
+    data = Split(task, dev_examples, [], 0)
+    monkeypatch.setattr(finetune, 'predict_split', lambda *given: [0.5])
+    finetune.write_predicted_rows(str(tmp_path / 'out'), None, data, given.dev_file, given, CPU)
     assert (tmp_path / 'out.tsv').read_text() == 'text\tclass\tprediction\nd\t350\t400.0\n'
+
+
+def test_an_infinite_label_is_not_in_the_scale(own):
+    """One of 200 rows is bad; the others train."""
+    lines = [f'a {i},{i % 7}.5' for i in range(199)]
+    task, given = own('\n'.join(['text,class', 'x,1e400', *lines]))
+    mean, deviation = task.scale
+    assert 3 < mean < 4 and 1 < deviation < 3
+    _, notes = finetune.load_examples(task, 'train', given)
+    assert "label class='1e400' is no number to learn" in notes[0]
+
+
+def test_a_finished_trial_keeps_the_scale_of_its_numbers(trial, tmp_path):
+    """Its predictions are the same beside another train_file."""
+    def numbers(name, factor):
+        lines = [f'the river {i},{factor * (i % 7)}' for i in range(30)]
+        (tmp_path / name).write_text('\n'.join(['text,class', *lines]))
+        return tmp_path / name
+
+    (tmp_path / 'new.csv').write_text('text\nthe house\nthe quick garden\n')
+    given = {'dev_file': numbers('dev.csv', 1.5), 'texts': 'text', 'label': 'class',
+             'predict': tmp_path / 'new.csv'}
+    first = trial('custom', train_file=numbers('a.csv', 1.5), **given)
+    again = trial('custom', 'again', init_from=first['folder'], epochs=0,
+                  train_file=numbers('b.csv', 1e3), **given)
+    for name in ('predicted_new.csv', 'custom.jsonl'):
+        assert (again['folder'] / name).read_text() == (first['folder'] / name).read_text()
+    content = train.read_checkpoint(again['folder'] / 'model.pt')
+    assert 2 < content['scale'][0] < 6 and content['labels'] == ()
 
 
 def test_a_seventh_is_held_out_by_its_text(own):
     rows = ''.join(f'text {i % 300},{i % 2}\n' for i in range(600))
-    task, k = own('text,class\n' + rows)
-    train_set, dev = ({one.texts for one in finetune.load_examples(task, split, k)[0]}
-                      for split in task.splits)
-    assert not train_set & dev and len(train_set | dev) == 300 and 25 < len(dev) < 65
+    task, given = own('text,class\n' + rows)
+    texts = {}
+    for split in ('train', 'dev'):
+        examples, _ = finetune.load_examples(task, split, given)
+        texts[split] = {example.texts for example in examples}
+    assert not texts['train'] & texts['dev']
+    assert len(texts['train'] | texts['dev']) == 300 and 25 < len(texts['dev']) < 65
 
 
 GOOD = ''.join(f'a {i},{("red", "green")[i % 2]}\n' for i in range(200))
@@ -622,7 +900,14 @@ HEAD = 'text,class\n'
     ('text, class\na,b\n', '', {}, r"train.csv, line 2: no label 'class', the row has \['text', ' class'\]"),
     ('text,text,class\na,b,c\n', '', {}, r"two columns have the same name: \['text', 'text', 'class'\]"),
     (HEAD + 'a,1.5\nb,2.5\nc,n/a\nd,3\n', '', {}, "csv, line 4: could not convert string to float: 'n/a'"),
+    (HEAD + 'a,1.5\nb,2.5\nc,-1e400\nd,nan\ne,3\n', '', {},
+     r"csv, line 4: label class='-1e400' is no number to learn \(2 of 5 rows are bad"),
+    ('{"text": "a", "class": 1.5}\n{"text": "b", "class": 2}\n{"text": "c", "class": NaN}\n', '',
+     {'suffix': '.jsonl'}, "jsonl, line 3: no label 'class'"),
     (HEAD + 'a,3.0\nb,3.0\n', '', {}, "csv: label 'class' has one class"), ('', '', {}, 'no rows for train'),
+    ('text;class\na;b\n', '', {}, "columns are separated by semicolons, not by commas: 'text;class'"),
+    ('text,class\na,b\n', '', {'suffix': '.tsv'}, "separated by commas, not by tabs: 'text,class'"),
+    ('"text"\t"class"\n"a"\t"b"\n', '', {'suffix': '.tsv'}, '.tsv has no quotes, as in GLUE'),
     (HEAD, '', {}, 'no rows for train'), (HEAD + GOOD, HEAD, {}, 'no rows for dev'),
     (HEAD + '"a,red\nb,green\n', '', {}, "train.csv: cannot be read: Error\\('unexpected end"),
     (HEAD + GOOD, HEAD + 'a,pink\n', {}, r"line 2: label class='pink': choose .* \(1 of 1 rows are bad"),
@@ -632,15 +917,35 @@ HEAD = 'text,class\n'
      "train.jsonl, line 1: 'text' is 5, not a text"),
     ('{"text": "b", "class": "b"}\n{"text"\n{"text": "b", "class": "a"}\n', '', {'suffix': '.jsonl'},
      'train.jsonl, line 2: broken JSON'),
+    ('[{"text": "a"}, "b", {"text": "c"}]', '', {'suffix': '.json'},
+     r"train.json, record 1: no label 'class', the row has \['text'\] \(3 of 3 rows are bad"),
     (HEAD + GOOD, '', {'texts': ''}, 'tasks=custom needs --train_file=FILE'),
     (HEAD + 'a,0.5\nb,1.5\n', HEAD + 'a,high\n', {}, 'dev.csv, line 2: could not convert'),
 ])
 def test_mistakes_in_a_file_are_one_line(train_text, dev, changes, message, own):
     with pytest.raises(UserError, match=message) as error:
-        task, k = own(train_text, dev, **changes)
+        task, given = own(train_text, dev, **changes)
         for split in task.splits:
-            finetune.load_examples(task, split, k)
+            finetune.load_examples(task, split, given)
     assert '\n' not in str(error.value) and '\x1b' not in str(error.value) and len(str(error.value)) < 400
+
+
+def test_a_replaced_file_is_another_recipe(trial, stage, run, tmp_path):
+    """Trials of revisions that wrote no checksums go on."""
+    dev_file = easy(tmp_path / 'b.csv', 20, seed=2)
+    given = {'train_file': easy(tmp_path / 'a.csv', 30), 'dev_file': dev_file, 'texts': 'title',
+             'label': 'class'}
+    first = trial('custom', **given)
+    command = words(**{'init_from': run, 'tasks': 'custom', 'out_dir': tmp_path / 'out', **QUICK, **given})
+    easy(dev_file, 20, seed=3)
+    line = refused(stage('finetune', *command))
+    assert f'out has trials of {dev_file} as it was before it changed' in line
+
+    place = first['folder'] / 'result.json'
+    result = json.loads(place.read_text())
+    del result['recipe']['file_sums']
+    write_json(place, result)
+    assert stage('finetune', *command).code == 0
 
 
 def test_up_to_one_percent_of_bad_rows_is_left_out_and_said(trial, tmp_path):
@@ -656,6 +961,40 @@ def test_up_to_one_percent_of_bad_rows_is_left_out_and_said(trial, tmp_path):
     assert all(note in report and note in result['printed'].err for note in notes)
 
 
+def test_rows_and_classes_are_counted_and_what_is_missing_is_said(trial, tmp_path):
+    """On stderr and in results.md: stray spaces are seen, and that dev has one class."""
+    rows = [(f'a {i}', ('red', 'green', 'green ')[i % 3]) for i in range(30)]
+    (tmp_path / 'a.csv').write_text(HEAD + ''.join(f'{text},{label}\n' for text, label in rows))
+    (tmp_path / 'b.csv').write_text(HEAD + 'x,red\n ,red\n')
+    result = trial('custom', train_file=tmp_path / 'a.csv', dev_file=tmp_path / 'b.csv', texts='text',
+                   label='class')
+    notes = ["custom, train: 30 rows: 'green' 10, 'green ' 10, 'red' 10", "custom, dev: 2 rows: 'red' 2",
+             "custom: no row of dev has the class 'green', 'green '",
+             '1 of 2 rows for dev have an empty text']
+    report = (tmp_path / 'out' / 'results.md').read_text()
+    for note in notes:
+        assert note in result['notes'] and note in report and note in result['printed'].err
+    last = result['printed'].out.splitlines()[-1]
+    assert last == f"finished: 1 trials, {tmp_path / 'out' / 'results.md'}"
+
+
+def test_squad_is_evaluated_on_a_file_of_your_own(trial, tmp_path):
+    def squad(name, n):
+        questions = [{'id': f'{name}{i}', 'question': f'who is {i} ?',
+                      'answers': [{'text': 'river', 'answer_start': 4}]} for i in range(n)]
+        content = {'data': [{'paragraphs': [{'context': 'the river walks', 'qas': questions}]}]}
+        (tmp_path / f'{name}.json').write_text(json.dumps(content))
+        return tmp_path / f'{name}.json'
+
+    result = trial('squad1', train_file=squad('a', 9), dev_file=squad('b', 4))
+    assert result['n'] == {'squad1': [9, 4]}
+    predictions = json.loads((result['folder'] / 'squad1.json').read_text())
+    assert [*predictions] == ['b0', 'b1', 'b2', 'b3']
+    same_file = trial('squad1', 'same', train_file=squad('c', 40), dev_file=tmp_path / 'c.json')
+    n_train, n_dev = same_file['n']['squad1']
+    assert n_train + n_dev == 40 and 0 < n_dev < 20
+
+
 @pytest.mark.parametrize('given, message', [
     ({'tasks': 'sst2', 'predict': 'FILE'}, "there is a column 'prediction' already"),
     ({'tasks': 'sst2', 'predict': 'a.txt'}, 'choose one of .csv, .tsv, .jsonl, .json'),
@@ -665,14 +1004,16 @@ def test_up_to_one_percent_of_bad_rows_is_left_out_and_said(trial, tmp_path):
     ({'schedule': 'steps'}, 'choose one of linear'), ({'pooling': 'mean'}, 'choose one of cls'),
     ({'epochs': 0}, 'epochs=0 evaluates finished trials'), ({'init_from': ''}, "no trial: init_from is ''"),
     ({'init_from': 'out/nothing'}, 'no checkpoint there'),
+    ({'init_from': 'out/\x1b[31mred'}, r'out/\x1b[31mred: no checkpoint there'),
     ({'data_dir': 'nowhere'}, 'hf download nyu-mll/glue'), ({'data_dir': 'no'}, 'nyu-mll/glue:rte dev: '),
     ({'learning_rate': 1e38, 'epochs': 4}, 'rte_1: a loss or gradient after step 0 is not finite'),
 ])
 def test_a_mistake_on_the_command_line_is_one_line(given, message, stage, run, copies, tmp_path):
     (tmp_path / 'p.csv').write_text('sentence,prediction\na,b\n')
-    given = {key: tmp_path / 'p.csv' if value == 'FILE' else value for key, value in given.items()}
-    line = refused(stage('finetune', *words(**{'tasks': 'rte', 'init_from': run, 'data_dir': copies,
-                                               'out_dir': tmp_path / 'out', **QUICK, **given})))
+    if given.get('predict') == 'FILE':
+        given = {**given, 'predict': tmp_path / 'p.csv'}
+    command = {'tasks': 'rte', 'init_from': run, 'data_dir': copies, 'out_dir': tmp_path / 'out', **QUICK}
+    line = refused(stage('finetune', *words(**{**command, **given})))
     assert message in line and not [*tmp_path.glob('out/*/*/result.json')]
 
 
@@ -680,28 +1021,37 @@ def test_a_mistake_on_the_command_line_is_one_line(given, message, stage, run, c
 
 def result(score, task='rte', seed=1, run='ours', step=100, **more):
     """result.json of a trial; MNLI's mm scores a point more.  `score` in points."""
-    columns = {task: score / 100, **({'mnli_mm': score / 100 + 0.01} if task == 'mnli' else {})}
     metric = 'f1_accuracy' if task == 'qqp' else TASKS[task].metrics[0]
+    values = {task: score / 100}
+    if task == 'mnli':
+        values['mnli_mm'] = score / 100 + 0.01
     return {'run': run, 'step': step, 'task': task, 'seed': seed, 'metric': metric, 'seconds': 12.5,
             'notes': [], 'noise': {}, 'cross': {},
-            'scores': {column: {metric: value, 'other': 0.25} for column, value in columns.items()},
-            'majority': {column: {metric: 0.5, 'other': 0.125} for column in columns}, **more}
+            'scores': {column: {metric: value, 'other': 0.25} for column, value in values.items()},
+            'majority': {column: {metric: 0.5, 'other': 0.125} for column in values}, **more}
 
 
 def glue(*scores, **more):
     """All tasks of GLUE; seed i scores scores[i - 1] everywhere."""
-    return [result(score, task, seed, **more) for seed, score in enumerate(scores, 1)
-            for task in finetune.GROUPS['glue'].split()]
+    results = []
+    for seed, score in enumerate(scores, 1):
+        results += [result(score, task, seed, **more) for task in finetune.BENCHMARKS['glue'].split()]
+    return results
 
 
 def cells(text, start):
     """Cells of the table rows whose first cell starts with `start`."""
-    rows = [[cell.strip() for cell in line.strip('|').split('|')] for line in text.splitlines()]
-    return [row[1:] for row in rows if row[0].startswith(start)]
+    rows = []
+    for line in text.splitlines():
+        first, *others = [cell.strip() for cell in line.strip('|').split('|')]
+        if first.startswith(start):
+            rows.append(others)
+    return rows
 
 
 def report(*given):
-    return finetune.make_report(*given)[0]
+    text, _ = finetune.make_report(*given)
+    return text
 
 
 def test_mean_deviation_and_interval():
@@ -739,27 +1089,61 @@ def test_differences_are_paired_by_seed():
     assert 'paired' not in report(glue(70), 'courtois', 'base')
 
 
-def test_runs_with_a_number_are_pretraining_seeds():
+@pytest.fixture
+def launched(tmp_path):
+    """launched({run: knobs}) writes their run.json -> {run: folder}"""
+    def write(runs):
+        folders = {}
+        for name, config in runs.items():
+            folders[name] = str(tmp_path / name)
+            (tmp_path / name).mkdir()
+            write_json(tmp_path / name / 'run.json', [{'config': {'out_dir': name, **config}}])
+        return folders
+    return write
+
+
+def test_runs_that_differ_in_their_seed_alone_are_averaged(launched):
     """Their means over the trials' seeds, and differences paired by pretraining seed."""
-    ours = [result(score, seed=seed, run=f'ours-{n}')
-            for n, scores in ((1, (70, 74)), (2, (80, 86)), (5, (61,)))
-            for seed, score in enumerate(scores, 1)]
-    base = [result(score, run=f'base-{n}') for n, score in ((1, 70), (2, 82))]
-    text = report(ours + base, '', 'base-*')
+    names = 'ours-1', 'ours-2', 'ours-5', 'base-1', 'base-2'
+    folders = launched({name: {'seed': int(name[-1]), 'n_embd': 16} for name in names})
+    ours = []
+    for n, scores in ((1, (70, 74)), (2, (80, 86)), (5, (61,))):
+        ours += [result(score, seed=seed, run=f'ours-{n}') for seed, score in enumerate(scores, 1)]
+    base = [result(70, run='base-1'), result(82, run='base-2')]
+    text = report(ours + base, '', 'base-*', folders)
     deviation = np.std([72, 83, 61], ddof=1)
     half = 4.303 * deviation / 3 ** 0.5
     assert cells(text, 'ours')[0] == [f'72.00 ({deviation:.2f}) ± {half:.2f}', '3']
     assert cells(text, 'difference') == [['1.50 (0.71) ± 6.35']]
-    assert cells(report([result(70, run='ours-1')]), 'ours-1') == [['70.00', '1']]
+    assert cells(report(ours[:1], '', '', folders), 'ours-1') == [['70.00', '1']]
+
+
+def test_runs_that_differ_in_more_have_a_line_each(launched):
+    """Also where nobody can tell."""
+    folders = launched({'wide-1': {'seed': 1, 'n_embd': 16}, 'wide-2': {'seed': 2, 'n_embd': 32}})
+    results = [result(70, run=name) for name in ('wide-1', 'wide-2', 'gone-1', 'gone-2')]
+    text = report(results, '', '', folders)
+    for name in ('wide', 'gone'):
+        assert f'Not averaged: {name}-1, {name}-2 differ in more' in text
+        assert cells(text, f'{name}-1')[0] == cells(text, f'{name}-2')[0] == ['70.00', '1']
+
+
+def test_where_the_runs_of_a_report_are(trial, run, copies, tmp_path):
+    """Also of trials that start from those of another out_dir."""
+    first = trial('rte')
+    trial('rte', 'next', init_from=first['folder'], epochs=0)
+    assert finetune.run_folders(str(tmp_path / 'out')) == {'base': run}
+    assert finetune.run_folders(str(tmp_path / 'next')) == {'base': run}
 
 
 def test_a_curve_over_pretraining_steps(tmp_path, monkeypatch):
     """The picture has the numbers of the table, the average too."""
-    trials = [result(score + add, task, seed, step=step) for task, add in (('rte', 0), ('cola', 10))
-              for step, scores in ((10, (72, 74)), (20, (76, 77)), (30, (80, 80)))
-              for seed, score in enumerate(scores, 1)]
+    trials = []
+    for task, add in (('rte', 0), ('cola', 10)):
+        for step, scores in ((10, (72, 74)), (20, (76, 77)), (30, (80, 80))):
+            trials += [result(score + add, task, seed, step=step) for seed, score in enumerate(scores, 1)]
     seen = []
-    monkeypatch.setattr(finetune, 'finished', lambda folder: trials)
+    monkeypatch.setattr(finetune, 'read_results', lambda folder: trials)
     monkeypatch.setattr(train, 'plot', lambda path, lines, labels: seen.extend([path, lines]))
     text = finetune.write_report(str(tmp_path), '', '')
     curve = text[text.index('## ours by pretraining step'):]

@@ -5,7 +5,7 @@ import math
 import os
 import re
 
-from test_configs import knobs, read, resolved
+from test_configs import COMMANDS, ON_PAGE, PAGE, read, resolved
 
 import bench
 import finetune
@@ -13,7 +13,7 @@ import prepare_data
 import train
 
 
-PAPERS, PAGE = json.loads(read('results', 'papers.json')), read('results', 'reproduce.md')
+PAPERS = json.loads(read('results', 'papers.json'))
 
 
 def test_columns_and_averages_of_papers_json():
@@ -35,28 +35,6 @@ def test_columns_and_averages_of_papers_json():
 
 
 # ---- reproduce.md: its commands, in order, and its prices ----
-
-def unrolled(text):
-    """A shell script with its for-loops written out, innermost first."""
-    loop = r'for (\w+) in ([^;]+); do\s((?:(?!\bfor \w+ in\b|\bdone\b).)*?);?\s+done'
-    while found := re.search(loop, text, re.S):
-        name, values, body = found.groups()
-        turns = [re.sub(rf'\$(?:{name}\b|{{{name}}})', value, body).strip() for value in values.split()]
-        text = text[:found.start()] + '\n'.join(turns) + text[found.end():]
-    return text
-
-
-def commands_of(page):
-    """Commands of the sh blocks of a page, one a line, without comments."""
-    lines = []
-    for script in re.findall(r'```sh\n(.*?)```', page, re.S):
-        for line in unrolled(script.replace('\\\n', '')).splitlines():
-            lines += re.sub(r'\s+#.*', '', line).strip().split(' && ')
-    return [line for line in lines if line]
-
-
-COMMANDS = commands_of(PAGE)
-
 
 def is_made(source, runs):
     """Whether a run {out_dir: knobs} above makes it: a folder, a milestone, or a glob of them."""
@@ -87,9 +65,9 @@ def test_every_command_finds_what_those_above_it_made():
 
 
 def test_every_label_of_the_page():
-    """Each label ends a command, and each is used in the table below its commands."""
+    """Each label begins a group of commands, and each is used in the table below its commands."""
     for letter in 'CKTL':
-        labels = re.findall(rf'# ({letter}\d+)$', PAGE, re.M)
+        labels = re.findall(rf'^# ({letter}\d+): .+\n(?!#)', PAGE, re.M)
         assert labels == [f'{letter}{number}' for number in range(1, len(labels) + 1)]
         cells = ' '.join(row.split('|')[2] for row in PAGE.splitlines() if row.startswith('|'))
         named = re.findall(rf'\b{letter}(\d+)(?: to {letter}(\d+))?', cells)
@@ -102,7 +80,7 @@ def test_prices():
     rows = re.findall(r'^\|[^|]*\| (`\w+`.*?)' + 5 * r' \| ([\d,.]+(?: x \d+)?)' + r' \|', PAGE, re.M)
     assert len(rows) > 25
     for names, steps, shape, tokens, flops, hours in rows:
-        for config in map(knobs, re.findall(r'`(\w+)`', names)):
+        for config in map(ON_PAGE.get, re.findall(r'`(\w+)`', names)):
             size = config['total_batch'] * config['block_size'] * config['max_iters']
             assert steps == f"{config['max_iters']:,}" and tokens == f'{size / 1e9:.1f}'
             assert shape == f"{config['total_batch']} x {config['block_size']}"

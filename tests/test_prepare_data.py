@@ -666,8 +666,8 @@ def test_a_sample_is_of_the_whole_corpus(tmp_path):
     ('--corpus=good.jsonl --tokenizer=\x1b[2Jred', r"tokenizer='\x1b[2Jred': choose one of sentencepiece"),
     ('--corpus=good.jsonl --tokenizer=character:\x1b[2J', r"tokenizer='character:\x1b[2J': "),
     ('--corpus=good.jsonl --tokenizer=data/x',
-     'data/x: not prepared: run python prepare_data.py --corpus=FILES --name=x; config/data_docstrings.py'),
-    ('--check=data/wikitext', 'run python prepare_data.py config/data_wikitext.py, whose header'),
+     'data/x: not prepared: run python prepare_data.py --corpus=FILES --name=x; config/data/docstrings.py'),
+    ('--check=data/wikitext', 'run python prepare_data.py config/data/wikitext.py, whose header'),
     ('--corpus=cluecorpussmall', 'needs --path='),
     ('--corpus=good.jsonl --text_field=body', "text_field='body': the first row has id, text"),
     ('--corpus=good.jsonl --vocab_size=90000', 'high (90000). Please set it to a value <= '),
@@ -695,9 +695,9 @@ def test_mistakes_are_one_line(tmp_path, monkeypatch, stage, arguments, said):
 
 def test_a_config_is_called_as_the_corpus_that_it_prepares():
     """As load_meta names it where the corpus is missing."""
-    for file in glob.glob(f'{ROOT}/config/data_*.py'):
+    for file in glob.glob(f'{ROOT}/config/data/*.py'):
         config = configure(dict(vars(prepare_data)), prepare_data.MINIMUM, [file, '--path=files'])
-        assert file.endswith(f"/data_{config['name'] or prepare_data.find_corpus(config)[0]}.py")
+        assert file.endswith(f"/data/{config['name'] or prepare_data.find_corpus(config)[0]}.py")
 
 
 @pytest.fixture(scope='module')

@@ -2,6 +2,7 @@
 
 `-m slow` runs every command of README.md on one machine, made small, in the order of the page.
 """
+import importlib.util
 import json
 import os
 import re
@@ -9,11 +10,12 @@ import shlex
 import shutil
 import subprocess
 
+import numpy as np
+import pandas as pd
 import pytest
 import torch
 from conftest import ROOT, knobs_of, process, words
-from test_configs import NAMES, read, resolved
-from test_papers import commands_of
+from test_configs import NAMES, commands_of, read, resolved
 
 import bench
 import finetune
@@ -69,9 +71,9 @@ def test_a_command_has_its_config_and_knobs(command):
     if module is train:
         model_config(config, 30522)
         named = re.search(rf"--name={config['dataset']}\b", '\n'.join(COMMANDS))
-        assert named or f"data_{config['dataset']}" in NAMES
+        assert named or f"data/{config['dataset']}" in NAMES
     elif module is finetune:
-        names = ' '.join(finetune.GROUPS.get(part, part) for part in config['tasks'].split(','))
+        names = ' '.join(finetune.BENCHMARKS.get(part, part) for part in config['tasks'].split(','))
         assert {*names.split()} <= {*finetune.TASKS}
     elif module is bench:
         assert {*config['what'].split(',')} <= {*bench.SECTIONS}
@@ -116,36 +118,62 @@ def test_links_and_files_are_there():
 
 
 def test_the_tables_of_systems_are_those_of_the_model():
-    """Every row of ATTENTION and POSITION is there, in order, with the counts of its models."""
-    number, page = r'([\d,]+)', PAGE[PAGE.index('## Systems'):PAGE.index('## Pretrain')]
-    shared = re.findall(rf'^\| `(\w+)` \|.*\| {number} \| {number} \| {number} \|$', page, re.M)
-    order = re.findall(rf'^\| `(\w+)` \|[^|]*\|[^|]*\| {number} \|$', page, re.M)
-    own = re.findall(rf'^\| `(\w+)` \|[^|]*\|[^|]*\| {number} \| {number}? ?\|$', page, re.M)
-    assert [row[0] for row in shared + own] == list(ATTENTION)
-    assert [row[0] for row in order] == list(POSITION)
-    for name, *printed in shared:
-        assert printed == [count(name, size) for size in bench.SHAPES]
+    """Every row of ATTENTION and POSITION is there, in order, with the parameters of its model."""
+    page = PAGE[PAGE.index('## Systems'):PAGE.index('## Your own corpus')]
+    rows = re.findall(r'^\| `(\w+)` \|.*\| ([\d,]+) \|$', page, re.M)
+    assert [name for name, _ in rows] == [*ATTENTION, *POSITION]
     systems = {'absolute': 'original', 'none': 'no_position', 'rope': 'roformer_v1'}
-    for name, printed in order:
-        assert printed == count(systems.get(name, name))
-    for name, printed, matrices in own:
-        assert printed == count(name) and matrices in ('', count(name, matrices=True))
+    for name, printed in rows:
+        assert printed == count(systems.get(name, name)), name
 
 
-def test_the_table_of_the_study_is_that_of_its_rows(home):
-    """The last script of results/study.md prints the mean losses and intervals of its table."""
+def test_the_parameters_of_other_sizes_are_those_of_the_model():
+    page = read('results', 'systems.md')
+    rows = re.findall(r'^\| `(\w+)` \| ([\d,]+) \| ([\d,]+) \| ([\d,]+) \| ([\d,]+) \|$', page, re.M)
+    assert [name for name, *_ in rows] == [*ATTENTION]
+    for name, *sizes, matrices in rows:
+        assert sizes == [count(name, size) for size in bench.SHAPES], name
+        assert matrices == count(name, matrices=True), name
+
+
+def test_the_tables_of_the_study_are_those_of_its_rows(home):
+    """Every line of every table that results/study.py prints is on the page; it draws the figure."""
     pytest.importorskip('scipy')
     pytest.importorskip('matplotlib')
-    page = read('results', 'study.md')
-    done = process('-c', re.findall(r'```python\n(.*?)```', page, re.S)[-1], cwd=home)
-    losses = done.out.partition('\nvalidation loss')[2].partition('\n\n')[0]
-    rows = re.findall(r'^(\w+) +\S+ \S+ \S+: (\S+ ± \S+)', losses, re.M)            # three seeds
-    assert len(rows) > 7 and all(f'| `{name}` | {cell} |' in page for name, cell in rows), done.err
+    (home / 'results' / 'study.png').unlink()
+    done = process('results/study.py', cwd=home)
+    printed = [line for line in done.out.splitlines() if line.startswith('|')]
+    page = read('results', 'study.md').splitlines()
+    assert done.code == 0 and len(printed) > 80, done.err
+    assert [line for line in printed if line not in page] == []
+    assert (home / 'results' / 'study.png').exists()
+
+
+def test_the_intervals_of_the_study_are_the_textbooks():
+    """Dunnett's p is scipy's, Holm's is worked out by hand, the deviation is that of a least-squares fit."""
+    stats = pytest.importorskip('scipy.stats')
+    spec = importlib.util.spec_from_file_location('study', os.path.join(ROOT, 'results', 'study.py'))
+    study = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(study)
+    draws = np.random.default_rng(0).normal(size=(5, 3)) + np.array([[0], [0.5], [1], [2], [3]])
+
+    theirs = stats.dunnett(*draws[1:], control=draws[0])
+    ours = [study.dunnett(abs(statistic), 4, 10) for statistic in theirs.statistic]
+    assert ours == pytest.approx(theirs.pvalue, abs=1e-3)
+
+    assert [*study.holm(pd.Series([0.01, 0.04, 0.03, 0.005]))] == pytest.approx([0.03, 0.06, 0.06, 0.02])
+
+    system, seed = np.divmod(np.arange(15), 3)
+    design = np.concatenate([np.eye(5)[system], np.eye(3)[seed]], axis=1)
+    fitted = design @ np.linalg.lstsq(design, draws.ravel(), rcond=None)[0]
+    squares = ((draws.ravel() - fitted) ** 2).sum()
+    freedom = 15 - np.linalg.matrix_rank(design)
+    assert study.pooled_deviation(pd.DataFrame(draws)) == pytest.approx((np.sqrt(squares / freedom), freedom))
 
 
 def count(name, size='base', matrices=False):
     """Parameters of a system of bench.py, or those of the matrices of its blocks, as the page prints them."""
-    config = {**knobs_of(bench), **dict(zip(bench.SIZES, bench.SHAPES[size], strict=True))}
+    config = {**knobs_of(bench), **dict(zip(bench.SHAPE_KNOBS, bench.SHAPES[size], strict=True))}
     with torch.device('meta'):
         model = bench.build(name, config, 512)
     part = model.encoder.blocks if matrices else model

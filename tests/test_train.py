@@ -8,6 +8,7 @@ import itertools
 import json
 import math
 import os
+import re
 import resource
 import shutil
 import signal
@@ -21,11 +22,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import flip, launch, process, refused, tiny, torchrun
+from test_model import CORE, SMALL, decays
 from torch.utils._pytree import tree_leaves
 
 import train
 from configurator import UserError
-from model import ALLOWED_POSITIONS, ATTENTION, EncoderConfig, MaskedLM
+from model import EncoderConfig, MaskedLM
 from prepare_data import digest_of, load_meta, write_json
 from train import Loader, Masker, Rows, Runtime, shuffled
 
@@ -53,7 +55,8 @@ def run(stage, corpus, tmp_path):
 
 
 PAIR = {'dropout': 0, 'attention_dropout': 0, 'batch_size': 3, 'total_batch': 7, 'learning_rate': 1e-4,
-        'packing': 'documents', 'attention': 'pairwise', 'eval_samples': 13, 'checkpoint_interval': 3}
+        'packing': 'documents', 'attention': 'pairwise', 'eval_samples': 13, 'checkpoint_interval': 3,
+        'timeout': 0}
 
 
 @pytest.fixture(scope='module')
@@ -85,7 +88,8 @@ def same_run(one, other):
 @contextlib.contextmanager
 def signalled(patch, name, at, number=signal.SIGTERM):
     """Within, a signal comes before call `at`, from 1, of a function of train.py."""
-    function, calls = getattr(train, name), itertools.count(1)
+    function = getattr(train, name)
+    calls = itertools.count(1)
 
     def called(*arguments, **keywords):
         if next(calls) == at:
@@ -101,44 +105,55 @@ def signalled(patch, name, at, number=signal.SIGTERM):
 @pytest.mark.parametrize('packing', ['stream', 'documents'])
 def test_rows_hold_the_corpus(packing, corpus, meta):
     """Every token once, in file order, as prepare_data.py's format says; no file stays open."""
-    wanted, special = [], meta['special']
+    expected = []                                       # the tokens of each row
     for shard in meta['splits']['train']:
         stem = os.path.join(corpus, shard['stem'])
-        ids, edges = np.fromfile(stem + '.bin', meta['dtype']), np.fromfile(stem + '.idx', np.int64)
-        texts = [ids[a:b - 1] for a, b in zip(edges[:-1], edges[1:], strict=True)]
+        ids = np.fromfile(stem + '.bin', meta['dtype'])
+        edges = np.fromfile(stem + '.idx', np.int64)
         if packing == 'stream':
             texts = [ids[:len(ids) // 30 * 30]]
-        wanted += [text[i:i + 30] for text in texts for i in range(0, len(text), 30)]
-    opened = len(os.listdir('/proc/self/fd'))
+        else:
+            texts = [ids[begin:end - 1] for begin, end in zip(edges[:-1], edges[1:], strict=True)]
+        for text in texts:
+            expected += [text[i:i + 30] for i in range(0, len(text), 30)]
+    assert len(meta['splits']['train']) > 2             # shards
+
+    n_open = len(os.listdir('/proc/self/fd'))
     rows = Rows(corpus, meta, 'train', 32, packing)
-    assert len(meta['splits']['train']) > 2 and len(rows) == len(wanted)
-    for index, tokens in enumerate(wanted):
-        padding = [special['pad']] * (30 - len(tokens))
-        assert rows[index][0].tolist() == [special['cls'], *tokens, special['sep'], *padding]
-    assert len(os.listdir('/proc/self/fd')) == opened
+    assert len(rows) == len(expected)
+    pad, cls, sep = (meta['special'][name] for name in ('pad', 'cls', 'sep'))
+    for index, tokens in enumerate(expected):
+        padding = [pad] * (30 - len(tokens))
+        assert rows[index][0].tolist() == [cls, *tokens, sep, *padding]
+    assert len(os.listdir('/proc/self/fd')) == n_open
 
 
 @pytest.mark.parametrize('n', [1, 2, 7, 1000])
 def test_shuffled_is_a_permutation_of_each_epoch(n):
     orders = [shuffled(range(n), n, seed, epoch).tolist() for seed, epoch in ((1, 0), (1, 1), (2, 0))]
     assert all(sorted(order) == list(range(n)) for order in orders)
-    if n == 1000:                                       # as far apart as in a random order
+    if n == 1000:
         assert orders[0] != orders[1] != orders[2] != orders[0]
         assert shuffled([2, 3], n, 1, 0).tolist() == orders[0][2:4]
-        assert abs(np.abs(np.diff(orders[0])).mean() / (n / 3) - 1) < 0.25
+        distances = np.abs(np.diff(orders[0]))          # of neighbours: n / 3 in a random order
+        assert abs(distances.mean() / (n / 3) - 1) < 0.25
         assert len(set(shuffled(range(n), 10 ** 9, 1, 0))) == n
 
 
 def test_every_row_once_per_epoch_and_masked_anew(corpus, meta):
     rows = Rows(corpus, meta, 'val', 32, 'stream')
-    n, loader = len(rows), Loader(rows, Masker(meta, 32, 0.15, 'mlm', False), 1)
+    n = len(rows)
+    loader = Loader(rows, Masker(meta, 32, 0.15, 'mlm', False), 1)
     indices = loader.indices(range(2 * n))
     assert sorted(indices[:n]) == sorted(indices[n:]) == list(range(n))
-    again = n + list(indices[n:]).index(indices[0])
-    one, other = loader.batch([0]), loader.batch([again])
-    assert set(one['positions'][0].tolist()) != set(other['positions'][0].tolist())
-    assert torch.equal(loader.batch([0])['ids'], one['ids'])
-    assert not torch.equal(Loader(rows, loader.masker, 2).batch([0])['ids'], one['ids'])
+
+    first = loader.batch([0])
+    again = n + list(indices[n:]).index(indices[0])     # the sample of that row in the second epoch
+    positions = loader.batch([again])['positions']
+    assert set(first['positions'][0].tolist()) != set(positions[0].tolist())
+    assert torch.equal(loader.batch([0])['ids'], first['ids'])
+    other_seed = Loader(rows, loader.masker, 2)
+    assert not torch.equal(other_seed.batch([0])['ids'], first['ids'])
 
 
 @pytest.mark.parametrize('packing, objective', [('stream', 'mlm'), ('documents', 'plm')])
@@ -154,74 +169,114 @@ def test_ranks_see_what_one_process_sees(packing, objective, corpus, meta):
 
 # ---- masks ----
 
-def plain_and_masked(corpus, meta, n, packing='stream', objective='mlm', whole_word=False):
-    """(masker, rows (n, T) as they are in the corpus, their word starts, arrays of the batch)"""
-    rows = Rows(corpus, meta, 'train', 64, packing, whole_word)
-    masker = Masker(meta, 64, 0.15, objective, whole_word)
-    loader = Loader(rows, masker, 1)
-    plain = [rows[index] for index in loader.indices(range(n))]
-    batch = {key: x.numpy() for key, x in loader.batch(range(n)).items()}
-    return masker, np.stack([ids for ids, _ in plain]), np.stack([starts for _, starts in plain]), batch
+class Sample:
+    """The first n training rows of the corpus, plain and as a batch; all arrays (n, ...)."""
+
+    def __init__(self, corpus, meta, n, packing='stream', objective='mlm', whole_word=False):
+        rows = Rows(corpus, meta, 'train', 64, packing, whole_word)
+        self.masker = Masker(meta, 64, 0.15, objective, whole_word)
+        loader = Loader(rows, self.masker, 1)
+        plain = [rows[index] for index in loader.indices(range(n))]
+        self.ids = np.stack([ids for ids, _ in plain])                          # as they are in the corpus
+        self.word_starts = np.stack([starts for _, starts in plain])
+        self.is_special = self.masker.is_special[self.ids]
+        self.batch = {key: x.numpy() for key, x in loader.batch(range(n)).items()}
+        self.visible = np.take_along_axis(self.batch['ids'], self.batch['positions'], 1)
 
 
 def test_masking_statistics(corpus, meta):
     for length, k in ((20, 3), (60, 9), (100, 15), (128, 20), (512, 77)):       # the ceiling of 15 %
-        assert Masker(meta, length, 0.15, 'mlm', False).k == k
-    masker, ids, _, batch = plain_and_masked(corpus, meta, 2000)
-    assert masker.k == 10 and batch['positions'].shape == (2000, 10) and (batch['weights'] == 1).all()
+        assert Masker(meta, length, 0.15, 'mlm', False).n_positions == k
+    sample = Sample(corpus, meta, 2000)
+    masker, ids, batch, visible = sample.masker, sample.ids, sample.batch, sample.visible
+
+    # which tokens: ten different ones of each row, every place as likely, none special
+    assert masker.n_positions == 10
+    assert batch['positions'].shape == (2000, 10)
     assert all(len(set(row)) == 10 for row in batch['positions'])
-    shown = np.take_along_axis(batch['ids'], batch['positions'], 1)
+    assert (batch['weights'] == 1).all()
     targets = np.take_along_axis(ids, batch['positions'], 1)
-    assert (batch['targets'] == targets).all() and not masker.is_special[targets].any()
-    masked, kept = shown == meta['special']['mask'], shown == targets
-    for share, wanted in ((masked.mean(), 0.8), ((~masked & ~kept).mean(), 0.1 * (1 - 1 / 400))):
-        assert abs(share - wanted) < 5 * math.sqrt(wanted * (1 - wanted) / shown.size)
-    replaced = shown[~masked & ~kept]
-    assert not masker.is_special[replaced].any() and len(set(replaced)) > 300
-    assert (batch['ids'] != ids).sum() == (~kept).sum()                 # no other token is changed
-    chances = np.bincount(batch['positions'].ravel(), minlength=64)[1:-1] / len(ids)
-    assert chances.std() < 3 * math.sqrt(10 / 62 / len(ids))            # every place as likely
+    assert (batch['targets'] == targets).all()
+    assert not masker.is_special[targets].any()
+    frequencies = np.bincount(batch['positions'].ravel(), minlength=64)[1:-1] / len(ids)
+    assert frequencies.std() < 3 * math.sqrt(10 / 62 / len(ids))
+
+    # what the model sees of them: 80 % [MASK]; 10 % a random token, which may be the same one
+    is_masked = visible == meta['special']['mask']
+    is_kept = visible == targets
+    is_replaced = ~is_masked & ~is_kept
+    for mask, share in ((is_masked, 0.8), (is_replaced, 0.1 * (1 - 1 / 400))):
+        assert abs(mask.mean() - share) < 5 * math.sqrt(share * (1 - share) / visible.size)
+    replaced = visible[is_replaced]
+    assert not masker.is_special[replaced].any()
+    assert len(set(replaced)) > 300
+    assert (batch['ids'] != ids).sum() == (~is_kept).sum()          # no other token is changed
 
 
 @pytest.mark.parametrize('segmented', [False, True])
 def test_whole_words_are_taken_whole(segmented, corpus, meta, tmp_path):
     """Words of the vocabulary, or by a segmenter's bytes: here one id of three starts one."""
-    folder, vocabulary = corpus, np.fromfile(os.path.join(corpus, 'tokenizer', 'word_start.bin'), bool)
+    folder = corpus
+    vocabulary = np.fromfile(os.path.join(corpus, 'tokenizer', 'word_start.bin'), bool)
     if segmented:
-        folder, meta = shutil.copytree(corpus, tmp_path / 'words'), {**meta, 'segmenter': {}}
+        folder = shutil.copytree(corpus, tmp_path / 'words')
+        meta = {**meta, 'segmenter': {}}
         for shard in meta['splits']['train']:
             stem = os.path.join(folder, shard['stem'])
             (np.fromfile(stem + '.bin', meta['dtype']) % 3 == 0).tofile(stem + '.words')
-    masker, ids, starts, batch = plain_and_masked(folder, meta, 400, whole_word=True)
-    special, taken = masker.is_special[ids], np.zeros(ids.shape, bool)
-    assert (starts == (ids % 3 == 0 if segmented else vocabulary[ids]))[~special].all()
-    np.put_along_axis(taken, batch['positions'], batch['weights'] == 1, 1)
-    word = (starts | special | np.roll(special, 1, axis=1)).cumsum()            # number of each token's word
-    pieces, hits = np.bincount(word), np.bincount(word, taken.ravel())
-    assert ((hits == 0) | (hits == pieces)).all() and (hits > 1).sum() > 100 and not taken[special].any()
+    sample = Sample(folder, meta, 400, whole_word=True)
+    ids, word_starts, is_special, batch = sample.ids, sample.word_starts, sample.is_special, sample.batch
+    starts = ids % 3 == 0 if segmented else vocabulary[ids]
+    assert (word_starts == starts)[~is_special].all()
+
+    is_predicted = np.zeros(ids.shape, bool)
+    np.put_along_axis(is_predicted, batch['positions'], batch['weights'] == 1, 1)
+    after_special = np.roll(is_special, 1, axis=1)
+    word = (word_starts | is_special | after_special).cumsum()      # number of each token's word
+    n_tokens = np.bincount(word)
+    n_predicted = np.bincount(word, is_predicted.ravel())
+    assert ((n_predicted == 0) | (n_predicted == n_tokens)).all()
+    assert (n_predicted > 1).sum() > 100
+    assert not is_predicted[is_special].any()
     assert 0.9 < batch['weights'].mean() <= 1           # a word too long for the rest is left out
 
+    # a row may begin inside a word: its rest is a word too
+    is_rest = after_special & ~word_starts & ~is_special
+    assert is_predicted[is_rest].sum() > 10
 
-def test_short_rows_and_permutations(corpus, meta):
-    """Surplus positions have weight 0; special tokens come first in a permutation and predicted ones last."""
-    _, _, _, masked = plain_and_masked(corpus, meta, 300, 'documents')
-    masker, ids, _, batch = plain_and_masked(corpus, meta, 300, 'documents', 'plm')
+
+def test_short_rows(corpus, meta):
+    """ceil(15 %) of a row's tokens are predicted; the other positions have weight 0 and stay as they are."""
+    sample = Sample(corpus, meta, 300, 'documents')
+    ids, batch = sample.ids, sample.batch
+    is_real = ids != meta['special']['pad']
+    is_idle = batch['weights'] == 0
+    assert is_real.sum(1).min() < 20
+    assert ((~is_idle).sum(1) == np.ceil(is_real.sum(1) * 0.15 - 1e-9)).all()
+    assert (batch['attention_mask'] == is_real).all()
+    assert not sample.masker.is_special[batch['targets'][~is_idle]].any()
+    assert (sample.visible[is_idle] == batch['targets'][is_idle]).all()
+
+
+def test_permutations(corpus, meta):
+    """The tokens that BERT would mask are predicted, unmasked; they come last, and special tokens first."""
+    masked = Sample(corpus, meta, 300, 'documents').batch
+    sample = Sample(corpus, meta, 300, 'documents', 'plm')
+    batch = sample.batch
     for key in ('positions', 'targets', 'weights'):
-        assert (batch[key] == masked[key]).all()                    # the same tokens are predicted
-    assert (batch['ids'] == ids).all()                              # and seen by those after them
-    real, idle = ids != meta['special']['pad'], batch['weights'] == 0
-    assert real.sum(1).min() < 20 and ((~idle).sum(1) == np.ceil(real.sum(1) * 0.15 - 1e-9)).all()
-    assert (batch['attention_mask'] == real).all() and not masker.is_special[batch['targets'][~idle]].any()
-    shown = np.take_along_axis(masked['ids'], masked['positions'], 1)
-    assert (shown[idle] == masked['targets'][idle]).all()
-    orders, special = set(), masker.is_special[ids]
-    for row, order, places, surplus in zip(special, batch['order'], batch['positions'], idle, strict=True):
-        predicted = places[~surplus]
-        others = np.setdiff1d(np.flatnonzero(~row), predicted)
-        assert (order[row] == 0).all() and len(set(order[~row])) == (~row).sum()
+        assert (batch[key] == masked[key]).all()
+    assert (batch['ids'] == sample.ids).all()           # and seen by those after them
+
+    orders = set()                                      # those of the other tokens
+    for i, order in enumerate(batch['order']):
+        is_special = sample.is_special[i]
+        predicted = batch['positions'][i][batch['weights'][i] == 1]
+        others = np.setdiff1d(np.flatnonzero(~is_special), predicted)
+        assert (order[is_special] == 0).all()
+        assert len(set(order[~is_special])) == (~is_special).sum()
         assert order[predicted].min() > order[others].max(initial=0)
         orders.add(tuple(np.argsort(order[others])[:5]))
-    assert len(orders) > 100                                        # drawn anew for each row
+    assert len(orders) > 100                            # drawn anew for each row
 
 
 # ---- a step ----
@@ -236,33 +291,36 @@ def test_schedule(schedule, rate35, rate60, end):
     assert [rates[35], rates[60], rates[110]] == pytest.approx([rate35, rate60, end])
 
 
-@pytest.mark.parametrize('attention', ATTENTION)
-def test_decay_is_on_matrices_alone(attention):
-    position = ALLOWED_POSITIONS.get(attention, ['absolute'])[0]
-    model = MaskedLM(EncoderConfig(50, 8, 2, 4, 8, 16, attention=attention, position=position))
+@pytest.mark.parametrize('settings', CORE, ids=str)
+def test_decay_is_on_matrices_alone(settings):
+    model = MaskedLM(EncoderConfig(**{**SMALL, **settings}))
     optimizer = train.make_optimizer(model, 1e-3, (0.9, 0.999), 1e-8, 0.01, CPU)
     decay = {id(p): group['weight_decay'] for group in optimizer.param_groups for p in group['params']}
     for name, parameter in model.named_parameters():
-        plain = name.endswith(('bias', 'diag')) or 'norm.' in name
-        assert decay[id(parameter)] == (0 if plain else 0.01), name
+        assert decay[id(parameter)] == (0.01 if decays(model, name) else 0), name
 
 
+@pytest.mark.parametrize('scaled', [False, True])       # as float16's losses are
 @pytest.mark.parametrize('clip', [0, 0.5])
-def test_an_update_is_one_step_on_the_mean_over_all_micro_batches(clip):
+def test_an_update_is_one_step_on_the_mean_over_all_micro_batches(clip, scaled):
     """With unequal numbers of predicted tokens in its parts; losses are x w, so their gradient is known."""
     x = torch.arange(24.).view(4, 2, 3)
     weights = torch.tensor([[1., 1], [1, 0], [0, 0], [1, 1]])[..., None]
     parts = [{'input': x[:3], 'weights': weights[:3]}, {'input': x[3:], 'weights': weights[3:]}]
-    model, scaler = torch.nn.Linear(3, 1, bias=False), torch.amp.GradScaler('cpu', enabled=False)
+    model = torch.nn.Linear(3, 1, bias=False)
     torch.nn.init.ones_(model.weight)
     optimizer = torch.optim.SGD(model.parameters(), 1.0)
+    scaler = torch.amp.GradScaler('cpu', 1024.0, enabled=scaled)
     train.set_lr(optimizer, 0.5, CPU)
+
     loss, norm = train.update(model, optimizer, scaler, parts, 5.0, clip, CPU)
     gradient = (x * weights).sum((0, 1)) / 5
-    assert loss.item() == pytest.approx(gradient.sum().item()) and norm == pytest.approx(gradient.norm())
+    assert loss.item() == pytest.approx(gradient.sum().item())
+    assert norm == pytest.approx(gradient.norm())
     if clip:
         gradient = gradient * clip / gradient.norm()
-    assert torch.allclose(model.weight, 1 - 0.5 * gradient, atol=1e-4) and model.weight.grad is None
+    assert torch.allclose(model.weight, 1 - 0.5 * gradient, atol=1e-4)
+    assert model.weight.grad is None
 
 
 def test_evaluation_equals_full_logits(corpus, meta):
@@ -271,13 +329,16 @@ def test_evaluation_equals_full_logits(corpus, meta):
     model = MaskedLM(EncoderConfig(meta['vocab_size'], 32, 2, 2, 16, 32)).train()
     scores = train.evaluate(model, loader, 20, 3, CPU)
     assert model.training
+
     batch = loader.batch(range(20))
-    kept, rows = batch['weights'] > 0, torch.arange(20)[:, None]
-    logits = model.eval()(batch['ids'], attention_mask=batch['attention_mask'])
-    logits, targets = logits[rows, batch['positions']][kept], batch['targets'][kept]
-    wanted = F.cross_entropy(logits, targets).item()
-    assert not kept.all() and scores['loss'] == pytest.approx(wanted, rel=1e-5)
-    assert scores['perplexity'] == pytest.approx(math.exp(wanted), rel=1e-4)
+    is_predicted = batch['weights'] > 0
+    assert not is_predicted.all()
+    logits = model.eval()(batch['ids'], attention_mask=batch['attention_mask'])            # (20, T, V)
+    logits = logits[torch.arange(20)[:, None], batch['positions']][is_predicted]           # (n, V)
+    targets = batch['targets'][is_predicted]
+    loss = F.cross_entropy(logits, targets).item()
+    assert scores['loss'] == pytest.approx(loss, rel=1e-5)
+    assert scores['perplexity'] == pytest.approx(math.exp(loss), rel=1e-4)
     assert scores['accuracy'] == pytest.approx((logits.argmax(-1) == targets).double().mean().item())
 
 
@@ -307,13 +368,17 @@ def test_resumed_is_uninterrupted(number, system, run, tmp_path, monkeypatch):
     with signalled(monkeypatch, 'seed_step', 5, number):
         done = run('parts', 128 + number, **knobs)
     stopped = last(tmp_path / 'parts')['step']
-    assert stopped in (5, 6) and f'after step {stopped}' in done.err and len(done.err.splitlines()) == 1
+    assert stopped in (5, 6)
+    assert 'finished' not in done.out
+    assert len(done.err.splitlines()) == 1
+    assert f'after step {stopped}' in done.err
     with open(tmp_path / 'parts' / 'metrics.jsonl', 'a') as file:           # of a step that a kill lost
         file.write('{"kind": "train", "step": 7, "loss": 0}\n{"kind": "tr')
     done = run('parts', **knobs)
     same_run(tmp_path / 'whole', tmp_path / 'parts')
     assert [line['step'] for line in metrics(tmp_path / 'whole', 'val')] == [0, 3, 6, 8]
-    assert 'differ' not in done.err and len(metrics(tmp_path / 'parts', 'train')) == 8
+    assert 'differ' not in done.err
+    assert len(metrics(tmp_path / 'parts', 'train')) == 8
 
 
 def test_a_resumed_run_says_in_a_line_what_differs(run, tmp_path):
@@ -322,7 +387,8 @@ def test_a_resumed_run_says_in_a_line_what_differs(run, tmp_path):
     changes = {'schedule': 'cosine', 'seed': 5, 'packing': 'documents', 'mask_fraction': 0.2, 'max_iters': 4,
                'dtype': 'bfloat16', 'total_batch': 4, 'learning_rate': 0.002, 'weight_decay': 0.5}
     line = run('a', warmup_iters=1, **changes).err.splitlines()[0]
-    assert line.startswith('knobs that differ') and 'warmup_iters' not in line
+    assert line.startswith('knobs that differ')
+    assert 'warmup_iters' not in line
     for name, value in changes.items():
         assert f'{name} ' in line and f'-> {value}' in line
     assert last(tmp_path / 'a')['optimizer']['param_groups'][0]['weight_decay'] == 0.5
@@ -343,15 +409,76 @@ def test_checkpoints_that_stay(run, tmp_path):
     assert list(train.checkpoints(str(tmp_path / 'a'))) == [4, 12, 13, 14]
 
 
-def test_it_starts_from_another_run(run, tmp_path, monkeypatch):
-    """init_from counts until out_dir has a checkpoint of its own."""
-    run('whole')
-    run('a', max_iters=8, milestones=5)
-    os.remove(tmp_path / 'a' / 'ckpt_0000008.pt')
-    done = run('b', init_from=tmp_path / 'a')
-    assert 'from step 5 of' in done.out and last(tmp_path / 'b')['step'] == 8
-    assert metrics(tmp_path / 'b', 'train') == metrics(tmp_path / 'whole', 'train')[5:]
-    assert 'from step 8 of' in run('b', init_from=tmp_path / 'a').out
+def test_a_run_begins_with_the_weights_of_another_one(run, tmp_path):
+    """init_from: at step 0, in its own precision and order, though that run went to its end."""
+    run('a', max_iters=4, dtype='bfloat16')
+    knobs = {'init_from': tmp_path / 'a', 'max_iters': 2, 'dtype': 'auto', 'seed': 2}
+    done = run('b', learning_rate=0, **knobs)
+    assert 'in torch.float32; ' in done.out
+    assert f'from step 0 of the weights of {tmp_path}/a' in done.out
+    assert 'differ' not in done.err                     # it is another run
+    content = last(tmp_path / 'b')
+    assert (content['step'], content['samples']) == (2, 16)
+    assert tree_leaves(content['optimizer']['state'])[0].item() == 2        # Adam's count of steps
+    for name, x in last(tmp_path / 'a')['model'].items():
+        assert torch.equal(content['model'][name], x)
+    assert metrics(tmp_path / 'b', 'val')[0]['loss'] == pytest.approx(
+        metrics(tmp_path / 'a', 'val')[-1]['loss'], rel=0.01)               # bfloat16 there
+    assert 'from step 2 of' in run('b', **{**knobs, 'max_iters': 3}).out     # its own checkpoint comes first
+
+
+def test_a_run_goes_on_on_another_corpus_of_its_tokenizer(run, corpus, meta, tmp_path):
+    """init_from takes it; out_dir, and another tokenizer, are refused."""
+    os.symlink(corpus, tmp_path / 'tiny')
+    other = shutil.copytree(corpus, tmp_path / 'other')
+    write_meta(other, {**meta, 'identity': {**meta['identity'], 'train': 'other', 'val': 'other'}})
+    knobs = {'max_iters': 2, 'data_dir': tmp_path}
+    run('a', **knobs)
+    done = run('b', init_from=tmp_path / 'a', dataset='other', **knobs)
+    assert f'from step 0 of the weights of {tmp_path}/a' in done.out
+    assert 'has train=' in refused(run('a', 2, dataset='other', **knobs))
+    write_meta(other, {**meta, 'identity': {**meta['identity'], 'tokenizer': 'other'}})
+    text = refused(run('c', 2, init_from=tmp_path / 'a', dataset='other', **knobs))
+    assert 'has tokenizer=' in text
+
+
+def test_no_source_is_not_this_folder(run, tmp_path, monkeypatch):
+    """A checkpoint in the current folder is nobody's."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / 'ckpt_0000009.pt').write_bytes(b'of another run')
+    assert train.newest('') == ''
+    assert 'from step 0 of random weights' in run('a', max_iters=1).out
+
+
+def test_no_steps_at_all(run, tmp_path):
+    """--max_iters=0 validates, and a run that is further than max_iters ends."""
+    run('a', max_iters=0)
+    line, = metrics(tmp_path / 'a')
+    assert (line['kind'], line['step']) == ('val', 0)
+    run('b', max_iters=2, milestones=1)
+    before = metrics(tmp_path / 'b')
+    run('b', max_iters=0)
+    assert metrics(tmp_path / 'b') == before
+    os.remove(tmp_path / 'b' / 'ckpt_0000002.pt')
+    run('b', max_iters=0)
+    assert [line['step'] for line in metrics(tmp_path / 'b', 'val')] == [0, 1]
+    run('c', max_iters=0, init_from=tmp_path / 'b')
+    line, = metrics(tmp_path / 'c')
+    assert line['loss'] == metrics(tmp_path / 'b', 'val')[-1]['loss']
+
+
+def test_names_of_checkpoints_beyond_ten_million_steps(tmp_path):
+    for step in (9_999_999, 10_000_000, 123):
+        train.save(str(tmp_path), {'step': step, 'config': {'milestones': (123,)}})
+    (tmp_path / 'ckpt_new.pt').touch()
+    assert list(train.checkpoints(str(tmp_path))) == [123, 9_999_999, 10_000_000]
+    assert train.newest(str(tmp_path)) == str(tmp_path / 'ckpt_10000000.pt')
+
+
+def test_milestones_of_an_earlier_command_are_written(run, tmp_path):
+    run('a', max_iters=2, milestones=5)
+    run('a', max_iters=8)
+    assert list(train.checkpoints(str(tmp_path / 'a'))) == [2, 5, 8]
 
 
 # ---- signals ----
@@ -369,6 +496,13 @@ def test_a_signal_inside_a_validation(at, step, run, tmp_path, monkeypatch):
     same_run(tmp_path / 'whole', tmp_path / 'parts')
 
 
+def test_a_signal_between_two_log_lines(run, tmp_path, monkeypatch):
+    """After that step the device is read, and the run ends."""
+    with signalled(monkeypatch, 'seed_step', 3):
+        run('a', 143, max_iters=50, log_interval=100)
+    assert last(tmp_path / 'a')['step'] in (3, 4)
+
+
 def test_a_signal_in_the_first_validation_in_the_last_save_and_under_nohup(run, tmp_path, monkeypatch):
     with signalled(monkeypatch, 'token_losses', 1):
         run('a', 143, batch_size=8)
@@ -382,27 +516,115 @@ def test_a_signal_in_the_first_validation_in_the_last_save_and_under_nohup(run, 
     assert [line['step'] for line in metrics(tmp_path / 'a', 'val')] == [0, 8, 9]
 
 
+def test_a_log_that_nobody_reads_stops_the_run(corpus, tmp_path):
+    """As a signal does: it saves. The reader of its pipe goes away, as `| head` does."""
+    command = tiny(corpus, tmp_path / 'a', max_iters=10_000, checkpoint_interval=10_000, eval_samples=1)
+    with launch('train.py', *command) as started:
+        for _ in range(4):
+            started.stdout.readline()
+        started.stdout.close()
+        assert started.wait(60) == 128 + signal.SIGHUP
+        line, = started.stderr.read().splitlines()
+    assert line.startswith('stopped by a signal after step ')
+    assert last(tmp_path / 'a')['step'] > 2
+
+
+def test_signals_are_the_defaults_again_after_the_last_step(run, monkeypatch):
+    seen = []
+    monkeypatch.setattr(train, 'plot_losses', lambda folder: seen.append(signal.getsignal(signal.SIGTERM)))
+    run('a', max_iters=1)
+    assert seen == [signal.default_int_handler]         # of the tests, see conftest.py
+
+
+HANGS = """
+import signal, time, train
+with train.catch_signals() as caught:
+    print(flush=True)
+    while len(caught) < 2:
+        time.sleep(0.1)
+    print(caught, flush=True)
+    time.sleep(100)
+"""
+
+
+def test_a_second_ctrl_c_ends_what_does_not_answer_the_first():
+    """At once; two within a second are one, as torchrun may pass on what the terminal has sent too."""
+    with launch('-c', HANGS) as started:
+        started.stdout.readline()
+        started.send_signal(signal.SIGINT)
+        time.sleep(0.2)
+        started.send_signal(signal.SIGINT)
+        assert started.stdout.readline() == '[2, 2]\n'
+        time.sleep(1.1)
+        started.send_signal(signal.SIGINT)
+        assert started.wait(10) == -signal.SIGINT
+
+
 # ---- damage ----
 
 def test_damage_is_found_or_changes_nothing(pair, tmp_path):
     """Bits of the content and of the archive's table of contents; truncations; emptied; code of others."""
-    path, rng, found = tmp_path / 'x.pt', np.random.default_rng(1), 0
-    whole, good = (pair / 'ckpt_0000008.pt').read_bytes(), tree_leaves(last(pair))
-    table = 8 * whole.index(b'PK\1\2')
-    for position in (*rng.integers(0, 8 * len(whole), 20), *rng.integers(table, 8 * len(whole), 20)):
+    path = tmp_path / 'x.pt'
+    whole = (pair / 'ckpt_0000008.pt').read_bytes()
+    good = tree_leaves(last(pair))
+    table = whole.index(b'PK\1\2')                     # where the table of contents begins
+    rng = np.random.default_rng(1)
+    bits = [*rng.integers(0, 8 * len(whole), 20), *rng.integers(8 * table, 8 * len(whole), 20)]
+    n_refused = 0
+    for bit in bits:
         path.write_bytes(whole)
-        flip(path, *divmod(int(position), 8))
+        flip(path, *divmod(int(bit), 8))
         try:
-            for x, y in zip(tree_leaves(train.read_checkpoint(path)), good, strict=True):
-                assert torch.equal(x, y) if torch.is_tensor(x) else x == y
+            leaves = tree_leaves(train.read_checkpoint(path))
         except UserError:
-            found += 1
-    assert found > 20                                   # the others change dates, attributes, padding
-    torch.save({'step': pytest.approx(1)}, path)
-    for damaged in (path.read_bytes(), b'', bytes(len(whole)), whole[:70], whole[:-1]):
+            n_refused += 1
+            continue
+        for x, y in zip(leaves, good, strict=True):
+            assert torch.equal(x, y) if torch.is_tensor(x) else x == y
+    assert n_refused > 20                               # the others change dates, attributes, padding
+    for damaged in (b'', bytes(len(whole)), whole[:70], whole[:-1]):
         path.write_bytes(damaged)
-        with pytest.raises(UserError, match='x.pt is damaged, or not a checkpoint'):
-            train.read_checkpoint(path)
+        with pytest.raises(train.DamagedError, match='x.pt is damaged, or not a checkpoint'):
+            train.read_checkpoint(str(path))
+
+
+@pytest.mark.parametrize('content, text', [
+    ({'step': pytest.approx(1)}, 'x.pt cannot be loaded: UnpicklingError: Weights only load failed'),
+    ({'model': {}}, 'x.pt is no checkpoint of train.py'),
+    ([torch.zeros(2)], 'x.pt is no checkpoint of train.py')])
+def test_the_file_of_another_program_is_refused(content, text, run, tmp_path):
+    """Code is not run. It is not damaged either, so it keeps its name."""
+    folder = tmp_path / 'a'
+    run('a', max_iters=1)
+    torch.save(content, tmp_path / 'x.pt')
+    line = refused(run('b', 2, init_from=tmp_path / 'x.pt'))
+    assert text in line
+    shutil.copy(tmp_path / 'x.pt', folder / 'ckpt_0000009.pt')
+    refused(run('a', 2))
+    assert list(train.checkpoints(str(folder))) == [1, 9]
+
+
+@pytest.mark.parametrize('place, error, text', [
+    ('zipfile.ZipFile', MemoryError(), 'cannot be read: too little memory'),
+    ('torch.load', MemoryError(), 'cannot be loaded: MemoryError'),
+    ('torch.load', RuntimeError('cannot allocate'), 'cannot be loaded: RuntimeError: cannot allocate')])
+def test_too_little_memory_is_no_damage(place, error, text, run, tmp_path, monkeypatch):
+    """Nothing is renamed."""
+    run('a', max_iters=2, milestones=1)
+
+    def fail(*arguments, **keywords):
+        raise error
+    with monkeypatch.context() as patch:
+        patch.setattr(place, fail)
+        line = refused(run('a', 2))
+    assert f'ckpt_0000002.pt {text}' in line
+    assert list(train.checkpoints(str(tmp_path / 'a'))) == [1, 2]
+    assert 'from step 2 of' in run('a', max_iters=3).out
+
+
+def test_names_in_messages_hold_no_escape_sequences(run):
+    for name in ('\x1b[31m', '\x1b[31m.pt'):
+        assert '\x1b' not in refused(run('a', 2, init_from=name))
 
 
 def test_damaged_checkpoints_are_set_aside_and_work_stays(run, tmp_path, monkeypatch):
@@ -416,7 +638,8 @@ def test_damaged_checkpoints_are_set_aside_and_work_stays(run, tmp_path, monkeyp
         done = run('run', 143, checkpoint_interval=4)
     for name in ('ckpt_0000008.pt', 'ckpt_0000300.pt'):
         assert f'{name} is damaged' in done.err and (folder / f'{name}.damaged').exists()
-    assert list(train.checkpoints(str(folder)))[0] == 4 and last(folder)['step'] in (5, 6)
+    assert list(train.checkpoints(str(folder)))[0] == 4
+    assert last(folder)['step'] in (5, 6)
     run('run', checkpoint_interval=4)
     same_run(tmp_path / 'whole', folder)
     for path in train.checkpoints(str(folder)).values():
@@ -424,6 +647,17 @@ def test_damaged_checkpoints_are_set_aside_and_work_stays(run, tmp_path, monkeyp
     line = run('run', 2).err.splitlines()[-1]           # after those on the newer ones
     assert 'every checkpoint is damaged' in line and 'remove' not in line
     assert train.checkpoints(str(folder))               # the oldest keeps its name: no fresh start
+
+
+def test_a_checkpoint_gets_its_name_when_it_is_whole(tmp_path, monkeypatch):
+    path = tmp_path / 'x.pt'
+
+    def save(content, file, plain=torch.save):
+        plain(content, file)
+        assert not path.exists()
+    monkeypatch.setattr(torch, 'save', save)
+    train.write_checkpoint(str(path), {'step': 1})
+    assert [file.name for file in tmp_path.iterdir()] == ['x.pt']
 
 
 def test_a_full_disk_is_one_line_and_leaves_the_checkpoint_before(run, tmp_path):
@@ -438,7 +672,9 @@ def test_a_full_disk_is_one_line_and_leaves_the_checkpoint_before(run, tmp_path)
         text = refused(run('a', 2, **knobs))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert text.endswith('File too large') and last(tmp_path / 'a')['step'] == 4
+    assert text.endswith('a/ckpt_0000005.pt cannot be written: [Errno 27] File too large')
+    assert not [name for name in os.listdir(tmp_path / 'a') if name.endswith('.tmp')]
+    assert last(tmp_path / 'a')['step'] == 4
     run('a', **knobs)
     assert last(tmp_path / 'a')['step'] == 5
 
@@ -482,6 +718,28 @@ def test_what_is_not_finite_is_never_saved(what, dtype, run, tmp_path, monkeypat
     assert list(train.checkpoints(str(tmp_path / 'a'))) == ([5] if interval else [])
 
 
+def test_damaged_lines_of_a_log_are_left_out(run, tmp_path):
+    """They are said once; the other lines, the picture and the run go on."""
+    run('whole', milestones=4)
+    folder = shutil.copytree(tmp_path / 'whole', tmp_path / 'a')
+    os.remove(folder / 'ckpt_0000008.pt')
+    lines = (folder / 'metrics.jsonl').read_bytes().splitlines(keepends=True)
+    damaged = [b'{"kind": "train", "step": 1, "lo\n', b'3\n', b'\n', b'[' * 10 ** 5 + b'\n', b'\xff\n',
+               b'{"kind": "train", "stfp": 1}\n', b'{"kind": "train", "step": "1"}\n', b'{"step": 1}\n']
+    (folder / 'metrics.jsonl').write_bytes(b''.join(lines[:2] + damaged + lines[2:]))
+    assert metrics(folder) == metrics(tmp_path / 'whole')
+    done = run('a')
+    assert done.err.count('metrics.jsonl: 8 damaged lines are left out') == 1
+    same_run(tmp_path / 'whole', folder)
+    assert len((folder / 'metrics.jsonl').read_bytes().splitlines()) == len(lines)
+
+
+def test_a_record_of_launches_that_is_no_list_is_refused(run, tmp_path):
+    (tmp_path / 'a').mkdir()
+    (tmp_path / 'a' / 'run.json').write_text('{}')
+    assert 'a/run.json: missing, damaged' in refused(run('a', 2))
+
+
 # ---- refusals ----
 
 @pytest.mark.parametrize('knobs, text', [
@@ -492,7 +750,10 @@ def test_what_is_not_finite_is_never_saved(what, dtype, run, tmp_path, monkeypat
     ({'dataset': 'none'}, 'not prepared: run python prepare_data.py'), ({'validation': 'none'}, 'none'),
     ({'block_size': 10 ** 6, 'position': 'none'}, 'train holds less than one row of block_size=1000000'),
     ({'init_from': 'some/bert'}, 'some/bert: no run, checkpoint or BERT'), ({'init_from': 'no.pt'}, 'no.pt'),
-    ({'fill': 'no mask'}, 'put a [MASK]'), ({'export': 'x', 'init_from': 'no'}, 'no: no checkpoint there')])
+    ({'fill': 'no mask'}, 'put a [MASK]'), ({'export': 'x', 'init_from': 'no'}, 'no: no checkpoint there'),
+    ({'block_size': 2}, 'at least 3'), ({'mask_fraction': 1.1}, 'mask_fraction=1.1: must be above 0 and at'),
+    ({'mask_fraction': 0.0}, 'mask_fraction=0.0: must be above 0'), ({'total_batch': 0}, 'at least 1'),
+    ({'seed': 2 ** 64}, 'must be below 2^64')])
 def test_refusals_are_one_line(knobs, text, run, pair, monkeypatch):
     monkeypatch.setattr(torch.cuda, 'is_available', lambda: False)
     assert text in refused(run('a', 2, **({'init_from': pair} if 'fill' in knobs else {}), **knobs))
@@ -507,7 +768,8 @@ def write_meta(folder, meta):
     ({}, {'tokenizer': 'other'}, 'has tokenizer='), ({}, {'train': 'other'}, 'has train='),
     ({}, {'val': 'other'}, 'has val=')])
 def test_another_model_or_corpus_is_refused(knobs, identity, text, stage, pair, corpus, tmp_path):
-    other, meta = shutil.copytree(corpus, tmp_path / 'tiny'), load_meta(corpus)
+    other = shutil.copytree(corpus, tmp_path / 'tiny')
+    meta = load_meta(corpus)
     write_meta(other, {**meta, 'identity': {**meta['identity'], **identity}})
     assert text in refused(stage('train', *tiny(other, pair, **{**PAIR, **knobs})))
 
@@ -515,6 +777,17 @@ def test_another_model_or_corpus_is_refused(knobs, identity, text, stage, pair, 
 def test_a_folder_that_machines_do_not_share_is_refused(run, monkeypatch):
     monkeypatch.setattr(Runtime, 'sum', lambda self, *numbers: [number + 1 for number in numbers])
     assert 'a folder that all machines share' in refused(run('a', 2))
+
+
+def test_an_id_outside_the_vocabulary_is_one_line(run, corpus, meta, tmp_path):
+    """In a file of the right size, whose checksum training does not compute."""
+    folder = shutil.copytree(corpus, tmp_path / 'tiny')
+    stem = meta['splits']['train'][0]['stem']
+    ids = np.fromfile(folder / f'{stem}.bin', meta['dtype'])
+    ids[:] = meta['vocab_size']
+    ids.tofile(folder / f'{stem}.bin')
+    line = refused(run('a', 2, data_dir=tmp_path, max_iters=100))
+    assert f'{stem}.bin is damaged: it holds an id outside the vocabulary' in line
 
 
 # ---- what a run shows ----
@@ -540,11 +813,26 @@ def test_further_corpora_are_validated_on(run, corpus, meta, tmp_path):
 def test_a_run_learns_and_validates_the_same_with_any_seed(run, tmp_path):
     """And a warmup longer than the run becomes a tenth of it."""
     run('a', max_iters=20, learning_rate=1e-2, warmup_iters=10_000, schedule='constant')
-    run('b', max_iters=21, learning_rate=0, seed=2, init_from=tmp_path / 'a')
+    run('b', max_iters=1, learning_rate=0, seed=2, init_from=tmp_path / 'a')
     first, final = metrics(tmp_path / 'a', 'val')
     assert final['loss'] < first['loss'] - 0.1
     assert metrics(tmp_path / 'b', 'val')[-1]['loss'] == final['loss']
     assert [line['lr'] for line in metrics(tmp_path / 'a', 'train')][:3] == [0.005, 0.01, 0.01]
+
+
+def test_the_speed_counts_all_tokens_of_a_step(run, tmp_path):
+    """Of all its micro-batches; the same seconds a step as hours_left has."""
+    run('a', max_iters=5, batch_size=3)
+    lines = [line for line in train.read_metrics(tmp_path / 'a') if line['kind'] == 'train']
+    for line in lines[:-1]:
+        seconds = line['hours_left'] * 3600 / (5 - line['step'])
+        assert line['tokens_per_second'] == pytest.approx(8 * 32 / seconds)
+
+
+def test_the_last_line_says_that_it_is_finished(run, tmp_path):
+    """Also where nothing was left to do; not after a signal."""
+    for _ in range(2):
+        assert run('a', max_iters=2).out.splitlines()[-1] == f'{tmp_path}/a: finished after step 2'
 
 
 def test_the_picture_or_a_line_without_matplotlib(run, stage, corpus, tmp_path):
@@ -555,14 +843,20 @@ def test_the_picture_or_a_line_without_matplotlib(run, stage, corpus, tmp_path):
 
 
 def test_a_bar_on_a_terminal_alone_and_weights_and_biases(run, monkeypatch):
-    plain, logged = run('a', max_iters=4), []
+    plain = run('a', max_iters=4)
+    logged = []
     logger = types.SimpleNamespace(log=lambda values, step: logged.append((step, *values)))
     monkeypatch.setitem(sys.modules, 'wandb', types.SimpleNamespace(init=lambda **knobs: logger))
     monkeypatch.setattr('sys.stderr.isatty', lambda: True, raising=False)
-    shown = run('b', max_iters=4, wandb_project='mine')
-    assert 'step/s' not in plain.err and '4/4 [' in shown.err and 'loss=' in shown.err
-    assert len(plain.out.splitlines()) == len(shown.out.splitlines())       # above the bar
-    assert [step for step, *_ in logged] == [0, 1, 2, 3, 4, 4] and 'train/loss' in logged[1]
+    with_bar = run('b', max_iters=4, batch_size=8, wandb_project='mine')
+    assert 'step/s' not in plain.err
+    assert '4/4 [' in with_bar.err
+    assert 'loss=' in with_bar.err
+    assert re.search(r'validation: *\d+%.*\| \d+/32 \[', with_bar.err)       # 32 rows
+    assert 'validation:' not in plain.err
+    assert len(plain.out.splitlines()) == len(with_bar.out.splitlines())    # above the bar
+    assert [step for step, *_ in logged] == [0, 1, 2, 3, 4, 4]
+    assert 'train/loss' in logged[1]
 
 
 # ---- fill ----
@@ -572,13 +866,22 @@ def test_fill_prints_five_predictions_for_each_mask(pair, stage, meta):
     assert lines[0] == 'the [MASK] of a [MASK]' and len(lines) == 3
     model, tokenizer, _ = train.load(str(pair))
     first, second = tokenizer.encode(['the', ' of a'])
-    mask, special = meta['special']['mask'], meta['special']
-    ids = [special['cls'], *first, mask, *second, mask, special['sep']]
+    special_ids = meta['special']
+    ids = [special_ids['cls'], *first, special_ids['mask'], *second, special_ids['mask'], special_ids['sep']]
     chances = model(torch.tensor([ids]))[0].softmax(-1)
     for line, where in zip(lines[1:], (1 + len(first), len(ids) - 2), strict=True):
         best = chances[where].topk(5)
         pieces = [tokenizer.pieces[i].strip('\u2581') or '\u2581' for i in best.indices]
         assert line.split()[::2] == pieces and line.split()[1::2] == [f'{p:.3f}' for p in best.values]
+
+
+def test_fill_shows_no_escape_sequences_of_anothers_tokenizer(capsys):
+    pieces = ['[PAD]', '[CLS]', '[SEP]', '[MASK]', '\x1b[31m', '\u2581', '\u2581a']
+    tokenizer = types.SimpleNamespace(pieces=pieces, special_ids={'cls': 1, 'sep': 2, 'mask': 3})
+    train.fill_masks(MaskedLM(EncoderConfig(7, 64, 1, 2, 16, 32)), tokenizer, [[4], [5]])
+    line = capsys.readouterr().out
+    assert '\x1b' not in line
+    assert len(line.split()) == 10
 
 
 @pytest.mark.parametrize('sentence, masked, after', [
@@ -615,7 +918,8 @@ def test_one_process_takes_the_steps_of_two_or_goes_on_from_them(pair, run, tmp_
     assert 'from step 6 of' in run('rest', **PAIR).out
     for folder in (tmp_path / 'one', tmp_path / 'rest'):
         for one, two in zip(metrics(folder), metrics(pair), strict=True):
-            assert one['loss'] == pytest.approx(two['loss'], rel=1e-5) and one['lr'] == two['lr']
+            assert one['loss'] == pytest.approx(two['loss'], rel=1e-5)
+            assert one['lr'] == two['lr']
             assert (one['norm'] or 0) == pytest.approx(two['norm'] or 0, rel=1e-4)      # None: validation
             assert one['accuracy'] == two['accuracy']
         for name, x in last(folder)['model'].items():
@@ -635,5 +939,24 @@ def test_ctrl_c_saves_and_ends(corpus, tmp_path):
     started.send_signal(signal.SIGINT)
     line, = started.communicate(timeout=60)[1].splitlines()
     step = last(tmp_path / 'a')['step']
-    assert started.returncode == 130 and step > 10
+    assert started.returncode == 130
+    assert step > 10
     assert line.startswith(f'stopped by a signal after step {step}, which is saved')
+
+
+def test_runs_that_differ_in_their_seeds_alone(tmp_path):
+    """The last launch counts; without run.json, or with one seed twice, runs are no repetitions."""
+    def launched(name, *configs):
+        launches = [{'config': {'out_dir': name, 'n_embd': 16, **config}} for config in configs]
+        (tmp_path / name).mkdir()
+        write_json(tmp_path / name / 'run.json', launches)
+        return tmp_path / name
+
+    first = launched('a-1', {'seed': 9, 'n_embd': 32}, {'seed': 1})
+    second = launched('a-2', {'seed': 2, 'a_newer_knob': 3})
+    wide = launched('a-3', {'seed': 3, 'n_embd': 32})
+    copied = launched('a-4', {'seed': 1})
+    assert train.differ_in_seed_alone([first, second])
+    assert not train.differ_in_seed_alone([first, second, wide])
+    assert not train.differ_in_seed_alone([first, copied])
+    assert not train.differ_in_seed_alone([first, tmp_path / 'nothing'])

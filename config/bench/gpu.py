@@ -1,0 +1,17 @@
+# Speed and memory of the README's systems at BERT-base on one GPU, beside transformers' BERT.
+# $ python bench.py config/bench/gpu.py
+# Expect twelve minutes, most of them compilation; in parts under nine minutes: results/gpu.md. Not run yet.
+# 64 rows of 512 tokens fill the device, and leave room for `rpe` and for the logits of all positions.
+what = 'memory,speed'
+variants = 'original,rpe,rab,shatter,gau,pairwise,symmetric,shared,roformer_v1,roformer_v2,hf_bert'
+out_dir = 'out/bench_gpu'
+device = 'cuda'
+dtype = 'bfloat16'
+n_layer = 12
+n_head = 12
+n_embd = 768
+n_inner = 3072
+lengths = 512,
+batches = 64,
+rounds = 10
+compile = True

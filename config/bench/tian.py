@@ -1,0 +1,23 @@
+# Time and memory of a training step of Tian et al.'s base models (2021, table 1 and abstract) on one GPU,
+# with the dropout and the vocabulary of their recipe (config/tian/base.py).
+# $ python bench.py config/bench/tian.py
+# Expect their ratios to BERT beside ours: Shatter 0.95 times its time at 256 tokens on V100s, 0.85 at 512 on
+# TPUs; memory at 256 tokens below half of that at 512. Not run yet.
+# Not in the paper, so ours: one GPU, 16 rows, ten timed steps, bfloat16, torch.compile, random tokens, the
+# head on the predicted 15 %. The attention of `original` is PyTorch's fused kernel, which their BERT did not
+# have.
+what = 'speed,memory'
+variants = 'original,shatter,rpe,rab,xlnet_plm'
+out_dir = 'out/bench_tian'
+device = 'cuda'
+dtype = 'bfloat16'
+compile = True
+n_layer = 12
+n_head = 12
+n_embd = 768
+n_inner = 3072
+vocab_size = 32_000
+dropout = 0.1
+lengths = 256, 512
+batches = 16,
+rounds = 10

@@ -1,7 +1,0 @@
-# BooksCorpus (Zhu et al. 2015), a mirror: 74M single sentences, every 256 in a row joined to a document
-# $ python prepare_data.py config/data_books.py
-# Expect 290,000 documents, 5 GB of lower-cased text to download (7 minutes at 100 Mbit/s), 2.4 GB on disk and
-# 1.3 hours on one core, as the hub has one file, which is one unit (estimates, see results/prepare.md).
-# To begin with less, add --max_documents=100000, or take config/data_wikitext.py (0.3 GB, minutes)
-corpus = 'books'
-tokenizer = 'wordpiece'

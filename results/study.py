@@ -1,0 +1,534 @@
+"""The tables, the intervals and the figure of results/study.md, from the rows of results/study.jsonl.
+
+    $ python results/study.py               prints the tables, writes results/study.png
+    $ python results/study.py collect       first copies finished runs of out/study* into study.jsonl
+
+1. the scores: one number for each measure, system and pretraining seed
+2. the model: score = system + seed + chance, with one deviation of chance for all systems
+3. the comparisons: each system with its reference, all at once; main
+========
+4. the tables
+5. the figure
+6. collect: from the folders of the runs to rows
+
+Needs pandas and scipy, and matplotlib for the figure: pip install -r requirements-dev.txt
+"""
+import glob
+import json
+import math
+import os
+import sys
+
+try:
+    import numpy as np
+    import pandas as pd
+    from scipy.stats import bartlett, chi2, norm, t
+except ImportError as error:
+    sys.exit(f'study.py: {error}; pip install -r requirements-dev.txt')
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+ROWS = os.path.join(HERE, 'study.jsonl')
+FIGURE = os.path.join(HERE, 'study.png')
+# name of a task in the rows: (its name here, its metric)
+TASKS = {'cola': ('CoLA', 'matthews'), 'sst2': ('SST-2', 'accuracy'), 'mrpc': ('MRPC', 'f1_accuracy'),
+         'custom': ('docstrings', 'accuracy')}
+TASK_NAMES = [name for name, _ in TASKS.values()]
+LOSSES = ['loss', 'loss at equal time']
+# reference: the systems that the plan compares with it
+COMPARISONS = {
+    'original_rope': ['pairwise_rope', 'gau', 'shatter', 'symmetric_rope', 'shared_rope', 'no_position'],
+    'original': ['original_rope', 'gau', 'shatter', 'no_position', 'pairwise', 'symmetric', 'shared'],
+}
+SYSTEMS = ['original_rope', 'pairwise_rope', 'gau', 'shatter', 'symmetric_rope', 'shared_rope', 'no_position',
+           'original', 'pairwise', 'symmetric', 'shared']               # the order of the tables
+PLATEAU_MARGIN = 0.1        # nats below the final loss of `no_position`: below that, order has been learned
+LEVEL = 0.05                # a difference counts if its adjusted p is below
+
+
+# ---- 1. the scores ----
+
+def read_rows():
+    with open(ROWS, encoding='utf-8') as file:
+        return [json.loads(line) for line in file]
+
+
+def rows_of(rows, kind):
+    return [row for row in rows if row['kind'] == kind]
+
+
+def system_and_seed(row):
+    return row['run'].rsplit('-', 1)
+
+
+def points(row, kind='scores'):
+    """A trial's score in its task's metric; kind='majority': that of the most frequent class."""
+    _, metric = TASKS[row['task']]
+    return 100 * row[kind][metric]
+
+
+def step_times(rows):
+    """{system: milliseconds of a step}"""
+    return {row['run']: row['ms'] for row in rows_of(rows, 'step')}
+
+
+def equal_time(rows):
+    """Milliseconds of the run that ends first, by the step times of bench.py."""
+    milliseconds = step_times(rows)
+    ends = []
+    for row in rows_of(rows, 'study'):
+        system, _ = system_and_seed(row)
+        ends.append(row['steps'] * milliseconds[system])
+    return min(ends)
+
+
+def scores_of(rows):
+    """{measure: a table of one score for each system (rows) and pretraining seed (columns)}"""
+    milliseconds = step_times(rows)
+    budget = equal_time(rows)
+    scores = []
+    for row in rows_of(rows, 'study'):
+        system, seed = system_and_seed(row)
+        steps, losses, accuracies = np.array(row['curve']).T
+        if steps[-1] < row['steps']:
+            sys.exit(f"study.py: {row['run']} is at step {steps[-1]:.0f} of {row['steps']}: finish it first")
+        # a loss between two validations lies on the line that joins them
+        at_equal_time = np.interp(budget / milliseconds[system], steps, losses)
+        scores.append((system, seed, 'loss', losses[-1]))
+        scores.append((system, seed, 'loss at equal time', at_equal_time))
+        scores.append((system, seed, 'accuracy', 100 * accuracies[-1]))
+    for row in rows_of(rows, 'task'):
+        system, seed = system_and_seed(row)
+        name, _ = TASKS[row['task']]
+        scores.append((system, seed, name, points(row)))
+
+    table = pd.DataFrame(scores, columns=['system', 'seed', 'measure', 'score'])
+    # pivot_table takes the mean of the two fine-tuning trials of a run
+    return {measure: part.pivot_table(index='system', columns='seed', values='score')
+            for measure, part in table.groupby('measure')}
+
+
+def learned_systems(scores):
+    """Those whose mean final loss is clearly below that of the model that cannot see order."""
+    losses = scores['loss'].mean(axis=1)
+    return [system for system in losses.index if losses[system] < losses['no_position'] - PLATEAU_MARGIN]
+
+
+# ---- 2. the model ----
+
+def pooled_deviation(scores):
+    """Deviation of a run from system + seed, and its degrees of freedom.  scores: (systems, seeds)
+
+    Two-way analysis of variance without interaction.  All systems share the deviation, so that eleven systems
+    with three seeds give 20 degrees of freedom, where a pair of systems has two.
+    """
+    systems, seeds = scores.shape
+    residual = scores.sub(scores.mean(axis=1), axis=0)
+    residual = residual.sub(residual.mean(axis=0), axis=1)
+    freedom = (systems - 1) * (seeds - 1)
+    return math.sqrt((residual.to_numpy() ** 2).sum() / freedom), freedom
+
+
+def dunnett(statistic, count, freedom):
+    """P(the largest of `count` |t| is above `statistic`) if no system differs (Dunnett 1955)."""
+    # All `count` differences share two errors: the reference's, and that of the pooled deviation.
+    # Given both they are independent.  So average over both, the rows being values of the deviation.
+    reference = np.linspace(-8, 8, 161)
+    weight = norm.pdf(reference) / norm.pdf(reference).sum()
+    quantiles = (np.arange(1000) + 0.5) / 1000
+    deviation = np.sqrt(chi2.ppf(quantiles, freedom) / freedom)[:, None]
+    bound = math.sqrt(2) * statistic * deviation
+    inside = norm.cdf(reference + bound) - norm.cdf(reference - bound)
+    return 1 - (inside ** count @ weight).mean()
+
+
+def holm(p):
+    """Adjusted p of a family of tests (Holm 1979): the smallest times n, the next times n - 1, ..."""
+    ordered = p.sort_values()
+    factors = np.arange(len(ordered), 0, -1)
+    return (ordered * factors).cummax().clip(upper=1).reindex(p.index)
+
+
+# ---- 3. the comparisons ----
+
+def compare(scores, reference, others):
+    """Differences from the reference, half of their 95 % intervals, p, and Dunnett's p.
+
+    scores: (systems, seeds), of the systems that share a deviation
+    """
+    deviation, freedom = pooled_deviation(scores)
+    means = scores.mean(axis=1)
+    error = deviation * math.sqrt(2 / scores.shape[1])
+    table = pd.DataFrame({'difference': means[others] - means[reference]})
+    table['half'] = t.ppf(0.975, freedom) * error
+    statistics = table['difference'].abs() / error
+    table['p'] = 2 * t.sf(statistics, freedom)
+    table['dunnett'] = [dunnett(statistic, len(others), freedom) for statistic in statistics]
+    return table
+
+
+def peers(measure, reference, scores):
+    """The systems that share a deviation with the reference.
+
+    In the tasks these are all.  The losses of systems that see no order differ by far less from seed to seed
+    than those of systems that do: each of the two groups has its own deviation.
+    """
+    systems = list(scores[measure].index)
+    if measure not in LOSSES:
+        return systems
+    learned = learned_systems(scores)
+    return [system for system in systems if (system in learned) == (reference in learned)]
+
+
+def compare_all(scores, reference):
+    """{measure: table of compare}; for tasks with a column `holm`: p adjusted for all tasks and systems"""
+    tables = {}
+    for measure in [*LOSSES, *TASK_NAMES]:
+        group = peers(measure, reference, scores)
+        others = [system for system in COMPARISONS[reference] if system in group]
+        tables[measure] = compare(scores[measure].loc[group], reference, others)
+    adjusted = holm(pd.concat({task: tables[task]['p'] for task in TASK_NAMES}))
+    for task in TASK_NAMES:
+        tables[task]['holm'] = adjusted[task]
+    return tables
+
+
+def plateau_end(curve, level):
+    """First validation step from which the loss stays below `level`, or None."""
+    end = None
+    for step, loss, _ in curve:
+        if loss >= level:
+            end = None
+        elif end is None:
+            end = step
+    return end
+
+
+def tuning_share(rows, scores):
+    """{task: share of the variance between the runs of a system that comes from fine-tuning's own seeds}"""
+    trials = pd.DataFrame([(row['task'], row['run'], points(row)) for row in rows_of(rows, 'task')],
+                          columns=['task', 'run', 'score'])
+    shares = {}
+    for task, (name, _) in TASKS.items():
+        of_a_trial = trials[trials['task'] == task].groupby('run')['score'].var().mean()
+        between_runs = scores[name].var(axis=1).mean()
+        # a run's score is the mean of two trials, which has half of a trial's variance
+        shares[name] = of_a_trial / 2 / between_runs
+    return shares
+
+
+def main():
+    if sys.argv[1:] == ['collect']:
+        collect()
+    elif sys.argv[1:]:
+        sys.exit(f'study.py: no such command {sys.argv[1]!r}: collect, or nothing')
+    rows = read_rows()
+    scores = scores_of(rows)
+    print_pilot(rows)
+    print_rates(rows)
+    print_steps(rows)
+    print_scores(rows, scores)
+    print_deviations(scores)
+    print_comparisons(scores)
+    print_poolings(scores)
+    print_plateau(rows, scores)
+    print_tuning(rows, scores)
+    draw(rows)
+
+
+# ======== the numbers are decided; below they are printed, drawn and collected ========
+
+
+# ---- 4. the tables ----
+
+def print_table(title, head, lines):
+    print(f'\n{title}\n')
+    print('| ' + ' | '.join(head) + ' |')
+    print('|' + '---|' * len(head))
+    for line in lines:
+        print('| ' + ' | '.join(line) + ' |')
+
+
+def shown_p(p):
+    if p < 0.001:
+        return '<.001'
+    return f'{p:.3f}'.removeprefix('0')
+
+
+def digits(measure):
+    return 3 if measure in LOSSES else 1
+
+
+def shown_difference(measure, found):
+    """found: a row of compare's table; bold: Dunnett's p is below LEVEL, star: Holm's too"""
+    places = digits(measure)
+    text = f"{found['difference']:+.{places}f} ± {found['half']:.{places}f} ({shown_p(found['dunnett'])})"
+    if found['dunnett'] < LEVEL:
+        text = f'**{text}**'
+    if found.get('holm', 1) < LEVEL:
+        text += ' \\*'
+    return text.replace('-', '−')
+
+
+def print_rates(rows):
+    losses = {row['run']: row['curve'][-1][1] for row in rows_of(rows, 'study_rate')}
+    lines = []
+    for system in SYSTEMS:
+        tried = [losses[f'{system}-{rate}'] for rate in ('5e-4', '1e-3', '2e-3')]
+        cells = [f'**{loss:.3f}**' if loss == min(tried) else f'{loss:.3f}' for loss in tried]
+        lines.append([f'`{system}`', *cells])
+    print_table('Validation loss after 270 steps', ['', '5e-4', '1e-3', '2e-3'], lines)
+
+
+def print_steps(rows):
+    measured = {row['run']: row for row in rows_of(rows, 'step')}
+    lines = []
+    for system in SYSTEMS:
+        milliseconds = measured[system]['ms']
+        tokens = 32 * 128 / milliseconds * 1000
+        lines.append([f'`{system}`', f'{milliseconds:.1f}', f'{tokens:,.0f}', f"{measured[system]['MiB']}"])
+    print_table('A step', ['', 'ms', 'tokens/s', 'MiB at the peak'], lines)
+
+
+def print_pilot(rows):
+    lines = []
+    for row in rows_of(rows, 'study_pilot'):
+        losses = {step: f'{loss:.3f}' for step, loss, _ in row['curve']}
+        third = row['steps'] // 3
+        last = row['curve'][-1][0]
+        lines.append([row['run'], f'{row["steps"]:,}', losses.get(third, ''), f'{last:,}', losses[last]])
+    print_table('The pilot', ['run', 'steps', 'loss after a third', 'stopped at', 'loss there'], lines)
+
+
+def print_scores(rows, scores):
+    majority = {}
+    for row in rows_of(rows, 'task'):
+        name, _ = TASKS[row['task']]
+        majority[name] = points(row, 'majority')
+    measures = ['loss', 'accuracy', 'loss at equal time', *TASK_NAMES]
+    head = ['']
+    for measure in measures:
+        head.append(f'{measure} ({majority[measure]:.2f})' if measure in majority else measure)
+    lines = []
+    for system in SYSTEMS:
+        line = [f'`{system}`']
+        for measure in measures:
+            own = scores[measure].loc[system]
+            places = 3 if measure in LOSSES else 2
+            line.append(f'{own.mean():.{places}f} ({own.std():.{places}f})')
+        lines.append(line)
+    print_table('Scores: mean (deviation) of three seeds', head, lines)
+
+
+def print_deviations(scores):
+    lines = []
+    for measure in [*LOSSES, *TASK_NAMES]:
+        groups = [peers(measure, reference, scores) for reference in COMPARISONS]
+        if groups[0] == groups[1]:
+            groups = groups[:1]
+        for group in groups:
+            values = scores[measure].loc[group]
+            deviation, freedom = pooled_deviation(values)
+            equal = bartlett(*values.to_numpy()).pvalue
+            half = t.ppf(0.975, freedom) * deviation * math.sqrt(2 / values.shape[1])
+            places = 3 if measure in LOSSES else 2
+            lines.append([measure, str(len(group)), f'{deviation:.{places}f}', str(freedom),
+                          f'{half:.{places}f}', shown_p(equal)])
+    head = ['', 'systems', 'deviation', 'degrees of freedom', '± of a difference', "Bartlett's p"]
+    print_table('The pooled deviations', head, lines)
+
+
+def print_comparisons(scores):
+    for reference, others in COMPARISONS.items():
+        tables = compare_all(scores, reference)
+        lines = []
+        for system in others:
+            line = [f'`{system}`']
+            for measure, table in tables.items():
+                if system in table.index:
+                    line.append(shown_difference(measure, table.loc[system]))
+                else:
+                    means = scores[measure].mean(axis=1)
+                    difference = means[system] - means[reference]
+                    line.append(f'{difference:+.{digits(measure)}f}'.replace('-', '−'))
+            lines.append(line)
+        print_table(f'Differences from {reference}', [f'less `{reference}`', *tables], lines)
+
+
+def print_poolings(scores):
+    """What the verdicts on the loss owe to the choice of the systems that share a deviation."""
+    learned = learned_systems(scores)
+    groups = {
+        'the six that learned (the tables)': learned,
+        'the five without `shared_rope`': [system for system in learned if system != 'shared_rope'],
+        'all eleven': list(scores['loss'].index),
+    }
+    lines = []
+    for name, group in groups.items():
+        others = [system for system in COMPARISONS['original_rope'] if system in group]
+        table = compare(scores['loss'].loc[group], 'original_rope', others)
+        deviation, _ = pooled_deviation(scores['loss'].loc[group])
+        line = [name, f'{deviation:.3f}']
+        for system in ('pairwise_rope', 'gau', 'shatter', 'symmetric_rope'):
+            line.append(shown_p(table['dunnett'][system]))
+        lines.append(line)
+    head = ['deviation of the loss from', 'nats', '`pairwise_rope`', '`gau`', '`shatter`', '`symmetric_rope`']
+    print_table("Dunnett's p by the systems that are pooled", head, lines)
+
+
+def print_plateau(rows, scores):
+    level = scores['loss'].loc['no_position'].mean() - PLATEAU_MARGIN
+    ends = {}
+    for row in rows_of(rows, 'study'):
+        system, _ = system_and_seed(row)
+        end = plateau_end(row['curve'], level)
+        ends.setdefault(system, []).append('never' if end is None else str(end))
+    lines = [[f'`{system}`', ', '.join(ends[system])] for system in SYSTEMS]
+    title = f'First validation step from which the loss stays below {level:.3f}'
+    print_table(title, ['', 'seeds 1, 2, 3'], lines)
+
+
+def print_tuning(rows, scores):
+    shares = tuning_share(rows, scores)
+    percents = [f'{100 * share:.0f} %' for share in shares.values()]
+    print_table('Share of fine-tuning in the variance of scores', ['', *shares], [['share', *percents]])
+
+
+# ---- 5. the figure ----
+
+# Okabe and Ito's colours, which colour-blind readers can tell apart
+COLOURS = {'original_rope': '#000000', 'pairwise_rope': '#0072B2', 'gau': '#CC79A7', 'shatter': '#009E73',
+           'symmetric_rope': '#E69F00', 'shared_rope': '#D55E00'}
+GREY = '#777777'            # the systems that stay on the plateau
+
+
+def draw(rows):
+    """Mean and range of the seeds, by step and by time; each system is named at its line."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        print('study.py: no figure without matplotlib; pip install -r requirements-dev.txt', file=sys.stderr)
+        return
+    milliseconds = step_times(rows)
+    curves = {}
+    for row in rows_of(rows, 'study'):
+        system, _ = system_and_seed(row)
+        curves.setdefault(system, []).append(np.array(row['curve']).T)
+
+    figure = Figure((13, 6.2), layout='constrained')
+    by_step, by_time = figure.subplots(1, 2)
+    for system, runs in curves.items():
+        steps = runs[0][0]
+        losses = np.array([run[1] for run in runs])
+        minutes = steps * milliseconds[system] / 60_000
+        colour = COLOURS.get(system, GREY)
+        if system not in COLOURS:
+            style = 'dotted'
+        elif system == 'gau':                   # its colour and shatter's are one grey to some readers
+            style = 'dashed'
+        else:
+            style = 'solid'
+        for panel, x in ((by_step, steps), (by_time, minutes)):
+            panel.plot(x, losses.mean(axis=0), color=colour, linestyle=style, linewidth=2.5)
+            panel.fill_between(x, losses.min(axis=0), losses.max(axis=0), color=colour, alpha=0.15)
+    name_by_step(by_step, curves)
+    name_by_time(by_time, curves, milliseconds)
+    by_step.text(2870, 6.1, 'without positions,\nor learned ones', color='#555555', fontsize=17, va='center')
+    by_step.set(xlim=(0, 4550), ylim=(3.8, 7), xticks=range(0, 2701, 900))
+    by_time.set(xlim=(5, 25.5), ylim=(3.95, 5.3), xticks=range(5, 21, 5))
+    by_step.set_xlabel('step', fontsize=17)
+    by_time.set_xlabel('minutes of one core, from the fifth', fontsize=17)
+    by_step.set_ylabel('validation loss (nats)', fontsize=17)
+    for panel in (by_step, by_time):
+        panel.tick_params(labelsize=16)
+        panel.spines[['top', 'right']].set_visible(False)
+    figure.savefig(FIGURE, dpi=100)
+
+
+def label(system):
+    return system.replace('_', ', ')
+
+
+def name_by_step(panel, curves):
+    """All lines end at one step: the names stand beside them, far enough apart to be read."""
+    height = -math.inf
+    ends = {system: np.mean([run[1, -1] for run in curves[system]]) for system in COLOURS}
+    for system in sorted(ends, key=ends.get):
+        height = max(ends[system], height + 0.16)
+        panel.plot([2700, 2850], [ends[system], height], color=COLOURS[system], linewidth=0.8)
+        panel.text(2870, height, label(system), color=COLOURS[system], fontsize=17, va='center')
+
+
+def name_by_time(panel, curves, milliseconds):
+    """Each line ends at a time of its own, with its name at its end; shatter's has room below alone."""
+    for system in COLOURS:
+        minutes = curves[system][0][0, -1] * milliseconds[system] / 60_000
+        height = np.mean([run[1, -1] for run in curves[system]])
+        if system == 'shatter':
+            panel.text(minutes, height - 0.03, label(system), color=COLOURS[system], fontsize=17, ha='right',
+                       va='top')
+        else:
+            panel.text(minutes + 0.3, height, label(system), color=COLOURS[system], fontsize=17, va='center')
+
+
+# ---- 6. collect ----
+
+def collect():
+    """Copy runs, trials and step times below out/ into study.jsonl, in place of rows of the same run."""
+    rows = {}
+
+    def add(row):
+        key = [row.get(name) for name in ('kind', 'run', 'task', 'seed')]
+        rows[str(key)] = row
+
+    if os.path.exists(ROWS):
+        for row in read_rows():
+            add(row)
+    for path in glob.glob('out/study*/*/metrics.jsonl'):
+        row = run_row(os.path.dirname(path))
+        # a run that was stopped early may have no validation yet
+        if row['curve']:
+            add(row)
+    for path in glob.glob('out/finetune_study/*/*/*/result.json'):
+        add(task_row(path))
+    if os.path.exists('out/study_time/bench.csv'):
+        for row in step_rows():
+            add(row)
+    with open(ROWS, 'w', encoding='utf-8') as file:
+        for key in sorted(rows):
+            file.write(json.dumps(rows[key]) + '\n')
+
+
+def run_row(folder):
+    """A pretraining run's knobs and validations."""
+    with open(f'{folder}/run.json', encoding='utf-8') as file:
+        launch = json.load(file)[0]
+    with open(f'{folder}/metrics.jsonl', encoding='utf-8') as file:
+        lines = [json.loads(line) for line in file]
+    curve = [[line['step'], round(line['loss'], 4), round(line['accuracy'], 4)]
+             for line in lines if line['kind'] == 'val']
+    knobs = [word for word in launch['argv'][2:] if 'out_dir' not in word]
+    kind, run = folder.split('/')[1:]
+    return {'kind': kind, 'run': run, 'revision': launch['revision'], 'date': launch['date'][:10],
+            'knobs': knobs, 'steps': launch['config']['max_iters'], 'curve': curve}
+
+
+def task_row(path):
+    """One fine-tuning trial's scores."""
+    with open(path, encoding='utf-8') as file:
+        trial = json.load(file)
+    task = trial['task']
+    return {'kind': 'task', 'run': trial['run'], 'task': task, 'seed': trial['seed'], 'n': trial['n'][task],
+            'scores': trial['scores'][task], 'majority': trial['majority'][task]}
+
+
+def step_rows():
+    """Time and memory of a step of each system."""
+    times = pd.read_csv('out/study_time/bench.csv')
+    memory = pd.read_csv('out/study_memory/bench.csv')
+    both = pd.merge(times, memory, on='system').replace('roformer_v1', 'original_rope')
+    return [{'kind': 'step', 'run': row['system'], 'ms': round(row['ms'], 1), 'MiB': round(row['MiB']),
+             'made': row['made_x'].partition('; ')[2]} for row in both.to_dict('records')]
+
+
+if __name__ == '__main__':
+    main()
