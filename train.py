@@ -49,7 +49,7 @@ from configurator import ROOT, UserError, choose, configure, run, say, shown
 from model import (EncoderConfig, MaskedLM, MultipleChoice, PermutationLM, SequenceClassifier, SpanClassifier,
                    count_parameters, model_config, to_transformers, token_losses)
 from prepare_data import (check_corpus, copy_tokenizer, damage_error, fast_tokenizer, load_meta,
-                          load_tokenizer, read_json, write_bytes, write_json)
+                          load_tokenizer, lock_bytes, read_json, write_bytes, write_json)
 
 # the run
 out_dir = 'out/run'             # the run's folder; a run goes on from its newest checkpoint
@@ -952,16 +952,7 @@ def catch_signals():
 
 def lock_folder(folder):
     """Lock a folder against a second run, as long as the returned file is open."""
-    import fcntl
-    os.makedirs(folder, exist_ok=True)
-    file = open(os.path.join(folder, 'lock'), 'a')                      # noqa: SIM115, it stays open
-    try:
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise UserError(f'{folder}: another run uses it: end that one, or choose another --out_dir') from None
-    except OSError as error:                            # some file systems have no locks
-        say(f'{folder} cannot be locked ({error.strerror}): start no second run in it')
-    return file
+    return lock_bytes(folder, 'another run uses it: end that one, or choose another --out_dir')
 
 
 # ---- care: checkpoints ----

@@ -585,6 +585,15 @@ def test_two_commands_do_not_replace_each_other(tmp_path):
         prepare(tmp_path, part='1/2', **usual)
 
 
+def test_a_finished_corpus_may_be_read_only(tmp_path, monkeypatch, capfd):
+    folder, _ = prepare(tmp_path, make_texts(100), tokenizer='character')
+    os.remove(f'{folder}/lock')
+    monkeypatch.setattr(os, 'access', lambda path, mode: path != folder or mode != os.W_OK)
+    capfd.readouterr()
+    prepare(tmp_path, make_texts(100), tokenizer='character')
+    assert ': train: ' in capfd.readouterr().err and not os.path.exists(f'{folder}/lock')
+
+
 def test_a_file_system_without_locks(tmp_path, monkeypatch, capfd):
     def lockf(*_):
         raise OSError(errno.ENOLCK, 'No locks available')
@@ -930,7 +939,7 @@ def test_limit_on_the_size_of_files(tmp_path, undisturbed, share):
                      preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)))
     said = started.communicate(timeout=60)[1].splitlines()
     assert started.returncode == 2
-    assert re.search("File too large: '.*_0000[0-9].[a-z]*'$", said[-1])
+    assert re.search("File too large: '.*[.](bin|idx|json)'$", said[-1])
     assert 'Traceback' not in '\n'.join(said) and not list(tmp_path.rglob('*.tmp'))
     assert process(*line, f'--data_dir={tmp_path}').code == 0
     assert contents(tmp_path / 'x').items() >= reference.items()
