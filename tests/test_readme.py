@@ -92,6 +92,8 @@ def test_every_command_runs(home):
         run_small(command, home, *more)
     assert (home / 'out' / 'quickstart_hf' / 'config.json').exists()
     assert 'majority' in (home / 'out' / 'finetune' / 'results.md').read_text()
+    predicted = (home / 'out' / 'finetune' / 'quickstart' / 'custom_1' / 'predicted_new.csv').read_text()
+    assert predicted.startswith('question,answer,prediction,probability\nwho is 7?,me,')
 
 
 def write_files(home):
@@ -107,6 +109,7 @@ def write_files(home):
     rows = [f'who is {i}?,"me, I",yes\nwhen is {i}?,now,no\n' for i in range(20)]
     for name in ('a.csv', 'b.csv'):
         (home / name).write_text('question,answer,class\n' + ''.join(rows))
+    (home / 'new.csv').write_text('question,answer\nwho is 7?,me\n')
 
 
 # ---- the page itself ----
