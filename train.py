@@ -767,8 +767,6 @@ def check_knobs(config, runtime):
     choose('schedule', config['schedule'], SCHEDULE)
     if not 0 < config['mask_fraction'] <= 1:
         raise UserError(f"mask_fraction={config['mask_fraction']}: must be above 0 and at most 1")
-    if config['seed'] >= 2 ** 64:
-        raise UserError(f"seed={shown(config['seed'])}: must be below 2^64")
     multiple = runtime.world if runtime.device.type == 'xla' else 1         # XLA: equal shapes for all ranks
     if config['total_batch'] < runtime.world or config['total_batch'] % multiple:
         raise UserError(f"total_batch={config['total_batch']}: choose a multiple of the {runtime.world} "

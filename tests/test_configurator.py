@@ -22,7 +22,8 @@ def scope():
 
 
 @pytest.mark.parametrize('argument, value', [
-    ('--n_layer=1_000', 1000), ('--learning_rate=1', 1.0), ('--learning_rate=3e-4', 3e-4),
+    ('--n_layer=1_000', 1000), ('--n_layer=9223372036854775807', 2 ** 63 - 1),
+    ('--learning_rate=1', 1.0), ('--learning_rate=3e-4', 3e-4),
     ('--compile=FALSE', False), ('--name=2024', '2024'), ('--name=x=y', 'x=y'), ('--block_size=0', 0),
     ('--milestones=10,20', (10, 20)), ('--milestones=10', (10,)), ('--null_threshold=-1.5', -1.5)])
 def test_values_on_the_command_line(argument, value):
@@ -67,6 +68,7 @@ def test_config_files_are_found_from_any_folder(tmp_path, monkeypatch):
     ('broken.py', "broken.py: NameError: name 'pairwise' is not defined"),
     ('number.py', "number.py: learning_rate='1' must be a number"),
     ('--seed=10**5000', "seed='10**5000' must be a whole number"),
+    ('--seed=9223372036854775808', 'seed must be below 2^63'),
     ('--seed=' + '9' * 4000, '...: seed must be below 2^63'), ('--seed=-' + '9' * 4000, 'must be below 2^63'),
     ('--seed=' + '9' * 5000, '... must be a whole number'), ('--learning_rate=' + '9' * 4000, 'below 2^63'),
     ('--milestones=1,' + '9' * 4000, 'below 2^63'), ('seed.py', 'seed.py: seed must be below 2^63'),

@@ -753,7 +753,7 @@ def test_a_record_of_launches_that_is_no_list_is_refused(run, tmp_path):
     ({'fill': 'no mask'}, 'put a [MASK]'), ({'export': 'x', 'init_from': 'no'}, 'no: no checkpoint there'),
     ({'block_size': 2}, 'at least 3'), ({'mask_fraction': 1.1}, 'mask_fraction=1.1: must be above 0 and at'),
     ({'mask_fraction': 0.0}, 'mask_fraction=0.0: must be above 0'), ({'total_batch': 0}, 'at least 1'),
-    ({'seed': 2 ** 64}, 'must be below 2^64')])
+    ({'seed': 2 ** 64}, 'must be below 2^63')])
 def test_refusals_are_one_line(knobs, text, run, pair, monkeypatch):
     monkeypatch.setattr(torch.cuda, 'is_available', lambda: False)
     assert text in refused(run('a', 2, **({'init_from': pair} if 'fill' in knobs else {}), **knobs))
