@@ -1,5 +1,4 @@
 """Folders for transformers and sentence-transformers, load(), and runs that start from a BERT."""
-import inspect
 import json
 import os
 import re
@@ -11,7 +10,7 @@ import torch
 from conftest import refused, tiny
 
 import train
-from model import EncoderConfig, MaskedLM, SequenceClassifier, to_transformers
+from model import EncoderConfig, MaskedLM, SequenceClassifier
 from prepare_data import TOKENIZERS, copy_tokenizer, fast_tokenizer, load_meta, load_tokenizer
 
 transformers = pytest.importorskip('transformers')
@@ -186,22 +185,20 @@ def test_a_trial_fills_no_masks(corpus, tmp_path, stage):
 
 def test_labels_and_scale_of_a_trial_are_exported(corpus, tmp_path, stage):
     """As transformers' own: names of classes, and numbers in place of standardised ones."""
-    if 'scale' not in inspect.signature(to_transformers).parameters:
-        pytest.skip('to_transformers(model, labels, scale) is not there yet')
     source = make_run(tmp_path / 'a_1', corpus, SequenceClassifier, n_label=2,
                       content={'labels': ('bad', 'good'), 'scale': (0.0, 1.0)})
     assert stage('train', f'--init_from={source}', f'--export={tmp_path}/a').code == 0
-    theirs = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / 'a')
-    assert theirs.config.id2label == {0: 'bad', 1: 'good'}
+    twin = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / 'a')
+    assert twin.config.id2label == {0: 'bad', 1: 'good'}
 
     source = make_run(tmp_path / 'b_1', corpus, SequenceClassifier, n_label=1,
                       content={'head': 'regress', 'labels': (), 'scale': (240.0, 2.5)})
     model, tokenizer, _ = train.load(source)
     assert stage('train', f'--init_from={source}', f'--export={tmp_path}/b').code == 0
-    theirs = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / 'b').eval()
+    twin = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / 'b').eval()
     ids, _ = row_of(tokenizer, 'the parser')
-    assert (theirs(ids).logits - (240.0 + 2.5 * model(ids))).abs().max() < 1e-3
-    assert theirs.config.problem_type == 'regression'
+    assert (twin(ids).logits - (240.0 + 2.5 * model(ids))).abs().max() < 1e-3
+    assert twin.config.problem_type == 'regression'
 
 
 def test_the_exported_tokenizer_gives_our_ids_but_for_ties(corpus):
