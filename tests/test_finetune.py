@@ -4,6 +4,7 @@ import json
 import os
 import random
 import re
+import shutil
 import string
 import subprocess
 import tempfile
@@ -56,7 +57,8 @@ def pretrained(folder, step=3, seed=0, kind=MaskedLM, **changes):
     train.write_checkpoint(os.path.join(folder, f'ckpt_{step:07}.pt'), {
         'model': model.state_dict(),
         'model_config': asdict(model.config),
-        'config': {'objective': objective}})
+        'config': {'objective': objective},
+        'data': {}})
     return str(folder)
 
 
@@ -559,6 +561,23 @@ def test_the_same_command_gives_the_same_weights(trial):
         name = '_'.join(changes)
         other = parameters(trial('rte', name, **{**plain, **changes})['folder'])
         assert not same(first, other), changes
+
+
+def test_the_step_of_a_run_is_that_of_its_newest_checkpoint(stage, copies, tmp_path):
+    """So a checkpoint of before is not the last of the tables; the folder's own trials keep their place."""
+    run = pretrained(tmp_path / 'base', step=7, seed=1)
+    shutil.copy(os.path.join(run, 'ckpt_0000007.pt'), os.path.join(run, 'ckpt_0000004.pt'))
+    done = stage('finetune', *words(init_from=f'{run},{run}/ckpt_0000004.pt', data_dir=copies, tasks='rte',
+                                    out_dir=tmp_path / 'out', **QUICK))
+    assert done.code == 0, done
+    steps = {}
+    for result in finetune.read_results(str(tmp_path / 'out')):
+        steps[result['run'], result['step']] = result['scores']['rte']['accuracy']
+    assert [*steps] == [('base', 7), ('base', 4)]
+    assert cells(done.out, 'base')[0] == [f"{100 * steps['base', 7]:.2f}", '1']
+    assert sorted(path.name for path in (tmp_path / 'out').glob('base*')) == ['base', 'base@4']
+    assert finetune.find_start(str(tmp_path / 'out' / 'base' / 'rte_1')).place == 'base'
+    assert finetune.find_start(str(tmp_path / 'out' / 'base@4' / 'rte_1')).place == 'base@4'
 
 
 def test_numbers_of_examples(trial):
