@@ -1,4 +1,4 @@
-"""results/claims.md: the tables of its script, with the commands of reproduce.md, the values of papers.json."""
+"""results/claims.md: the tables of its script, with the commands of reproduce.md, values of papers.json."""
 import importlib
 import json
 import math
