@@ -295,13 +295,13 @@ def test_a_loss_that_is_not_finite(call, tmp_path):
 
 def test_what_the_papers_print_beside_a_run(call, tmp_path):
     """On the corpus that they validated on; Liu's masked accuracy by scale and normaliser."""
-    for name in 'tian_original', 'base_no_position', 'gau_scales_n', 'gau_softmax_plus_512':
+    for name in 'tian_original', 'base_no_position', 'gau_scales_ns', 'gau_softmax_plus_512':
         make_run(tmp_path / name, (6, 3))
     frame = call('--what=runs', runs=f'{tmp_path}/*_*')[1]
     rows = {row['system']: row for row in records(frame)}
     assert rows['tian_original']['printed ptb_loss'] == 'about 2 nats (tian: figure 1)'
     assert rows['base_no_position']['printed ptb_loss'] == 'above 6 nats (tian base: figure 1)'
-    assert rows['gau_scales_n']['printed accuracy'] == '19.34% (liu: table 1)'
+    assert rows['gau_scales_ns']['printed accuracy'] == '19.34% (liu: table 1, n)'
     assert rows['gau_softmax_plus_512']['printed accuracy'] == '41.07% (liu: table 2)'
     assert 'hours' in rows['tian_original']['printed'] and 'nats' not in rows['tian_original']['printed']
     assert 'printed loss' not in frame

@@ -34,6 +34,26 @@ def test_columns_and_averages_of_papers_json():
     assert wrong == ['symmetric base', 'pairwise base', 'shared base, TriviaQA too']
 
 
+def test_both_readings_of_kowshers_table_6():
+    """The second is the first transposed; section 3 says of models trained on MNLI which tasks improve."""
+    tasks = PAPERS['kowsher']['cross']['columns'].split()
+    readings = {'': {}, ', columns as training tasks': {}}
+    for row in PAPERS['kowsher']['cross']['rows']:
+        name, numbers = row.split('; ')
+        model, trained, *reading = name.split(', ')
+        accuracies = zip(tasks, map(float, numbers.split()), strict=True)
+        for evaluated, accuracy in accuracies:
+            readings[''.join(f', {words}' for words in reading)][model, trained, evaluated] = accuracy
+    by_rows, by_columns = readings.values()
+    assert len(by_rows) == 32
+    assert by_columns == {(model, b, a): accuracy for (model, a, b), accuracy in by_rows.items()}
+    improved = []
+    for reading in (by_rows, by_columns):
+        improved.append([task for task in tasks
+                         if reading['shared base', 'mnli', task] > reading['original base', 'mnli', task]])
+    assert improved == [['qnli', 'qqp', 'mrpc'], ['qnli', 'mrpc']]
+
+
 # ---- reproduce.md: its commands, in order, and its prices ----
 
 def is_made(source, runs):

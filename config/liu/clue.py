@@ -7,9 +7,12 @@
 # $ python finetune.py config/liu/clue.py --init_from=out/base_roformer_v2 --pooling=cls \
 #       --out_dir=out/clue_liu_roformer
 # Expect (his table 5, average): 67.61 for GAU and 67.39 for RoFormerV2 after 30k steps, 75.02 for GAU's
-# longer run; after 10k steps: table 2, in results/reproduce.md. The other two rows are published weights,
-# which are not read here: 76.45 RoFormerV2, pretrained on a larger corpus and several labelled tasks; 74.01
-# RoFormerV1, by the README of his code junnyu/roformer_chinese_base.
+# longer run; after 10k steps: table 2, in results/reproduce.md. The other two rows are published weights:
+# 74.01 RoFormerV1, by the README of his code junnyu/roformer_chinese_base; 76.45 RoFormerV2, pretrained on a
+# larger corpus and several labelled tasks, which cannot be read here, as transformers has no class for it.
+# $ python finetune.py config/liu/clue.py --init_from=junnyu/roformer_chinese_base --pooling=cls \
+#       --out_dir=out/clue_liu_roformer_v1
+# Its tokenizer takes the words of its vocabulary that rjieba finds; here each Chinese character is a token.
 # Not in the paper, but in its code (github.com/HJHGJGHHG/GAU-PyTorch, CLUE/): clipping at 1 (evaluate.py),
 # windows 128 tokens apart and answers of at most 50 tokens in CMRC (preprocess/cmrc2018_preprocess.py,
 # run_mrc.py).
