@@ -91,7 +91,7 @@ total_batch = 256               # sequences per optimizer step over all devices
 batch_size = 32                 # sequences per device and micro-step; halve it if out of memory
 max_iters = 200_000             # optimizer steps
 learning_rate = 1e-4            # peak
-min_lr = 0.0                    # where SCHEDULE is 0: at the end of linear and cosine
+min_lr = 0.0                    # learning rate where SCHEDULE is 0: at the end of linear and cosine
 warmup_iters = 10_000           # steps of linear warmup; max_iters / 10 if it exceeds max_iters
 schedule = 'linear'             # linear, cosine, constant or thirds, after the warmup
 beta1 = 0.9                     # of Adam
@@ -463,7 +463,7 @@ def update(model, optimizer, scaler, parts, n_predicted, grad_clip, runtime):
     Returns (this rank's part of that loss, the gradient norm before clipping), tensors on the device: the
     host need not wait for them.
     """
-    total_loss = torch.zeros(1, device=runtime.device)              # (1,) as on XLA n_predicted is
+    total_loss = torch.zeros(1, device=runtime.device)              # (1,): on XLA n_predicted has this shape
     n_predicted = runtime.scalar(max(1.0, n_predicted))
     for i, part in enumerate(parts):
         part = runtime.move(part)
@@ -483,7 +483,7 @@ def update(model, optimizer, scaler, parts, n_predicted, grad_clip, runtime):
     scaler.step(optimizer)                              # float16: no step if a gradient is not finite
     scaler.update()
     optimizer.zero_grad(set_to_none=True)
-    runtime.sync()                                      # XLA starts here what was recorded; others have
+    runtime.sync()                                      # on XLA: runs what was recorded so far
     return total_loss[0], norm
 
 
@@ -629,8 +629,8 @@ def validate(model, loaders, n, batch_size, runtime):
 
 # ---- 4. main: the run ----
 
-# Here the knobs are read as the globals above. `config` holds the same values as a dict: for functions that
-# other files call too, and for the checkpoint.
+# Here the knobs are read as the globals above. `config`, the same as a dict, is what other sections and the
+# checkpoint get. It differs in milestones alone: a run that goes on keeps those of its earlier launches.
 
 def start(config, meta, identity, runtime):
     """(Training, what it starts from): the run in out_dir, or the weights of init_from, or random weights.
@@ -772,7 +772,7 @@ def main():
         if status == 0 and runtime.is_main:
             plot_losses(out_dir)
             if fill_samples:
-                # rows of 65,536 tokens: whole documents, but for the rest of a longer one
+                # rows of up to 65,536 tokens, so that almost every document is one row
                 documents = Rows(loader.rows.folder, meta, 'val', 1 << 16, 'documents')
                 tokenizer = load_tokenizer(loader.rows.folder)
                 show_sentences(training.model.cpu(), tokenizer, documents, fill_samples)
