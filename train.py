@@ -4,8 +4,8 @@
     $ torchrun --standalone --nproc_per_node=8 train.py config/base_pairwise.py
     $ python train.py --init_from=out/quickstart --fill="the [MASK] of a matrix"
 
-The first half of this file is pretraining, in the order in which data flows; main() ends it. The second
-half keeps a run of weeks alive and shows what came of it. No loss depends on it: read it when you need it.
+Above the double line stands the method, in the order in which data flows; main() ends it. Below are
+devices, checkpoints and results: what they do is named where it is called.
 
     1  rows       the prepared tokens of a corpus, cut into sequences
     2  batches    sample n of the run -> its row -> its masks
@@ -15,9 +15,9 @@ half keeps a run of weeks alive and shows what came of it. No loss depends on it
     5  care       devices and processes, checkpoints, signals
     6  results    log, pictures, predictions, export
 
-Sample n of a run and its masks depend on (data, seed, n) alone, dropout on (seed, step, rank). So
-any number of processes sees the same batches, and a resumed run of as many processes repeats an
-uninterrupted one, on the CPU to the bit.
+Sample n of a run and its masks depend on the corpus, the knobs under "data", seed and n alone; dropout on
+seed, step, rank and batch_size. So any number of processes sees the same batches, and a resumed run with
+the same knobs and as many processes repeats an uninterrupted one, on the CPU to the bit.
 """
 import atexit
 import contextlib
@@ -53,10 +53,10 @@ from prepare_data import (check_corpus, copy_tokenizer, damage_error, fast_token
 
 # the run
 out_dir = 'out/run'             # the run's folder; a run goes on from its newest checkpoint
-init_from = ''                  # if out_dir has no checkpoint: weights of this run, checkpoint or BERT
+init_from = ''                  # run, checkpoint or BERT with whose weights a new run begins; '': random
 seed = 1                        # for weights, sample order, masks and dropout
-fill = ''                       # a text with [MASK]: print the predictions of init_from and stop
-export = ''                     # a folder: export init_from there for transformers and stop
+fill = ''                       # a text with [MASK]: print what init_from (else out_dir) predicts and stop
+export = ''                     # a folder: export the same model there for transformers and stop
 # data
 dataset = 'docstrings'          # folder below data_dir, made by prepare_data.py
 data_dir = 'data'               # parent folder of prepared corpora
@@ -91,7 +91,7 @@ total_batch = 256               # sequences per optimizer step over all devices
 batch_size = 32                 # sequences per device and micro-step; halve it if out of memory
 max_iters = 200_000             # optimizer steps
 learning_rate = 1e-4            # peak
-min_lr = 0.0                    # final value of linear and cosine
+min_lr = 0.0                    # learning rate where SCHEDULE is 0: at the end of linear and cosine
 warmup_iters = 10_000           # steps of linear warmup; max_iters / 10 if it exceeds max_iters
 schedule = 'linear'             # linear, cosine, constant or thirds, after the warmup
 beta1 = 0.9                     # of Adam
@@ -104,7 +104,7 @@ eval_interval = 1000            # steps between evaluations; 0: only at the end
 eval_samples = 10_000           # validation sequences, a fixed random subset
 log_interval = 100              # steps between log lines
 checkpoint_interval = 1000      # steps between checkpoints; 0: only at the end
-milestones = ()                 # steps whose checkpoints stay, 1000,10000; of the others the newest two
+milestones = ()                 # steps whose checkpoints are kept: 1000,10000; others: the newest two at most
 fill_samples = 3                # held-out sentences to fill in at the end
 wandb_project = ''              # log to Weights & Biases too
 # system
@@ -142,21 +142,22 @@ class Rows:
         self.packing = packing
         self.room = block_size - 2                      # tokens between [CLS] and [SEP]
 
-        # An id of the vocabulary starts a word or does not. In Chinese that depends on the text: then the
-        # segmenter of prepare_data.py has written it down for each token.
-        self.word_start = np.fromfile(os.path.join(folder, 'tokenizer', 'word_start.bin'), bool)
+        # (V,) Whether an id starts a word. In Chinese that depends on the text: there the segmenter of
+        # prepare_data.py has written it down for each token.
+        self.id_starts_word = np.fromfile(os.path.join(folder, 'tokenizer', 'word_start.bin'), bool)
         self.segmented = whole_word and 'segmenter' in meta
 
         shards = meta['splits'][split]
         self.stems = [os.path.join(folder, shard['stem']) for shard in shards]
-        self.starts = [self.row_starts(stem, shard['tokens'])
-                       for stem, shard in zip(self.stems, shards, strict=True)]
-        self.ends = np.cumsum([0] + [len(starts) for starts in self.starts])        # rows before each shard
+        self.first_tokens = [self.cut(stem, shard['tokens'])
+                             for stem, shard in zip(self.stems, shards, strict=True)]
+        n_rows = [len(places) for places in self.first_tokens]
+        self.rows_before = np.cumsum([0, *n_rows])      # each shard; at last, all rows
         if not len(self):
             raise UserError(f'{folder}: {split} holds less than one row of block_size={block_size}')
 
-    def row_starts(self, stem, n_tokens):
-        """The place in its shard of each row's first token."""
+    def cut(self, stem, n_tokens):
+        """Where in the shard the first token of each row stands."""
         if self.packing == 'stream':
             return range(0, n_tokens - self.room + 1, self.room)        # an incomplete last row is left out
 
@@ -164,19 +165,19 @@ class Rows:
         document_starts = edges[:-1]
         lengths = np.diff(edges) - 1                    # without the [SEP] that ends each document
         n_rows = -(-lengths // self.room)               # of each document: lengths / room, rounded up
-        # The rows of the shard are numbered; minus its document's first, a row's number is 0, 1, 2 ...
+        # Documents of 2 and 3 rows: first_row is 0 2, the rows 0 1 2 3 4 minus 0 0 2 2 2 are 0 1 0 1 2.
         first_row = np.cumsum(n_rows) - n_rows
         row_in_document = np.arange(n_rows.sum()) - np.repeat(first_row, n_rows)
         return np.repeat(document_starts, n_rows) + row_in_document * self.room
 
     def __len__(self):
-        return int(self.ends[-1])
+        return int(self.rows_before[-1])
 
     def __getitem__(self, index):
         """(ids (T,) int64, whether each token starts a word (T,) bool) of a row"""
-        shard = np.searchsorted(self.ends, index, side='right') - 1
+        shard = np.searchsorted(self.rows_before, index, side='right') - 1
         stem = self.stems[shard]
-        start = int(self.starts[shard][index - self.ends[shard]])
+        start = int(self.first_tokens[shard][index - self.rows_before[shard]])
         tokens = np.fromfile(stem + '.bin', self.dtype, self.room, offset=start * self.dtype.itemsize)
         if self.packing == 'documents':                 # what follows [SEP] is of the next document
             separators = np.flatnonzero(tokens == self.special_ids['sep'])
@@ -189,9 +190,9 @@ class Rows:
         ids[1:n + 1] = tokens
         ids[n + 1] = self.special_ids['sep']
 
-        if ids.max() >= len(self.word_start):
+        if ids.max() >= len(self.id_starts_word):
             raise UserError(f'{stem}.bin is damaged: it holds an id outside the vocabulary')
-        word_starts = self.word_start[ids]
+        word_starts = self.id_starts_word[ids]
         if self.segmented:
             word_starts[1:n + 1] = np.fromfile(stem + '.words', bool, n, offset=start)
         return ids, word_starts
@@ -203,10 +204,9 @@ def shuffled(places, n, seed, epoch):
     """The items at `places`, (B,), of range(n) in random order: one order for each (seed, epoch).
 
     A list of 10^9 rows in random order would take 8 GB in each process. A cipher needs no list: it maps the
-    numbers of a fixed number of bits one to one onto themselves, in an order that its keys decide. Here the
-    bits are the fewest, of an even number, that hold n - 1. What falls outside range(n) is enciphered again
-    until it falls inside: from one item of range(n), that is the next one on the cipher's cycle, so no two
-    places meet in one item.  Black and Rogaway 2002, "cycle walking"
+    numbers of a fixed number of bits one to one onto themselves, in an order that its keys decide. Here that
+    is the smallest even number of bits that holds n - 1. A result that is not below n is enciphered again
+    until it is; two places cannot meet, as the cipher is one to one.  Black and Rogaway 2002, "cycle walking"
     """
     half = max(1, ((n - 1).bit_length() + 1) // 2)      # bits of each half of a number
     keys = np.random.SeedSequence([seed, epoch]).generate_state(8, np.uint64)
@@ -231,7 +231,7 @@ def encipher(x, half, keys):
     for key in keys:
         mixed = (right ^ key) * np.uint64(0x9E3779B97F4A7C15)       # 2^64 / golden ratio; modulo 2^64
         mixed = (mixed ^ (mixed >> np.uint64(29))) * (key | np.uint64(1))
-        mixed = (mixed >> np.uint64(32)) & low          # the high bits depend on the most of the others
+        mixed = (mixed >> np.uint64(32)) & low          # the high bits depend on most of the others
         left, right = right, left ^ mixed
     return left << half | right
 
@@ -240,14 +240,15 @@ class Masker:
     """Decides which tokens of a batch are predicted, and what the model sees of them.
 
     mlm  BERT.  Devlin et al. 2018, section 3.1
-         Of a row's n tokens ceil(fraction n) are predicted: those with the smallest random scores. 80 % of
-         them become [MASK], 10 % a random token, and 10 % stay as they are.
+         Of a row's n tokens, [CLS] and [SEP] counted, ceil(fraction n) are predicted: those with the
+         smallest random scores. With whole_word it is at most so many. 80 % of them become [MASK], 10 % a
+         random token, and 10 % stay as they are.
     plm  XLNet.  Yang et al. 2019, sections 2.2 and 2.3
          The same tokens are predicted, but none is masked: 'order' is each token's place in a random
          permutation, whose last tokens are predicted from those before them.
 
-    Special tokens are neither predicted nor inserted. Shapes are static: each row has k = ceil(fraction T)
-    positions; those that a row with fewer tokens does not need have weight 0.
+    Special tokens are never predicted, and never drawn as the random token. Shapes are static: each row has
+    k = ceil(fraction T) positions, first the predicted ones; the others have weight 0.
     """
 
     def __init__(self, meta, block_size, fraction, objective, whole_word):
@@ -261,8 +262,9 @@ class Masker:
         self.n_positions = self.share_of(block_size)                    # k
 
     def share_of(self, n_tokens):
-        """How many of n tokens are predicted."""
-        return np.ceil(self.fraction * n_tokens - 1e-9).astype(int)     # 0.07 * 100 is 7.000000000000001
+        """How many of n tokens are predicted: ceil(fraction n)"""
+        # rounding: 0.07 * 100 is 7.000000000000001, whose ceil would be 8
+        return np.ceil(self.fraction * n_tokens - 1e-9).astype(int)
 
     def __call__(self, ids, word_starts, seed, samples):
         """ids, word_starts (B, T) -> {'ids' (B, T), 'positions', 'targets', 'weights' (B, k)[, 'order']}"""
@@ -291,11 +293,11 @@ class Masker:
         return batch
 
     def choose_positions(self, ids, is_special, word_starts, scores):
-        """(positions (B, k), how many of them are predicted (B,)): those of a row come first."""
+        """(positions (B, k), of which the first n of a row are predicted; this n of each row (B,))"""
         n_tokens = (ids != self.special_ids['pad']).sum(1)                                  # (B,)
         n_predicted = np.minimum(self.share_of(n_tokens), (~is_special).sum(1))
-        ranked = np.where(is_special, 2, scores)        # scores are below 1: special tokens come last
-        positions = np.argsort(ranked, axis=1, kind='stable')[:, :self.n_positions]
+        sort_by = np.where(is_special, 2, scores)       # scores are below 1: special tokens come last
+        positions = np.argsort(sort_by, axis=1, kind='stable')[:, :self.n_positions]
         if self.whole_word:
             for i in range(len(ids)):
                 positions[i], n_predicted[i] = whole_words(
@@ -304,12 +306,14 @@ class Masker:
 
 
 def whole_words(scores, word_starts, is_special, most, n_positions):
-    """(positions (k,) of a row, how many of them are predicted): whole words, at most `most` tokens.
+    """(positions (k,) of a row, how many are predicted): first the tokens of whole words, at most `most`.
 
-    Words are taken in random order. One with more tokens than are still wanted is passed over, as in BERT.
+    Words are taken in random order: scores are random numbers, and the first of them, as many as there are
+    words, serve for words. One with more tokens than are still wanted is passed over, as in BERT.
     """
+    # A special token is a word of its own. After it a word begins, or the rest of one that the row cuts.
     after_special = np.append(True, is_special[:-1])
-    begins = word_starts | is_special | after_special   # (T,) a special token is a word of its own
+    begins = word_starts | is_special | after_special               # (T,)
     words = np.split(np.arange(len(begins)), np.flatnonzero(begins)[1:])            # positions of each word
     predicted = []
     for number in np.argsort(scores[:len(words)], kind='stable'):
@@ -322,16 +326,17 @@ def whole_words(scores, word_starts, is_special, most, n_positions):
 
 
 def permuted_order(scores, is_special, positions, is_predicted):
-    """(B, T) place of each token in XLNet's permutation, from 1: the predicted tokens last; by score.
+    """Place of each token in XLNet's permutation, (B, T), from 1: by score, the predicted ones last.
 
-    Special tokens have place 0: every other token sees them.
+    Special tokens have place 0: all tokens see them, and they see special tokens alone. In XLNet's code [SEP]
+    and [CLS] keep a place in the permutation.
     """
     comes_last = np.zeros(is_special.shape, bool)
     np.put_along_axis(comes_last, positions, is_predicted, axis=1)
-    ranked = np.where(is_special, -1, scores + 2 * comes_last)
-    by_place = np.argsort(ranked, axis=1, kind='stable')                # token at each place
-    place = np.argsort(by_place, axis=1) + 1                            # place of each token
-    return np.where(is_special, 0, place)
+    sort_by = np.where(is_special, -1, scores + 2 * comes_last)
+    permutation = np.argsort(sort_by, axis=1, kind='stable')            # of positions
+    places = np.argsort(permutation, axis=1) + 1                        # its inverse
+    return np.where(is_special, 0, places)
 
 
 class Loader:
@@ -345,11 +350,12 @@ class Loader:
     def indices(self, samples):
         """Row of each sample, (B,)"""
         epochs, places = np.divmod(np.array(samples), len(self.rows))
+        indices = np.empty_like(places)
         # A batch may begin in one epoch and end in the next, which has another order.
         for epoch in np.unique(epochs):
             here = epochs == epoch
-            places[here] = shuffled(places[here], len(self.rows), self.seed, int(epoch))
-        return places
+            indices[here] = shuffled(places[here], len(self.rows), self.seed, int(epoch))
+        return indices
 
     def batch(self, samples):
         """{'ids', 'positions', 'targets', 'weights'[, 'order'][, 'attention_mask']}, tensors of B rows"""
@@ -364,7 +370,7 @@ class Loader:
     def micro_batches(self, samples, size):
         """Batches of at most `size` samples, as equal as possible."""
         n = len(samples)
-        n_parts = -(-n // size)                         # n / size, rounded up
+        n_parts = math.ceil(n / size)
         edges = [n * i // n_parts for i in range(n_parts + 1)]
         return [self.batch(samples[begin:end]) for begin, end in zip(edges[:-1], edges[1:], strict=True)]
 
@@ -383,6 +389,7 @@ def prefetch(make, items):
 def make_loaders(config):
     """(meta.json, Loader of training rows, {corpus: Loader of validation rows}); '' is the run's corpus
 
+    config  the knobs as a dict
     Raises UserError if a corpus is not prepared, damaged, or of another tokenizer than the run's.
     """
     choose('objective', config['objective'], {'mlm': None, 'plm': None})
@@ -430,6 +437,7 @@ def get_lr(step, peak, low, warmup, total, schedule):
 
 
 def set_lr(optimizer, lr, runtime):
+    """Set the learning rate of all groups."""
     for group in optimizer.param_groups:
         group['lr'] = runtime.scalar(lr)
 
@@ -443,24 +451,25 @@ def make_optimizer(model, lr, betas, eps, weight_decay, runtime):
 
 
 def seed_step(seed, step, runtime):
-    """Seed torch for a step: dropout depends only on (seed, step, rank), not on earlier steps."""
+    """Seed torch for a step: dropout depends on (seed, step, rank), not on the steps before."""
     number = np.random.SeedSequence([seed, step, runtime.rank]).generate_state(1, np.uint64)[0]
     runtime.seed(int(number))
 
 
 def update(model, optimizer, scaler, parts, n_predicted, grad_clip, runtime):
-    """One optimizer step on this rank's micro-batches; returns its part of the loss and the gradient norm.
+    """One optimizer step on this rank's micro-batches.
 
-    n_predicted  predicted tokens of the step over all ranks and micro-batches: the loss is their mean
-    Both results are tensors: the host does not wait for the device here.
+    n_predicted  predicted tokens of the step over all ranks and micro-batches; the loss is the mean over them
+    Returns (this rank's part of that loss, the gradient norm before clipping), tensors on the device: the
+    host need not wait for them.
     """
-    total_loss = torch.zeros(1, device=runtime.device)
+    total_loss = torch.zeros(1, device=runtime.device)              # (1,): on XLA n_predicted has this shape
     n_predicted = runtime.scalar(max(1.0, n_predicted))
     for i, part in enumerate(parts):
         part = runtime.move(part)
         weights = part.pop('weights')                               # (b, k)
         # DDP averages gradients over the ranks in backward(): once a step, with the last micro-batch.
-        accumulates = runtime.cpu_group is not None and i < len(parts) - 1
+        accumulates = runtime.is_distributed and i < len(parts) - 1
         with model.no_sync() if accumulates else contextlib.nullcontext():
             with runtime.autocast():
                 losses = model(**part)                              # (b, k)
@@ -474,13 +483,16 @@ def update(model, optimizer, scaler, parts, n_predicted, grad_clip, runtime):
     scaler.step(optimizer)                              # float16: no step if a gradient is not finite
     scaler.update()
     optimizer.zero_grad(set_to_none=True)
-    runtime.sync()
+    runtime.sync()                                      # on XLA: runs what was recorded so far
     return total_loss[0], norm
 
 
 @dataclass
 class Training:
-    """All that changes from step to step, so all that a run needs to go on as if nothing had happened."""
+    """What a checkpoint must hold for a run to go on from it, and two constants: name and total_batch.
+
+    No state of a random generator is in it, as torch is seeded anew at each step.
+    """
     name: str                       # of the run, in messages
     model: torch.nn.Module          # as built: neither compiled nor wrapped
     optimizer: torch.optim.Optimizer
@@ -490,16 +502,19 @@ class Training:
     samples: int = 0                # training samples seen
 
     def advance(self):
+        """Count an update."""
         self.step += 1
         self.samples += self.total_batch
 
     def state_dict(self):
+        """The state as a checkpoint holds it."""
         return {'model': self.model.state_dict(), 'optimizer': self.optimizer.state_dict(),
                 'scaler': self.scaler.state_dict(), 'step': self.step, 'samples': self.samples}
 
     def load_state_dict(self, state):
+        """Take over the state of a checkpoint."""
         self.model.load_state_dict(state['model'])
-        # Adam's averages are those of the run; decay, betas and kernel those of this command.
+        # Adam's moments are the checkpoint's, its hyperparameters and kernel flags those of this command.
         groups = self.optimizer.state_dict()['param_groups']
         self.optimizer.load_state_dict({**state['optimizer'], 'param_groups': groups})
         if state['scaler']:                             # empty if the run before was not in float16
@@ -510,9 +525,9 @@ class Training:
 
 class Report(NamedTuple):
     """What the host reads from the device after some steps."""
-    loss: float                 # of the last step
-    norm: float                 # of its gradient
-    lr: float
+    loss: float                 # of the last step alone, over all ranks: mean over its predicted tokens
+    norm: float                 # of its gradient, before clipping
+    lr: float                   # of the last step
     steps: int                  # since the last report
     seconds: float              # that they took
 
@@ -521,21 +536,22 @@ class Stopped(Exception):
     """A signal came to some rank: all ranks leave the training loop or a validation."""
 
 
-def fit(training, model, batches, rate, seed, grad_clip, due, runtime):
+def fit(training, model, batches, rate, seed, grad_clip, due_report, runtime):
     """The training loop.  Yields a Report after each step that is due; in between nothing is read.
 
-    training  the run's state, which each step advances
-    model     training.model, perhaps compiled and wrapped
-    batches   the micro-batches of each step, for this rank
-    rate      step -> its learning rate
-    due       after a step: does the caller want a Report?
-    Raises Stopped after the first step in which any rank had a signal; UserError if a number was not finite.
+    training    the run's state, which each step advances
+    model       training.model, perhaps compiled and wrapped
+    batches     the micro-batches of each step, for this rank
+    rate        step -> its learning rate
+    due_report  after a step: does the caller want a Report?
+    A signal to any rank is seen before the next step; after that step and its Report, Stopped is raised.
+    Raises UserError at the next Report if a loss or, but in float16, a gradient norm was not finite.
     """
     n_not_finite = torch.zeros((), device=runtime.device)       # steps, counted on the device
     last_step = training.step                                   # of the last report
     last_time = time.perf_counter()
     for parts in batches:
-        # What the ranks tell each other before each step: the loss is a mean over all their tokens.
+        # Summed over the ranks: predicted tokens, the divisor of the loss, and signals, as all stop together.
         n_predicted = sum(part['weights'].sum().item() for part in parts)
         n_predicted, n_signals = runtime.sum(n_predicted, len(runtime.signals))
 
@@ -550,10 +566,11 @@ def fit(training, model, batches, rate, seed, grad_clip, due, runtime):
         float16 = training.scaler.is_enabled()
         is_finite = loss.isfinite() if float16 else (loss + norm).isfinite()
         n_not_finite = n_not_finite + ~is_finite
-        if not due() and not n_signals:
+        if not due_report() and not n_signals:
             continue                                    # the host runs ahead of the device
 
         loss, n_failed = runtime.sum(loss.item(), n_not_finite.item())      # here it waits for the device
+        # A scale below 1 has been halved many times: the gradients are infinite at any scale.
         if n_failed or (float16 and training.scaler.get_scale() < 1):
             raise UserError(f'{training.name}: a loss or gradient after step {last_step} is not finite; '
                             'no checkpoint has it; try a lower learning_rate')
@@ -585,7 +602,7 @@ def evaluate(model, loader, n, batch_size, runtime):
             continue
         batch = runtime.move(batch)
         weights = batch.pop('weights')                              # (b, k)
-        targets = batch.pop('targets')
+        targets = batch.pop('targets')                              # without them, the model returns logits
         with runtime.autocast():
             logits = model(**batch)                                 # (b, k, V)
         losses = token_losses(logits, targets) * weights
@@ -596,7 +613,8 @@ def evaluate(model, loader, n, batch_size, runtime):
     loss, hits, n_predicted = runtime.sum(*sums)
     loss = loss / max(1, n_predicted)
     accuracy = hits / max(1, n_predicted)
-    return {'loss': loss, 'accuracy': accuracy, 'perplexity': math.exp(min(loss, 700))}
+    perplexity = math.exp(min(loss, 700))               # math.exp raises an error above 709
+    return {'loss': loss, 'accuracy': accuracy, 'perplexity': perplexity}
 
 
 def validate(model, loaders, n, batch_size, runtime):
@@ -611,6 +629,9 @@ def validate(model, loaders, n, batch_size, runtime):
 
 # ---- 4. main: the run ----
 
+# Here the knobs are read as the globals above. `config`, the same as a dict, is what other sections and the
+# checkpoint get. It differs in milestones alone: a run that goes on keeps those of its earlier launches.
+
 def start(config, meta, identity, runtime):
     """(Training, what it starts from): the run in out_dir, or the weights of init_from, or random weights.
 
@@ -623,7 +644,7 @@ def start(config, meta, identity, runtime):
     if path:
         content = read_run(path, model, objective, identity)
         milestones_before = content['config']['milestones']
-        config['milestones'] = tuple(sorted({*milestones, *milestones_before}))
+        config['milestones'] = tuple(sorted({*milestones, *milestones_before}))     # for due_save, save
         say_differences(content['config'], config)
         if dtype == 'auto':                             # a run keeps its precision on another machine
             runtime.dtype = choose_dtype(content['dtype'], runtime.device, n_embd)
@@ -661,7 +682,7 @@ def run_steps(training, model, data, log, facts, runtime):
     mine = (samples[runtime.rank::runtime.world] for samples in steps)
     batches = prefetch(lambda samples: loader.micro_batches(samples, batch_size), mine)
     hidden = None if runtime.is_main else True          # None: only on a terminal is there a bar
-    bar = tqdm(batches, total=max_iters, initial=begun, unit='step', disable=hidden)
+    batches = tqdm(batches, total=max_iters, initial=begun, unit='step', disable=hidden)
 
     warmup = warmup_iters if warmup_iters <= max_iters else max_iters // 10
     rate = partial(get_lr, peak=learning_rate, low=min_lr, warmup=warmup, total=max_iters, schedule=schedule)
@@ -686,17 +707,17 @@ def run_steps(training, model, data, log, facts, runtime):
 
     try:
         # A run is validated before its first step. One that goes on may have been stopped in a validation:
-        # its log, which the main process reads, lacks that.
+        # if the log has none of this step, do it first. Only rank 0 reads the log.
         is_missing = runtime.is_main and begun not in validated_steps(out_dir)
         if (begun == 0 or due(eval_interval)) and runtime.any(is_missing):
             validate_now()
-        for report in fit(training, model, bar, rate, seed, grad_clip, due_report, runtime):
+        for report in fit(training, model, batches, rate, seed, grad_clip, due_report, runtime):
             if due(log_interval):
-                seconds = report.seconds / report.steps             # of a step
+                seconds = report.seconds / report.steps             # per step
                 log.write('train', training.step, loss=report.loss, lr=report.lr, norm=report.norm,
                           tokens_per_second=total_batch * block_size / seconds,
                           hours_left=(max_iters - training.step) * seconds / 3600)
-                bar.set_postfix(loss=report.loss)
+                batches.set_postfix(loss=report.loss)           # on the bar
             if due(eval_interval):
                 validate_now()
             if due_save():
@@ -711,7 +732,8 @@ def run_steps(training, model, data, log, facts, runtime):
 
 
 def main():
-    config = configure(globals(), MINIMUM)
+    """Train; with fill or export, use what was trained."""
+    config = configure(globals(), MINIMUM)      # sets the globals above and returns them as a dict
     if fill or export:
         source = init_from if init_from else out_dir
         use_checkpoint(source, fill, export)
@@ -726,19 +748,18 @@ def main():
             set_damaged_aside(out_dir)
         runtime.wait()                                  # the other ranks wait for that
 
-        # model, optimizer and their state; then compile, then wrap
+        # compiled and wrapped models share the parameters of training.model, which is saved and validated
         training, origin = start(config, meta, identity, runtime)
         model = training.model
         if compile and runtime.device.type == 'cuda':
             model = torch.compile(model)
-        if runtime.cpu_group is not None:
+        if runtime.is_distributed:
             model = DistributedDataParallel(model, gradient_as_bucket_view=runtime.device.type == 'xla')
         facts = {'model_config': asdict(training.model.config), 'config': config, 'data': identity,
                  'dtype': str(runtime.dtype).removeprefix('torch.')}
 
-        # log
         if runtime.is_main:
-            copy_tokenizer(load_tokenizer(loader.rows.folder), out_dir)         # for load()
+            copy_tokenizer(load_tokenizer(loader.rows.folder), out_dir)         # load() looks for it there
             record_launch(out_dir, config, runtime)
             print(f'{count_parameters(training.model):,} parameters on {runtime.world} x {runtime.device} in '
                   f'{runtime.dtype}; {len(loader.rows):,} training rows; from step {training.step} of '
@@ -751,6 +772,7 @@ def main():
         if status == 0 and runtime.is_main:
             plot_losses(out_dir)
             if fill_samples:
+                # rows of up to 65,536 tokens, so that almost every document is one row
                 documents = Rows(loader.rows.folder, meta, 'val', 1 << 16, 'documents')
                 tokenizer = load_tokenizer(loader.rows.folder)
                 show_sentences(training.model.cpu(), tokenizer, documents, fill_samples)
@@ -758,7 +780,7 @@ def main():
     leave(runtime, status)
 
 
-# ======== what follows keeps a run alive and shows what came of it; no loss depends on it ========
+# ======== below: devices, checkpoints, results; what they do is named where it is called ========
 
 # ---- 5. care: what would otherwise fail late ----
 
@@ -767,10 +789,13 @@ def check_knobs(config, runtime):
     choose('schedule', config['schedule'], SCHEDULE)
     if not 0 < config['mask_fraction'] <= 1:
         raise UserError(f"mask_fraction={config['mask_fraction']}: must be above 0 and at most 1")
-    multiple = runtime.world if runtime.device.type == 'xla' else 1         # XLA: equal shapes for all ranks
-    if config['total_batch'] < runtime.world or config['total_batch'] % multiple:
-        raise UserError(f"total_batch={config['total_batch']}: choose a multiple of the {runtime.world} "
-                        'processes')
+    if config['total_batch'] < runtime.world:
+        raise UserError(f"total_batch={config['total_batch']}: must be at least {runtime.world}, a sequence "
+                        'for each process')
+    # on XLA all ranks have equal shapes
+    if runtime.device.type == 'xla' and config['total_batch'] % runtime.world:
+        raise UserError(f"total_batch={config['total_batch']}: on XLA, choose a multiple of the "
+                        f'{runtime.world} processes')
 
 
 # ---- care: devices and processes ----
@@ -793,10 +818,15 @@ class Runtime:
         """Whether this process writes what all share: checkpoints, the log."""
         return self.rank == 0
 
+    @property
+    def is_distributed(self):
+        """Whether there are other processes."""
+        return self.cpu_group is not None
+
     def sum(self, *numbers):
         """Each number summed over the ranks, as floats."""
         tensor = torch.tensor(numbers, dtype=torch.float64)
-        if self.cpu_group is not None:
+        if self.is_distributed:
             dist.all_reduce(tensor, group=self.cpu_group)
         return tensor.tolist()
 
@@ -827,6 +857,7 @@ class Runtime:
     # XLA, for TPUs, traces lazily: operations are recorded; sync() compiles them as one graph and runs it.
 
     def sync(self):
+        """XLA: run what was recorded. Elsewhere nothing."""
         if self.device.type == 'xla':
             sys.modules['torch_xla'].sync()
 
@@ -910,7 +941,7 @@ def choose_dtype(dtype, device, width):
 
 def leave(runtime, status=0):
     """Exit; in a group without interpreter shutdown, where PyTorch's threads may hang: pytorch#190489"""
-    if runtime.cpu_group is not None:
+    if runtime.is_distributed:
         dist.barrier(runtime.cpu_group)
         dist.destroy_process_group()
         atexit._run_exitfuncs()                         # of wandb and torch_xla

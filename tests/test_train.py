@@ -759,6 +759,21 @@ def test_refusals_are_one_line(knobs, text, run, pair, monkeypatch):
     assert text in refused(run('a', 2, **({'init_from': pair} if 'fill' in knobs else {}), **knobs))
 
 
+def test_every_process_needs_a_sequence_of_a_step():
+    """On XLA as many as every other process."""
+    def check(device, total_batch):
+        runtime = Runtime(torch.device(device), torch.float32, 0, 4, None)
+        train.check_knobs({'schedule': 'linear', 'mask_fraction': 0.15, 'total_batch': total_batch}, runtime)
+
+    for device in 'cpu', 'xla':
+        check(device, 4)
+        with pytest.raises(UserError, match='total_batch=3: must be at least 4'):
+            check(device, 3)
+    check('cpu', 6)
+    with pytest.raises(UserError, match='total_batch=6: on XLA, choose a multiple of the 4 processes'):
+        check('xla', 6)
+
+
 def write_meta(folder, meta):
     write_json(folder / 'meta.json', {**meta, 'checksum': digest_of(meta)})
 
