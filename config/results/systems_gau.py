@@ -2,7 +2,7 @@
 # 2022, 64 tokens and key_size 16 (there 512 and 128), so that the divisors keep their order n^2 > n s > s^2 >
 # n.
 # $ python train.py config/results/systems_gau.py --normaliser=squared_relu --relu_scale=n2
-# Expect: see results/bench.md, which has the loop over systems and seeds, and its outcome.
+# Expect: see results/systems.md, which has the loop over systems and seeds, and its outcome.
 from config.results.systems import *
 
 out_dir = 'out/systems_gau'
