@@ -653,16 +653,21 @@ def test_max_documents_are_the_first_of_each_unit(tmp_path):
 
 
 def test_a_sample_is_of_the_whole_corpus(tmp_path):
-    """Texts of smallest hash from 16 units spread over the corpus, each by its bytes."""
+    """Texts of smallest hash of the first of each unit, by its bytes: with them what is held out of these."""
     units = [unit_of(tmp_path, [], bytes=size) for size in (1000, 3000)]
     for k, unit in enumerate(units):
         file = write_jsonl(tmp_path / f'{k}.jsonl', [f'{k} {i:098}' for i in range(500)])
         unit['pieces'] = [[file, 0, None]]
     sample = prepare_data.take_sample(units, '', 1200)
     assert [text[0] for text in sample] == ['0'] * 3 + ['1'] * 9
-    hashes = [prepare_data.text_hash(text, prepare_data.HASH_SEED) for text in sample]
-    assert hashes[:3] == sorted(hashes[:3]) and any(int(text[2:]) > 15 for text in sample)
-    assert all(int(text[2:]) < (30 if text[0] == '0' else 90) for text in sample)
+
+    def hash_of(text):
+        return prepare_data.text_hash(text, prepare_data.HASH_SEED)
+
+    read = [[f'{k} {i:098}' for i in range(count)] for k, count in enumerate((30, 90))]
+    assert sample == sorted(read[0], key=hash_of)[:3] + sorted(read[1], key=hash_of)[:9]
+    held_out = {text for text in read[0] + read[1] if hash_of(text) < 0.05 * 2**64}
+    assert held_out and held_out <= set(sample)
 
 
 # ---- mistakes and damage ----
