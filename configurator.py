@@ -32,7 +32,8 @@ KNOB_TYPES = {                  # type of a knob -> what a message calls it
 def configure(scope, minimum, arguments=None):
     """Override the knobs of a stage; returns {name: value} of all of them.
 
-    scope      globals() of the stage; nothing in it changes if an argument is refused
+    scope      globals() of the stage: the value that a knob has there is its default and decides its type;
+               nothing changes if an argument is refused
     minimum    {knob: its least value}; 0 for a number that is not there
     arguments  config files and --key=value, by default those of the command line
     """
@@ -72,7 +73,8 @@ def settings(argument, defaults):
         assigned = runpy.run_path(path)
     except Exception as error:                  # a config file may raise any
         raise UserError(shown(f'{argument}: {type(error).__name__}: {error}')) from None
-    # what a config file imports or defines for itself is no knob: modules and functions have a __name__
+    # Modules, functions and classes of a config file are no knobs: they have a __name__. A helper value of
+    # its own needs a leading _.
     return {name: value for name, value in assigned.items()
             if not name.startswith('_') and not hasattr(value, '__name__')}
 
@@ -93,7 +95,8 @@ def checked(argument, name, value, default, least):
     if type(value) is int and expected is tuple:
         value = (value,)
     numbers = value if type(value) is tuple else (value,)
-    # no library takes longer ones, and Python does not print one of 5,000 digits
+    # No library takes longer ones. This is checked first, and the message lacks the value, because Python
+    # does not print a number of 5,000 digits.
     if any(type(number) is int and abs(number) >= 2 ** 63 for number in numbers):
         raise UserError(f'{shown(argument)}: {shown(name)} must be below 2^63')
 

@@ -18,6 +18,7 @@ from test_train import CPU
 import bench
 import train
 from bench import MATRICES, PARAMETER_GROUPS, VARIANTS
+from configurator import UserError
 from model import SHATTER, MaskedLM, PermutationLM, SequenceClassifier
 from prepare_data import copy_tokenizer, load_tokenizer
 
@@ -221,6 +222,12 @@ def test_out_of_memory_is_a_row(monkeypatch):
     assert [row['MiB'] for row in rows[:3]] == [3.0, 4.0, 6.0]
     assert [row['MiB / original'] for row in rows[:3]] == [1, 4 / 3, 1] and math.isnan(rows[3]['MiB'])
     assert 'MALLOC_MMAP_THRESHOLD_' not in os.environ
+
+
+def test_memory_without_proc_is_refused(monkeypatch):
+    monkeypatch.setattr(bench.os.path, 'exists', lambda path: False)
+    with pytest.raises(UserError, match='leave memory out'):
+        next(bench.memory({**CONFIG, 'variants': ['original']}, CPU))
 
 
 # ---- finished runs ----

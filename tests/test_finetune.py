@@ -211,8 +211,8 @@ def test_windows_hold_every_token_and_the_answer(run):
         assert hits
         for feature in hits:
             first, last = feature.target
-            begin, _ = feature.offsets[first - feature.first]
-            _, end = feature.offsets[last - feature.first]
+            begin, _ = feature.offsets[first - feature.context_start]
+            _, end = feature.offsets[last - feature.context_start]
             assert context[begin:end] == answer
     assert finetune.span_target((('abc', 0),), np.array([[0, 3]]), 5) == (5, 5)
     assert finetune.span_target((('abcd', 2),), np.array([[0, 3], [3, 5]]), 5) == (0, 0)      # cut off
