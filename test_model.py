@@ -412,7 +412,7 @@ class AttentionFacts(NamedTuple):
     parameters: Callable            # their number without `out`, from D, H, K = D / H, s and r
     own: dict = {}                  # own parameter, not of a Linear -> how it starts; None: a test of its own
     decays: tuple = ()              # those of `own` that have weight decay
-    placed: tuple = ()              # parameters that only a query with a position feels
+    positional: tuple = ()          # parameters that only a query with a position feels
 
 
 def three(D, H, K, s, r):
@@ -432,7 +432,7 @@ def with_parts(D, H, K, s, r):
 
 
 DIAGONALS = {'query_diag': ONES, 'key_diag': ONES}
-PARTS = {'own': {'part_embedding': NORMAL}, 'decays': ('part_embedding',), 'placed': ('part_embedding',)}
+PARTS = {'own': {'part_embedding': NORMAL}, 'decays': ('part_embedding',), 'positional': ('part_embedding',)}
 ATTENTIONS = {
     'original': AttentionFacts(partial(many_heads, project=original), three),
     'symmetric': AttentionFacts(partial(many_heads, project=symmetric), two),
@@ -452,7 +452,7 @@ ATTENTIONS = {
     # no biases, but u and v
     'xlnet': AttentionFacts(xlnet, lambda D, H, K, s, r: 4 * D * D + 2 * D,
                             {'content_bias': NORMAL, 'distance_bias': NORMAL},
-                            placed=('distance.weight', 'distance_bias')),
+                            positional=('distance.weight', 'distance_bias')),
 }
 NORMS = {'layer': layer_norm, 'rms': rms_norm}
 
@@ -692,9 +692,9 @@ def outputs(model, ids, segments, keep):
     return torch.stack(logits) if isinstance(model, SpanClassifier) else logits
 
 
-def is_a_shift(name, settings, placed):
+def is_a_shift(name, settings, has_position):
     """Is it a bias of keys?  It adds the same q_i b to all scores of a softmax, unless rope rotates it."""
-    rotated_key = settings.get('position') == 'rope' and placed
+    rotated_key = settings.get('position') == 'rope' and has_position
     no_softmax = settings.get('normaliser', '').endswith('relu')
     return name.endswith(('attention.key.bias', 'attention.key_bias')) and not rotated_key and not no_softmax
 
@@ -724,10 +724,10 @@ def test_every_parameter_gets_its_gradient(kind, settings):
             below = total()
             parameter.add_(direction, alpha=step)
         # layerwise pooling: the query, which has no position, is the only one of the last block
-        placed = 'pooling' not in settings or not name.startswith('encoder.blocks.1')
-        if not placed and name.endswith(facts_of(model.config).placed):
+        has_position = 'pooling' not in settings or not name.startswith('encoder.blocks.1')
+        if not has_position and name.endswith(facts_of(model.config).positional):
             continue
-        assert (difference(parameter.grad, 0) < 1e-9) == is_a_shift(name, settings, placed), name
+        assert (difference(parameter.grad, 0) < 1e-9) == is_a_shift(name, settings, has_position), name
         slope = (parameter.grad * direction).sum()
         assert abs(slope - (above - below) / (2 * step)) < 1e-5 * max(1, abs(slope)), name
 
@@ -852,7 +852,7 @@ def test_initial_pairwise_factors(pair_init, rank):
     assert (noise.mean(0).abs() < 6 * noise.std(0) / 32 ** 0.5).all()               # over 32 heads
     deviation = known(STARTS, pair_init, 'deviation')
     if not (rank and pair_init == 'identity'):          # there they have different deviations
-        tolerance = 0.25 if rank else 0.06              # entries of A B^T are correlated
+        tolerance = 0.25 if rank else 0.06              # entries of a product are correlated
         assert abs(noise.std().item() / deviation - 1) < tolerance
 
 
