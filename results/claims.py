@@ -168,7 +168,8 @@ def courtois_plateau():
             f'{left} of {len(absolute)} runs. 1 million parameters, `absolute`, rate 2e-3, step from which '
             f"the loss stays below 5.56: {'; '.join(small)} "
             '([systems.md](systems.md#operators-and-initial-values-of-s))')
-    return seen, f'{CANNOT_SEE}: theirs is of base, with S from N(0, 1), and hardly there in small'
+    return seen, (f'{CANNOT_SEE}: theirs is of base, with S from N(0, 1), and hardly there in small; with '
+                  '`rope` `original` leaves first, with `absolute` (1 million) `pairwise` leaves last')
 
 
 def courtois_final_loss():
@@ -237,9 +238,15 @@ def tian_memory():
     *_, at_256 = page_row('systems.md', heading, '256')
     *_, at_512 = page_row('systems.md', heading, '512')
     ratio = float(at_256.split()[0]) / float(at_512.split()[0])
-    seen = (f'what a layer keeps for the backward pass: {ratio:.2f} '
-            "([systems.md](systems.md#memory-of-shatters-steps)); the peak of a step was not measured")
-    return seen, f'{CANNOT_SEE}; of a layer {ratio_signs([ratio / 0.5])}'
+    shatter = [float(cell.replace(',', '')) for cell in page_row('systems.md', heading, '`shatter`')]
+    _, original = [float(cell.replace(',', '')) for cell in page_row('systems.md', heading, '`original`')]
+    step = shatter[0] / shatter[1]
+    over_bert = shatter[0] / original
+    seen = (f'memory at 256 over 512 tokens: what a layer keeps for the backward pass {ratio:.2f}; the peak of '
+            f"a step of 4 layers {step:.2f}, over BERT's at 512 {over_bert:.2f} "
+            '([systems.md](systems.md#memory-of-shatters-steps))')
+    return seen, (f'{CANNOT_SEE}; of a layer {ratio_signs([ratio / 0.5])}, of a step '
+                  f'{ratio_signs([step / 0.5])}, of a step over BERT\'s {ratio_signs([over_bert / 0.5])}')
 
 
 def tian_loss():
@@ -253,6 +260,15 @@ def whether_bert_learned():
     if 'original' in study.learned_systems(SCORES):
         return ''
     return ': BERT has not left the plateau'
+
+
+def tian_fewer_steps():
+    level = SCORES['loss'].loc['no_position'].mean() - study.PLATEAU_MARGIN
+    cells = []
+    for system, name in ('shatter', '`shatter`'), ('original', 'BERT'):
+        ends = [study.plateau_end(curve, level) for curve in study_curves(system)]
+        cells.append(f"{name} {listed(end if end else 'never' for end in ends)}")
+    return f"study, step at which the plateau ends: {'; '.join(cells)}", CANNOT_SEE + whether_bert_learned()
 
 
 def tian_steps():
@@ -347,6 +363,7 @@ CLAIMS = {          # paper -> {name of a claim in papers.json: its function}
         'parameters': kowsher_parameters,
         'GLUE': kowsher_glue,
         'noise': never_run,
+        'other tasks': never_run,
         'seconds': kowsher_seconds,
     },
     'tian': {
@@ -354,6 +371,8 @@ CLAIMS = {          # paper -> {name of a claim in papers.json: its function}
         'time of large': never_run,
         'memory': tian_memory,
         'loss': tian_loss,
+        'fewer steps': tian_fewer_steps,
+        'a week on GPUs': never_run,
         'steps to Shatter': tian_steps,
         'GLUE': tian_glue,
     },

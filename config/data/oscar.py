@@ -1,9 +1,9 @@
 # English OSCAR 23.01 (huggingface.co/datasets/oscar-corpus/OSCAR-2301), filtered as in Courtois et al. 2024:
 # 30M documents. 22.01 has neither harmful_pp nor categories: two of the three rules would leave out nothing.
 # $ python prepare_data.py config/data/oscar.py --path=FOLDER
-# FOLDER has en_meta_*.jsonl.zst; access is granted on the hub. Their code (data/README.md) takes
-# 40M documents of the first parts and holds out 1,000 for validation; it also drops those without harmful_pp,
-# which stay here. Ours: 30M, as in the paper, the first of each file; 10,000 held out.
+# FOLDER has en_meta_*.jsonl.zst; access is granted on the hub. Their code makes a set of 40M with 1,000 for
+# validation (data/oscar_split.sh) and trains on one of 30M (preprocess.sh); it also drops those without
+# harmful_pp, which stay here. Ours: which 30M, the first of each file; 10,000 held out.
 # Expect the count of documents left out, and the first. The paper's 10,000 for test are rows of 512 tokens:
 # train.py's eval_samples draws as many from the 10,000 held-out documents
 corpus = 'oscar'

@@ -15,8 +15,8 @@
 # pooler; 5 seeds, 512 tokens, the weights of the last step; STS-B as the mean of its two correlations (the
 # paper prints one number for both); dtype auto. The noise is added to each token's input of the first
 # block, after the embeddings' norm, in a random direction, with 5 to 40 % of the mean norm there (the paper
-# also gives it a deviation of 1, and does not say which embeddings). Rows of table 6 are taken as the
-# training tasks.
+# also gives it a deviation of 1, and does not say which embeddings). Which of table 6 are the
+# training tasks it does not say: the report has both readings (results/errata.md).
 out_dir = 'out/glue_kowsher'
 init_from = 'out/kowsher_shared'
 tasks = 'mrpc,cola,mnli,qqp,rte,stsb,qnli,sst2'
