@@ -4,8 +4,8 @@
     $ torchrun --standalone --nproc_per_node=8 train.py config/base_pairwise.py
     $ python train.py --init_from=out/quickstart --fill="the [MASK] of a matrix"
 
-Above the double line stands the method, in the order in which data flows; main() is its last function. Below are
-devices, checkpoints and results: what they do is named where it is called.
+Above the double line stands the method, in the order in which data flows, with main() as its last function.
+Below are devices, checkpoints and results: what they do is named where it is called.
 
     1  rows       the prepared tokens of a corpus, cut into sequences
     2  batches    sample n of the run -> its row -> its masks

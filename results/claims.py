@@ -242,7 +242,7 @@ def tian_memory():
     _, original = [float(cell.replace(',', '')) for cell in page_row('systems.md', heading, '`original`')]
     step = shatter[0] / shatter[1]
     over_bert = shatter[0] / original
-    seen = (f'memory at 256 over 512 tokens: what a layer keeps for the backward pass {ratio:.2f}; the peak of '
+    seen = (f'at 256 over 512 tokens: what a layer keeps for the backward pass {ratio:.2f}; the peak of '
             f"a step of 4 layers {step:.2f}, over BERT's at 512 {over_bert:.2f} "
             '([systems.md](systems.md#memory-of-shatters-steps))')
     return seen, (f'{CANNOT_SEE}; of a layer {ratio_signs([ratio / 0.5])}, of a step '
