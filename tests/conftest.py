@@ -7,8 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import NamedTuple
+from unittest import mock
 
 import pytest
+import torch
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 sys.path.insert(0, ROOT)
@@ -49,6 +51,17 @@ def tiny(corpus, out_dir, **knobs):
 def knobs_of(module):
     return {name: value for name, value in vars(module).items() if name.islower() and name[0] != '_'
             and isinstance(value, (bool, int, float, str, tuple))}
+
+
+@contextlib.contextmanager
+def without_storage():
+    """Modules that are built here have shapes alone: no memory, and no time for initial values."""
+    def leave(tensor, *arguments, **keywords):
+        return tensor
+
+    starts = dict.fromkeys(('normal_', 'uniform_', 'zero_', 'fill_'), leave)
+    with torch.device('meta'), mock.patch.multiple(torch.Tensor, **starts):
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT, process, refused
+from conftest import ROOT, process, refused, without_storage
 
 import finetune
 import train
@@ -147,7 +147,7 @@ def vocabulary(dataset):
 def build(settings, kind=None, vocab_size=None, pooling='cls'):
     """The model of a run's knobs, of the class that their objective or `kind` says, without storage."""
     settings = {**settings, 'pooling': pooling}
-    with torch.device('meta'):
+    with without_storage():
         return (kind or train.MODEL_CLASSES[settings['objective']])(
             model_config(settings, vocab_size or vocabulary(settings['dataset'])))
 

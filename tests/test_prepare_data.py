@@ -767,7 +767,7 @@ def test_any_flipped_bit_of_a_json_names_it(sound, tmp_path, name):
     home = copied(sound, tmp_path)
     value = prepare_data.read_json(str(home), name)
     size = (home / name).stat().st_size
-    for place in [*range(0, size, max(1, size // 150)), *range(size - 35, size - 3)]:
+    for place in [*range(0, size, max(1, size // 50)), *range(size - 35, size - 3)]:
         flip(home / name, place, place % 8)
         with pytest.raises(UserError, match=f'/{name}: missing, damaged or .*: remove '):
             prepare_data.read_json(str(home), name)
@@ -832,17 +832,15 @@ def test_damage_before_meta_is_written(sound, tmp_path):
     prepare(tmp_path, **sound[1])
 
 
-def count_slowly(n):
-    prepare_data.count_documents(n)
-    time.sleep(0.5)
+COUNT_SLOWLY = 'import time, prepare_data; prepare_data.count_documents({}); time.sleep(0.4)'
 
 
-@pytest.mark.parametrize('num_proc', [1, 2])
-def test_a_bar_on_a_terminal_shows_documents(capfd, monkeypatch, num_proc):
-    for is_terminal in (True, False):
-        monkeypatch.setattr(sys.stderr, 'isatty', lambda: is_terminal)       # noqa: B023
-        prepare_data.in_parallel(count_slowly, [(700,), (800,)], num_proc)
-        assert ('1,500 documents' in capfd.readouterr().err) == is_terminal
+@pytest.mark.parametrize('num_proc, is_terminal', [(1, True), (1, False), (2, True)])
+def test_a_bar_on_a_terminal_shows_documents(capfd, monkeypatch, num_proc, is_terminal):
+    """While a unit is at work; the number of all processes."""
+    monkeypatch.setattr(sys.stderr, 'isatty', lambda: is_terminal)
+    prepare_data.in_parallel(exec, [(COUNT_SLOWLY.format(700),), (COUNT_SLOWLY.format(800),)], num_proc)
+    assert ('1,500 documents' in capfd.readouterr().err) == is_terminal
 
 
 def test_who_waits_for_a_tokenizer_sees_a_line(tmp_path, capfd, monkeypatch):

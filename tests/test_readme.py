@@ -2,7 +2,7 @@
 
 `-m slow` runs every command of README.md on one machine, made small, in the order of the page.
 """
-import importlib.util
+import importlib
 import json
 import os
 import re
@@ -13,8 +13,7 @@ import subprocess
 import numpy as np
 import pandas as pd
 import pytest
-import torch
-from conftest import ROOT, knobs_of, process, words
+from conftest import ROOT, knobs_of, process, without_storage, words
 from test_configs import NAMES, commands_of, read, resolved
 
 import bench
@@ -139,25 +138,30 @@ def test_the_parameters_of_other_sizes_are_those_of_the_model():
         assert matrices == count(name, matrices=True), name
 
 
-def test_the_tables_of_the_study_are_those_of_its_rows(home):
-    """Every line of every table that results/study.py prints is on the page; it draws the figure."""
+@pytest.fixture
+def study(monkeypatch):
+    """results/study.py as a module."""
     pytest.importorskip('scipy')
+    monkeypatch.syspath_prepend(os.path.join(ROOT, 'results'))
+    return importlib.import_module('study')
+
+
+def test_the_tables_of_the_study_are_those_of_its_rows(study, tmp_path, monkeypatch, capsys):
+    """Every line of every table that results/study.py prints is on the page; it draws the figure."""
     pytest.importorskip('matplotlib')
-    (home / 'results' / 'study.png').unlink()
-    done = process('results/study.py', cwd=home)
-    printed = [line for line in done.out.splitlines() if line.startswith('|')]
+    monkeypatch.setattr(study, 'FIGURE', str(tmp_path / 'study.png'))
+    monkeypatch.setattr('sys.argv', ['study.py'])
+    study.main()
+    printed = [line for line in capsys.readouterr().out.splitlines() if line.startswith('|')]
     page = read('results', 'study.md').splitlines()
-    assert done.code == 0 and len(printed) > 80, done.err
+    assert len(printed) > 80
     assert [line for line in printed if line not in page] == []
-    assert (home / 'results' / 'study.png').exists()
+    assert (tmp_path / 'study.png').exists()
 
 
-def test_the_intervals_of_the_study_are_the_textbooks():
+def test_the_intervals_of_the_study_are_the_textbooks(study):
     """Dunnett's p is scipy's, Holm's is worked out by hand, the deviation is that of a least-squares fit."""
     stats = pytest.importorskip('scipy.stats')
-    spec = importlib.util.spec_from_file_location('study', os.path.join(ROOT, 'results', 'study.py'))
-    study = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(study)
     draws = np.random.default_rng(0).normal(size=(5, 3)) + np.array([[0], [0.5], [1], [2], [3]])
 
     theirs = stats.dunnett(*draws[1:], control=draws[0])
@@ -177,7 +181,7 @@ def test_the_intervals_of_the_study_are_the_textbooks():
 def count(name, size='base', matrices=False):
     """Parameters of a system of bench.py, or those of the matrices of its blocks, as the page prints them."""
     config = {**knobs_of(bench), **dict(zip(bench.SHAPE_KNOBS, bench.SHAPES[size], strict=True))}
-    with torch.device('meta'):
+    with without_storage():
         model = bench.build(name, config, 512)
     part = model.encoder.blocks if matrices else model
     return f'{sum(p.numel() for p in part.parameters() if p.dim() > 1 or not matrices):,}'

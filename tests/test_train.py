@@ -516,7 +516,8 @@ def test_a_signal_in_the_first_validation_in_the_last_save_and_under_nohup(run, 
     assert [line['step'] for line in metrics(tmp_path / 'a', 'val')] == [0, 8, 9]
 
 
-def test_a_log_that_nobody_reads_stops_the_run(corpus, tmp_path):
+@pytest.mark.slow
+def test_a_log_that_nobody_reads_stops_the_process(corpus, tmp_path):
     """As a signal does: it saves. The reader of its pipe goes away, as `| head` does."""
     command = tiny(corpus, tmp_path / 'a', max_iters=10_000, checkpoint_interval=10_000, eval_samples=1)
     with launch('train.py', *command) as started:
@@ -527,6 +528,25 @@ def test_a_log_that_nobody_reads_stops_the_run(corpus, tmp_path):
         line, = started.stderr.read().splitlines()
     assert line.startswith('stopped by a signal after step ')
     assert last(tmp_path / 'a')['step'] > 2
+
+
+def test_a_log_that_nobody_reads_stops_the_run(run, tmp_path, monkeypatch):
+    reader, writer = os.pipe()
+    log = os.fdopen(writer, 'w')
+    seed_step = train.seed_step
+
+    def close_the_reader(*arguments):
+        os.close(reader)
+        monkeypatch.setattr(sys, 'stdout', log)
+        monkeypatch.setattr(train, 'seed_step', seed_step)
+        seed_step(*arguments)
+
+    monkeypatch.setattr(train, 'seed_step', close_the_reader)
+    done = run('a', 128 + signal.SIGHUP, max_iters=50, checkpoint_interval=50)
+    with contextlib.suppress(BrokenPipeError):
+        log.close()
+    assert done.err.startswith('stopped by a signal after step ')
+    assert last(tmp_path / 'a')['step'] < 50
 
 
 def test_signals_are_the_defaults_again_after_the_last_step(run, monkeypatch):
