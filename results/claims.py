@@ -168,8 +168,9 @@ def courtois_plateau():
             f'{left} of {len(absolute)} runs. 1 million parameters, `absolute`, rate 2e-3, step from which '
             f"the loss stays below 5.56: {'; '.join(small)} "
             '([systems.md](systems.md#operators-and-initial-values-of-s))')
-    return seen, (f'{CANNOT_SEE}: theirs is of base, with S from N(0, 1), and hardly there in small; with '
-                  '`rope` `original` leaves first, with `absolute` (1 million) `pairwise` leaves last')
+    return seen, (f'{CANNOT_SEE}: the claim is of base, with S from N(0, 1), and in their own small runs '
+                  'it hardly shows; with `rope` `original` leaves first, with `absolute` (1 million) '
+                  '`pairwise` leaves last')
 
 
 def courtois_final_loss():
@@ -228,8 +229,9 @@ def tian_time_of_base():
     *_, small = page_row('systems.md', 'Every system on small runs', '`shatter`')
     _, at_256, at_512, *_ = page_row('bench.md', "BERT-base's width", '`shatter`')
     ratios = [in_study, *map(float, small.split()), float(at_256), float(at_512)]
-    seen = (f'study: {in_study:.2f}; small models: {listed(small.split())} ([systems.md](systems.md)); 768 '
-            f'wide: {at_256} at 256 tokens, {at_512} at 512 ([bench.md](bench.md#bert-bases-width))')
+    seen = (f'study: {in_study:.2f}; small models: {listed(small.split())} at 64, 128 and 512 tokens '
+            f'([systems.md](systems.md)); 768 wide: {at_256} at 256 tokens, {at_512} at 512 '
+            '([bench.md](bench.md#bert-bases-width))')
     return seen, f'{CANNOT_SEE}; on CPUs {ratio_signs(ratios)}'
 
 
@@ -245,8 +247,8 @@ def tian_memory():
     seen = (f'at 256 over 512 tokens: what a layer keeps for the backward pass {ratio:.2f}; the peak of '
             f"a step of 4 layers {step:.2f}, over BERT's at 512 {over_bert:.2f} "
             '([systems.md](systems.md#memory-of-shatters-steps))')
-    return seen, (f'{CANNOT_SEE}; of a layer {ratio_signs([ratio / 0.5])}, of a step '
-                  f'{ratio_signs([step / 0.5])}, of a step over BERT\'s {ratio_signs([over_bert / 0.5])}')
+    return seen, (f'{CANNOT_SEE}; a layer {ratio_signs([ratio / 0.5])}, a step {ratio_signs([step / 0.5])}, '
+                  f'a step beside one of BERT at 512 {ratio_signs([over_bert / 0.5])}')
 
 
 def tian_loss():
@@ -323,8 +325,8 @@ LIU_LINK = '([bench.md](bench.md#lius-table-4-with-his-settings-small))'
 def liu_memory():
     shares = liu_row('memory')
     *_, without_dropout, _, _, _ = page_row('bench.md', "BERT-base's width", 'memory, RoFormerV2')
-    seen = (f'V2, his settings, but 2 layers and one row: {listed(shares)} at 256, 512, 1024 and 2048 tokens '
-            f'{LIU_LINK}; without dropout {without_dropout} at 512')
+    seen = (f'V2, with his settings but 2 layers and one row: {listed(shares)} at 256, 512, 1024 and '
+            f'2048 tokens {LIU_LINK}; without dropout {without_dropout} at 512')
     with_his = ratio_signs([100 / float(share.split()[0]) for share in shares[1:]])
     without = ratio_signs([100 / float(without_dropout.split()[0])])
     return seen, f'{CANNOT_SEE}; on CPUs from 512 tokens on {with_his}, without dropout {without}'
@@ -333,8 +335,8 @@ def liu_memory():
 def liu_time():
     ratios = liu_row('time')
     *_, without_dropout, _, _, _ = page_row('bench.md', "BERT-base's width", 'RoFormerV2')
-    seen = (f'V2, his settings, but 2 layers and one row: {listed(ratios)} at 256, 512, 1024 and 2048 tokens '
-            f'{LIU_LINK}; without dropout {without_dropout} at 512')
+    seen = (f'V2, with his settings but 2 layers and one row: {listed(ratios)} at 256, 512, 1024 and '
+            f'2048 tokens {LIU_LINK}; without dropout {without_dropout} at 512')
     longer = ratio_signs([1 / float(ratio) for ratio in ratios[2:]])
     without = ratio_signs([1 / float(without_dropout)])
     return seen, (f'{CANNOT_SEE}; on CPUs {ratios[1]} at 512 tokens, from 1024 on {longer}, '
