@@ -770,7 +770,7 @@ def main():
         with catch_signals() as runtime.signals:
             status = run_steps(training, model, data, log, facts, runtime)
         if status == 0 and runtime.is_main:
-            plot_losses(out_dir)
+            plot_losses(out_dir, total_batch * block_size)
             if fill_samples:
                 # rows of up to 65,536 tokens, so that almost every document is one row
                 documents = Rows(loader.rows.folder, meta, 'val', 1 << 16, 'documents')
@@ -1274,33 +1274,51 @@ def differ_in_seed_alone(folders):
     return len({config['seed'] for config in configs}) == len(configs)
 
 
-def plot(path, lines, labels):
-    """Save a picture of lines {name: [(x, y), ...]}; of several points with one x their mean."""
+def plot(path, panels, label):
+    """Save a picture: beside each other, panels {label of x: {name: [(x, y), ...]}}, all with one y.
+
+    Of several points of a name with one x their mean is drawn.
+    """
     try:
         from matplotlib.figure import Figure
     except ImportError:
         say(f'no {path} without matplotlib: pip install matplotlib')
         return
-    figure = Figure(layout='constrained')
-    axis = figure.add_subplot(xlabel=labels[0], ylabel=labels[1])
-    for name, points in lines.items():
-        values = {}                                     # x -> the ys there
-        for x, y in points:
-            values.setdefault(x, []).append(y)
-        xs = sorted(values)
-        axis.plot(xs, [np.mean(values[x]) for x in xs], '.-', label=name)
-    axis.legend()
+    figure = Figure(figsize=(6.4 * len(panels), 4.8), layout='constrained')
+    axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+    for axis, (x_label, lines) in zip(axes, panels.items(), strict=True):
+        axis.set_xlabel(x_label)
+        for name, points in lines.items():
+            values = {}                                 # x -> the ys there
+            for x, y in points:
+                values.setdefault(x, []).append(y)
+            xs = sorted(values)
+            axis.plot(xs, [np.mean(values[x]) for x in xs], '.-', label=name)
+    axes[0].set_ylabel(label)
+    axes[0].legend()
     figure.savefig(path)
 
 
-def plot_losses(folder):
-    """loss.png: training and validation losses, and the unigram entropy of the corpus."""
-    lines = {}
+def plot_losses(folder, tokens_per_step):
+    """loss.png: losses of training and validation, and the unigram entropy, by step and by time."""
+    by_step = {}
+    minutes = {0: 0.0}                                  # step -> minutes of training, without validations
     for line in read_metrics(folder):
+        step = line['step']
+        if 'tokens_per_second' in line:
+            last = max(minutes)
+            seconds = (step - last) * tokens_per_step / line['tokens_per_second']
+            minutes[step] = minutes[last] + seconds / 60
         for key in line:
             if key.endswith(('loss', 'unigram')):
-                lines.setdefault(f"{line['kind']} {key}", []).append((line['step'], line[key]))
-    plot(os.path.join(folder, 'loss.png'), lines, ('step', 'nats per predicted token'))
+                by_step.setdefault(f"{line['kind']} {key}", []).append((step, line[key]))
+    by_time = {}
+    for name, points in by_step.items():
+        steps, losses = zip(*points, strict=True)
+        times = np.interp(steps, [*minutes], [*minutes.values()])
+        by_time[name] = [*zip(times, losses, strict=True)]
+    plot(os.path.join(folder, 'loss.png'), {'step': by_step, 'minutes of training': by_time},
+         'nats per predicted token')
 
 
 # ---- results: predictions and export ----

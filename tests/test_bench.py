@@ -261,7 +261,7 @@ def records(frame):
 
 def test_seeds_of_a_system_are_pooled(call, tmp_path, monkeypatch):
     pictures = []
-    monkeypatch.setattr(train, 'plot', lambda path, lines, labels: pictures.append(lines))
+    monkeypatch.setattr(train, 'plot', lambda path, panels, label: pictures.append(panels['step']))
     make_run(tmp_path / 'plain_rank_4-1', (6, 5, 4, 3), seed=1)
     make_run(tmp_path / 'plain_rank_4-2', (6, 5.9, 5.8, 4), seed=2)
     make_run(tmp_path / 'plain_rank_4-3', (6, 5, 4), seed=3)            # stopped

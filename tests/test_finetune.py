@@ -1163,16 +1163,16 @@ def test_a_curve_over_pretraining_steps(tmp_path, monkeypatch):
             trials += [result(score + add, task, seed, step=step) for seed, score in enumerate(scores, 1)]
     seen = []
     monkeypatch.setattr(finetune, 'read_results', lambda folder: trials)
-    monkeypatch.setattr(train, 'plot', lambda path, lines, labels: seen.extend([path, lines]))
+    monkeypatch.setattr(train, 'plot', lambda path, panels, label: seen.extend([path, panels]))
     text = finetune.write_report(str(tmp_path), '', '')
     curve = text[text.index('## ours by pretraining step'):]
     assert [cells(curve, start)[0] for start in ('10', '20', '30', 'first')] == [
         ['73.00', '83.00', '78.00'], ['76.50', '86.50', '81.50'], ['80.00', '90.00', '85.00'], ['20'] * 3]
     assert cells(text, 'ours')[0] == [*(f'{score}.00 (0.00) ± 0.00' for score in (80, 90, 85)), '2']
-    assert seen == [f'{tmp_path}/curve.png', {
+    assert seen == [f'{tmp_path}/curve.png', {'pretraining step': {
         'ours rte.accuracy': [(10, 73), (20, 76.5), (30, 80)],
         'ours cola.matthews': [(10, 83), (20, 86.5), (30, 90)],
-        'ours average': [(10, 78), (20, 81.5), (30, 85)]}]
+        'ours average': [(10, 78), (20, 81.5), (30, 85)]}}]
 
 
 def test_noise_cross_and_seconds_have_their_tables():

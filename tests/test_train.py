@@ -551,7 +551,7 @@ def test_a_log_that_nobody_reads_stops_the_run(run, tmp_path, monkeypatch):
 
 def test_signals_are_the_defaults_again_after_the_last_step(run, monkeypatch):
     seen = []
-    monkeypatch.setattr(train, 'plot_losses', lambda folder: seen.append(signal.getsignal(signal.SIGTERM)))
+    monkeypatch.setattr(train, 'plot_losses', lambda *_: seen.append(signal.getsignal(signal.SIGTERM)))
     run('a', max_iters=1)
     assert seen == [signal.default_int_handler]         # of the tests, see conftest.py
 
@@ -875,6 +875,22 @@ def test_the_picture_or_a_line_without_matplotlib(run, stage, corpus, tmp_path):
     done = stage('train', *tiny(corpus, tmp_path / 'b'), pictures=True)
     assert done.code == 0 and not done.err and (tmp_path / 'b' / 'loss.png').stat().st_size > 1000
     assert run('a').err == f'no {tmp_path}/a/loss.png without matplotlib: pip install matplotlib\n'
+
+
+def test_the_picture_has_losses_by_step_and_by_time(tmp_path, monkeypatch):
+    lines = [{'kind': 'val', 'step': 0, 'unigram': 6, 'loss': 8},
+             {'kind': 'train', 'step': 10, 'loss': 7, 'tokens_per_second': 100},
+             {'kind': 'val', 'step': 15, 'unigram': 6, 'loss': 5},
+             {'kind': 'train', 'step': 20, 'loss': 4, 'tokens_per_second': 50}]
+    (tmp_path / 'metrics.jsonl').write_text(''.join(json.dumps(line) + '\n' for line in lines))
+    seen = []
+    monkeypatch.setattr(train, 'plot', lambda path, panels, label: seen.append(panels))
+    train.plot_losses(tmp_path, 600)                    # tokens a step: 1 minute, and then 2
+    assert seen == [{
+        'step': {'val unigram': [(0, 6), (15, 6)], 'val loss': [(0, 8), (15, 5)],
+                 'train loss': [(10, 7), (20, 4)]},
+        'minutes of training': {'val unigram': [(0, 6), (2, 6)], 'val loss': [(0, 8), (2, 5)],
+                                'train loss': [(1, 7), (3, 4)]}}]
 
 
 def test_a_bar_on_a_terminal_alone_and_weights_and_biases(run, monkeypatch):
