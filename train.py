@@ -102,6 +102,7 @@ grad_clip = 1.0                 # largest gradient norm; 0: no clipping
 # evaluation, log and checkpoints
 eval_interval = 1000            # steps between evaluations; 0: only at the end
 eval_samples = 10_000           # validation sequences, a fixed random subset
+order_gap = False               # validate also with the visible tokens of each row permuted: gap, in nats
 log_interval = 100              # steps between log lines
 checkpoint_interval = 1000      # steps between checkpoints; 0: only at the end
 milestones = ()                 # steps whose checkpoints are kept: 1000,10000; others: the newest two at most
@@ -375,6 +376,26 @@ class Loader:
         return [self.batch(samples[begin:end]) for begin, end in zip(edges[:-1], edges[1:], strict=True)]
 
 
+class WithoutOrder(Loader):
+    """The samples of a Loader, but the visible tokens of each row stand in another order.
+
+    The order of a sample is always the same. Predicted and special tokens stay where they are. What a model
+    loses by it is what it knows of the order of tokens: nothing, if it has no positions.
+    """
+
+    def batch(self, samples):
+        batch = super().batch(samples)
+        ids = batch['ids'].numpy()                      # (B, T), the memory of the tensor
+        for row, sample in enumerate(samples):
+            is_visible = ~self.masker.is_special[ids[row]]
+            is_predicted = batch['weights'][row] > 0    # (k,)
+            is_visible[batch['positions'][row][is_predicted]] = False
+            places = np.flatnonzero(is_visible)
+            rng = np.random.default_rng([self.seed, sample, 1])         # not the numbers of its masks
+            ids[row, places] = ids[row, rng.permutation(places)]
+        return batch
+
+
 def prefetch(make, items):
     """Yield make(item) for each item; a background thread makes the next one meanwhile."""
     with ThreadPoolExecutor(1) as pool:
@@ -617,12 +638,19 @@ def evaluate(model, loader, n, batch_size, runtime):
     return {'loss': loss, 'accuracy': accuracy, 'perplexity': perplexity}
 
 
-def validate(model, loaders, n, batch_size, runtime):
-    """{'loss', ...} on the run's corpus and {'NAME_loss', ...} on each other one; raises Stopped"""
+def validate(model, loaders, n, batch_size, order_gap, runtime):
+    """{'loss', ...} on the run's corpus and {'NAME_loss', ...} on each other one; raises Stopped
+
+    order_gap  also 'gap': how much higher the loss is without the order of the visible tokens
+    """
     values = {}
     for name, loader in loaders.items():
+        scores = evaluate(model, loader, n, batch_size, runtime)
+        if order_gap:
+            permuted = WithoutOrder(loader.rows, loader.masker, loader.seed)
+            scores['gap'] = evaluate(model, permuted, n, batch_size, runtime)['loss'] - scores['loss']
         prefix = f'{name}_' if name else ''
-        for key, value in evaluate(model, loader, n, batch_size, runtime).items():
+        for key, value in scores.items():
             values[prefix + key] = value
     return values
 
@@ -702,7 +730,7 @@ def run_steps(training, model, data, log, facts, runtime):
             save(out_dir, {**training.state_dict(), **facts})
 
     def validate_now():
-        scores = validate(training.model, val_loaders, eval_samples, batch_size, runtime)
+        scores = validate(training.model, val_loaders, eval_samples, batch_size, order_gap, runtime)
         log.write('val', training.step, unigram=meta['unigram_entropy'], **scores)
 
     try:

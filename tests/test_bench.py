@@ -240,6 +240,23 @@ def test_where_a_curve_leaves_the_plateau():
     assert end([9, math.nan, 6], 6.5) == 20 and end([9, 6.5, 6.4], 6.5) == 20
 
 
+def test_tokens_to_an_order_gap(call, tmp_path):
+    """At the first of two validations in a row; without any of them in one run, there is no mean."""
+    lines = [{'kind': 'val', 'step': 10 * i, 'loss': 3, 'unigram': 5, 'gap': gap}
+             for i, gap in enumerate([0, 0.2, 0.1, 0.3, 0.2, 0.1])]
+    make_run(tmp_path / 'seen-1', (), seed=1, total_batch=1000, block_size=50)
+    make_run(tmp_path / 'seen-2', (), seed=2, total_batch=1000, block_size=50)
+    for seed, kept in ((1, lines), (2, lines[2:])):
+        (tmp_path / f'seen-{seed}' / 'metrics.jsonl').write_text('\n'.join(map(json.dumps, kept)))
+    runs = f'--runs={tmp_path}/seen-*'
+    _, frame = call('--what=runs', runs, '--target_gap=0.2')
+    assert records(frame)[0]['million tokens to gap'] == '1.5 (0)'
+    _, frame = call('--what=runs', runs, '--target_gap=0.25')
+    assert records(frame)[0].get('million tokens to gap') is None
+    _, frame = call('--what=runs', runs)
+    assert 'million tokens to gap' not in frame
+
+
 def make_run(folder, losses, ptb_from=1, **knobs):
     """A finished run of train.py, validated every ten steps; on the Penn Treebank too from some line on."""
     lines = []

@@ -342,6 +342,36 @@ def test_evaluation_equals_full_logits(corpus, meta):
     assert scores['accuracy'] == pytest.approx((logits.argmax(-1) == targets).double().mean().item())
 
 
+def test_the_order_gap(corpus, meta):
+    """Visible tokens change places within their row, the same for any batch; 0 for a bag of words."""
+    loader = Loader(Rows(corpus, meta, 'val', 32, 'documents'), Masker(meta, 32, 0.15, 'mlm', False), 0)
+    permuted = train.WithoutOrder(loader.rows, loader.masker, loader.seed)
+    batch, without = loader.batch(range(20)), permuted.batch(range(20))
+    assert torch.equal(permuted.batch([7, 8])['ids'], without['ids'][7:9])
+    n_moved = 0
+    for row in range(20):
+        ids, others = batch['ids'][row], without['ids'][row]
+        stays = torch.isin(ids, torch.tensor([*meta['special'].values()]))
+        stays[batch['positions'][row][batch['weights'][row] > 0]] = True
+        assert torch.equal(ids[stays], others[stays])
+        assert torch.equal(ids.sort()[0], others.sort()[0])
+        n_moved += (ids != others).sum().item()
+    assert n_moved > 300                                # of 640
+
+    gaps = {}
+    for position in ('absolute', 'none'):
+        torch.manual_seed(0)
+        config = EncoderConfig(meta['vocab_size'], 32, 2, 2, 16, 32, position=position)
+        model = MaskedLM(config)
+        for matrix in filter(lambda parameter: parameter.dim() == 2, model.parameters()):
+            torch.nn.init.normal_(matrix, std=0.5)      # else order hardly matters
+        scores = train.validate(model, {'': loader, 'b': loader}, 20, 3, True, CPU)
+        assert scores['b_gap'] == scores['gap']
+        gaps[position] = scores['gap']
+    assert gaps['none'] == pytest.approx(0, abs=1e-5) and abs(gaps['absolute']) > 1e-2
+    assert 'gap' not in train.validate(model, {'': loader}, 20, 3, False, CPU)
+
+
 def test_dropout_is_a_function_of_seed_step_and_rank():
     numbers = []
     for seed, step, rank in ((1, 0, 0), (1, 1, 0), (1, 0, 1), (2, 0, 0), (1, 0, 0)):
