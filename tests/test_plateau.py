@@ -1,0 +1,107 @@
+"""results/plateau.py: its plan is that of results/plateau.md, its model finds what was put in."""
+import importlib
+import itertools
+import os
+
+import numpy as np
+import pandas as pd
+import pytest
+from conftest import ROOT, without_storage
+from test_configs import read, resolved
+
+from model import MaskedLM, model_config
+
+
+@pytest.fixture
+def plateau(monkeypatch):
+    """results/plateau.py as a module."""
+    pytest.importorskip('scipy')
+    monkeypatch.syspath_prepend(os.path.join(ROOT, 'results'))
+    return importlib.import_module('plateau')
+
+
+def search_row(plateau, size, system, rate, seed, tokens, loss=5.0):
+    row = plateau.Plan('search', size, system, seed, rate)._asdict()
+    return {**row, 'tokens': tokens, 'machine': 'a', 'validations': [[50, loss, 0.0]]}
+
+
+def searched_everywhere(plateau):
+    """Rows of a search whose best rate is the middle one."""
+    tokens = dict(zip(plateau.FIRST_RATES, (3e6, 1e6, 2e6), strict=True))
+    cells = itertools.product(plateau.SIZES, plateau.SEARCHED, tokens, plateau.SEARCH_SEEDS)
+    return [search_row(plateau, size, system, rate, seed, tokens[rate]) for size, system, rate, seed in cells]
+
+
+def test_the_plan_is_that_of_the_page(plateau):
+    page = read('results', 'plateau.md')
+    for size, (_, parameters) in plateau.SIZES.items():
+        assert size in page and f'{parameters:,}' in page
+        plan = plateau.Plan('count', size, 'original', 1, 2e-3)
+        _, knobs = resolved(f"python {' '.join(plan.command)}")
+        with without_storage():
+            model = MaskedLM(model_config(knobs, 4096))
+        assert sum(p.numel() for p in model.encoder.blocks.parameters()) == parameters
+        assert knobs['block_size'] * knobs['total_batch'] == plateau.TOKENS
+        assert knobs['max_iters'] * plateau.TOKENS == plateau.CAP
+    assert f'{plateau.CAP:,}' in page
+
+
+def test_counted_runs_are_balanced_and_in_the_same_order_again(plateau):
+    rows = pd.DataFrame(searched_everywhere(plateau))
+    plans = plateau.count_plans(rows)
+    assert plans == plateau.count_plans(rows)
+    assert len({plan.name for plan in plans}) == len(plans) == 8 * (15 + 5) + 2 * 3
+    assert [plan.seed for plan in plans] == sorted(plan.seed for plan in plans)
+    assert {plan.rate for plan in plans} == {2e-3}
+    for plan in plans[:20]:
+        resolved(f"python {' '.join(plan.command)}")
+    assert {plan.seed for plan in plateau.search_plans(rows)}.isdisjoint(plateau.SEEDS)
+
+
+def test_the_search_goes_on_while_the_best_rate_is_the_outermost(plateau):
+    def after(tokens_by_rate):
+        rows = [search_row(plateau, '2 x 64', 'shared', rate, seed, tokens, loss)
+                for rate, (tokens, loss) in tokens_by_rate.items() for seed in plateau.SEARCH_SEEDS]
+        rates = [plan.rate for plan in plateau.search_plans(pd.DataFrame(rows))
+                 if (plan.size, plan.system) == ('2 x 64', 'shared')]
+        return sorted({*rates})
+
+    assert after({1e-3: (2e6, 5)}) == [1e-3, 2e-3, 4e-3]
+    assert after({1e-3: (2e6, 5), 2e-3: (1e6, 5), 4e-3: (3e6, 5)}) == [1e-3, 2e-3, 4e-3]
+    assert after({1e-3: (2e6, 5), 2e-3: (1e6, 5), 4e-3: (5e5, 5)}) == [1e-3, 2e-3, 4e-3, 8e-3]
+    assert after({1e-3: (None, 4.9), 2e-3: (None, 5), 4e-3: (None, 6)}) == [5e-4, 1e-3, 2e-3, 4e-3]
+
+
+def test_tokens_until_the_gap_stays(plateau):
+    validations = [(0, 8, 0.3), (50, 7, 0.1), (100, 6, 0.2), (150, 6, 0.3)]
+    assert plateau.tokens_to_gap(validations) == 100 * 1024
+    assert plateau.tokens_to_gap(validations[:3]) is None
+
+
+def test_the_model_finds_slopes_also_with_censored_runs(plateau):
+    """Two systems, drawn with slopes 0.8 and 0.2 of log2 T; a third of the runs is beyond the cap."""
+    rng = np.random.default_rng(0)
+    rows = []
+    for system, slope in (('original', 0.8), ('symmetric', 0.2)):
+        for size, _ in itertools.product(plateau.SIZES, range(40)):
+            log_tokens = 22 + slope * plateau.size_axis([size])[0] + 0.3 * rng.normal()
+            tokens = 2 ** log_tokens if 2 ** log_tokens < plateau.CAP else None
+            rows.append({'size': size, 'system': system, 'tokens': tokens, 'machine': 'a'})
+    table = pd.DataFrame(rows)
+    assert 0.1 < table['tokens'].isna().mean() < 0.5
+    difference, low, high, p = plateau.slope_contrast(table, 'symmetric')
+    assert low < -0.6 < high and abs(difference + 0.6) < 0.12 and p < 1e-6
+    assert 0.15 < high - low < 0.4
+
+
+def test_without_censored_runs_the_model_is_least_squares(plateau):
+    rng = np.random.default_rng(1)
+    rows = [{'size': size, 'system': system, 'tokens': 2 ** (20 + rng.normal()), 'machine': machine}
+            for size, system, machine in itertools.product(plateau.SIZES, ('original', 'shared'), 'aabb')]
+    table = pd.DataFrame(rows)
+    columns = plateau.design(table)
+    coefficients, deviation, _ = plateau.fit(table, columns)
+    y = np.log2(table['tokens'])
+    expected, squares, *_ = np.linalg.lstsq(columns.to_numpy(), y, rcond=None)
+    assert coefficients.to_numpy() == pytest.approx(expected, abs=1e-3)
+    assert deviation == pytest.approx(np.sqrt(squares[0] / len(y)), abs=1e-3)
