@@ -92,9 +92,12 @@ class Plan(NamedTuple):
 
 
 def search_plans(rows):
-    """The runs of the search so far: three rates, and further ones while the best is the outermost."""
+    """The runs of the search so far: three rates, and further ones while the best is the outermost.
+
+    `original` at the largest size comes first: if it did not leave within CAP, the sizes would be too large.
+    """
     plans = []
-    for size, system in itertools.product(SIZES, SEARCHED):
+    for system, size in itertools.product(SEARCHED, reversed(SIZES)):
         rates = sorted({*FIRST_RATES, *searched_rates(rows, size, system)})
         further = further_rate(rows, size, system)
         if further:
