@@ -1,4 +1,5 @@
 """bench.py: counts, turns and ratios on a fake clock, memory, finished runs, rank, pictures and tables."""
+import fnmatch
 import json
 import math
 import os
@@ -55,6 +56,15 @@ def test_counts_are_those_of_the_papers_or_explained(monkeypatch):
     assert len(theirs) == 21
     assert list(unequal) == ['shared base all', 'original large matrices', 'shatter large matrices']
     assert all('12 of the 24' in source or 'classifier' in source for source in unequal.values())
+
+
+def test_counts_of_lius_table_4():
+    """By the command of results/reproduce.md, whose names of systems tell the words."""
+    [command] = [line for line in COMMANDS if line == 'python bench.py config/bench/liu.py']
+    knobs = resolved(command)[1]
+    rows = bench.params({**knobs, 'variants': knobs['variants'].split(',')}, CPU)
+    assert {row['system']: row['total'] for row in rows if row['printed']} == {
+        'gau': 96519170, 'roformer_v1': 124147970, 'roformer_v2': 94777090}
 
 
 def test_a_new_attention_or_position_is_a_system(monkeypatch):
@@ -221,7 +231,17 @@ def test_out_of_memory_is_a_row(monkeypatch):
     rows = list(bench.memory({**CONFIG, 'variants': ['original', 'gau'], 'lengths': (32, 64)}, CPU))
     assert [row['MiB'] for row in rows[:3]] == [3.0, 4.0, 6.0]
     assert [row['MiB / original'] for row in rows[:3]] == [1, 4 / 3, 1] and math.isnan(rows[3]['MiB'])
+    assert [row['half as long / MiB'] for row in rows[:3]] == [None, None, 0.5]
     assert 'MALLOC_MMAP_THRESHOLD_' not in os.environ
+
+
+def test_what_half_the_length_saves_stands_beside_it(monkeypatch):
+    """Tian et al. 2021, abstract: of 256 tokens over 512, so in the row of 512."""
+    monkeypatch.setattr(bench, 'ProcessPoolExecutor', lambda n, context: ThreadPoolExecutor(n))
+    monkeypatch.setattr(bench, 'step_memory', lambda *arguments: 1.0)
+    rows = list(bench.memory({**CONFIG, 'variants': ['shatter'], 'lengths': (256, 512)}, CPU))
+    assert [row['printed'] for row in rows] == [
+        None, 'below 50% (tian half: abstract: over 50 % saved, by rows of half the length)']
 
 
 def test_memory_without_proc_is_refused(monkeypatch):
@@ -347,13 +367,19 @@ def test_examples_of_the_tasks_beside_a_paper(monkeypatch):
 
 
 def test_each_printed_run_is_made_by_a_command():
-    """Names of runs in papers.json are folders of reproduce.md: else nothing stands beside the run."""
-    outputs = [resolved(command)[1].get('out_dir', '') for command in COMMANDS]
-    names = {re.sub(r'-\d+$', '', os.path.basename(out_dir)) for out_dir in outputs}
+    """Runs of papers.json are folders of reproduce.md, and a command there shows them beside the value."""
+    made = set()
+    shown = []
+    for command in COMMANDS:
+        module, knobs = resolved(command)
+        made.add(re.sub(r'-\d+$', '', knobs.get('out_dir', '')))
+        if module is bench and knobs['what'] == 'runs':
+            shown += knobs['runs'].split(',')
     for kind in 'convergence', 'accuracy', 'ptb_loss':
         for row in bench.printed_rows(kind):
-            sized = [f'{size}_{row.system}' for size in row.qualifiers]
-            assert {row.system, *sized} & names, row
+            names = {row.system, *(f'{size}_{row.system}' for size in row.qualifiers)}
+            folders = made & {f'out/{name}' for name in names}
+            assert any(fnmatch.fnmatch(folder, pattern) for folder in folders for pattern in shown), row
 
 
 def test_names_of_other_people_are_printed_without_control_characters(call, tmp_path):

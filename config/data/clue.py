@@ -1,4 +1,5 @@
-# CLUECorpusSmall (14 GB) for Liu 2022: Chinese characters, and words for whole-word masking
+# CLUECorpusSmall (14 GB) for Liu 2022 (arXiv 2205.05842): Chinese characters, and words for masking of
+# whole words
 # The .zip files of github.com/CLUEbenchmark/CLUECorpus2020 (news2016zh, webText2019zh, wiki2019zh and
 # comment2019zh), unpacked: by its README 4,000 files, a sentence a line, blank lines between documents.
 # Not checked: whether all these names end in .txt. Others are not read; documents not in UTF-8 are left out

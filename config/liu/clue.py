@@ -1,6 +1,6 @@
-# CLUE as in Liu 2022, table 6: 9 tasks, each with its own epochs, batch and rate; 10 % warmup, linear decay,
-# Adam's epsilon 1e-8, weight decay 0.01, dropout 0.1. For GAU one Linear on the final state of [CLS]
-# (`first`), as his count of 96,519k implies:
+# CLUE as in Liu 2022 (arXiv 2205.05842), table 6: 9 tasks, each with its own epochs, batch and rate; 10 %
+# warmup, linear decay, Adam's epsilon 1e-8, weight decay 0.01, dropout 0.1. For GAU one Linear on the final
+# state of [CLS] (`first`), as his count of 96,519k implies:
 # $ python finetune.py config/liu/clue.py --init_from=out/base_gau
 # For RoFormerV1 and V2 BERT's pooler, as their counts of table 4 include. His code
 # (utils/roformer/modeling_roformer.py) has GELU in it, not tanh, and dropout before it:
