@@ -158,9 +158,9 @@ def make(plan):
     if process.returncode and not (reached and plan.arm != 'full'):
         sys.exit(f'plateau.py: {plan.name} ended with status {process.returncode}')
     with open(os.path.join(folder, 'run.json')) as file:
-        revision = json.load(file)[-1]['git_revision']
+        revision = json.load(file)[-1]['revision']
     row = {**plan._asdict(), 'tokens': reached, 'minutes': round((time.time() - started) / 60, 1),
-           'machine': machine(), 'git_revision': revision,
+           'machine': machine(), 'revision': revision,
            'validations': [[step, round(loss, 4), round(gap, 4)] for step, loss, gap in validations]}
     with open(ROWS, 'a') as file:
         file.write(json.dumps(row) + '\n')
