@@ -78,6 +78,35 @@ def test_tokens_until_the_gap_stays(plateau):
     assert plateau.tokens_to_gap(validations[:3]) is None
 
 
+STUB = """                           # of train.py: its files, then a run that does not end by itself
+import json, os, sys, time
+[folder] = [word.partition('=')[2] for word in sys.argv if word.startswith('--out_dir=')]
+os.makedirs(folder)
+with open(f'{folder}/run.json', 'w') as file:
+    json.dump([{'revision': 'abc'}], file)
+with open(f'{folder}/metrics.jsonl', 'w') as file:
+    for step, gap in (0, 0.0), (50, 0.2), (100, 0.3):
+        line = {'kind': 'val', 'step': step, 'loss': 6.0, 'gap': gap}
+        file.write(json.dumps(line) + chr(10))
+time.sleep(100)
+"""
+
+
+def test_a_run_ends_when_its_gap_stays_and_has_a_row(plateau, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(plateau, 'ROWS', str(tmp_path / 'rows.jsonl'))
+    (tmp_path / 'train.py').write_text(STUB)
+    plan = plateau.Plan('count', '2 x 64', 'shared', 3, 2e-3)
+    plateau.make(plan)
+    [row] = plateau.read_rows().to_dict('records')
+    assert {key: row[key] for key in plan._fields} == plan._asdict()
+    assert row['tokens'] == 50 * 1024 and row['revision'] == 'abc' and row['machine']
+    assert row['validations'] == [[0, 6.0, 0.0], [50, 6.0, 0.2], [100, 6.0, 0.3]]
+    # a repeated command makes no run twice
+    plateau.make_all(lambda rows: [plan], '0/1')
+    assert len(plateau.read_rows()) == 1
+
+
 def test_the_model_finds_slopes_also_with_censored_runs(plateau):
     """Two systems, drawn with slopes 0.8 and 0.2 of log2 T; a third of the runs is beyond the cap."""
     rng = np.random.default_rng(0)
