@@ -29,7 +29,7 @@ import numpy as np
 import pandas as pd
 from scipy.optimize import brentq, minimize
 from scipy.stats import chi2, norm
-from study import HERE, holm, print_table
+from study import HERE, compare, holm, print_table, shown_p
 
 sys.path.insert(0, os.path.dirname(HERE))
 import train
@@ -244,20 +244,28 @@ def size_axis(sizes):
     return np.array([logs[size] - middle for size in sizes])
 
 
-def design(table):
-    """The columns of log2 T = a + b x: a and b of each system, and a difference of each further machine.
-
-    x: size_axis()
-    """
+def line_columns(table):
+    """The columns of log2 T = a + b x: a and b of each system, and of machines.  x: size_axis()"""
     x = size_axis(table['size'])
     columns = {}
     for system in sorted(table['system'].unique()):
         is_system = (table['system'] == system).to_numpy(float)
-        columns['a', system] = is_system
-        columns['b', system] = is_system * x
-    for machine in sorted(table['machine'].unique())[1:]:
-        columns['machine', machine] = (table['machine'] == machine).to_numpy(float)
-    return pd.DataFrame(columns)
+        columns[f'a {system}'] = is_system
+        columns[f'b {system}'] = is_system * x
+    return pd.DataFrame({**columns, **machine_columns(table)})
+
+
+def cell_columns(table):
+    """The columns of log2 T = the mean of its cell, a system at a size, and of machines."""
+    cells = table['system'] + ' ' + table['size']
+    columns = {cell: (cells == cell).to_numpy(float) for cell in sorted(cells.unique())}
+    return pd.DataFrame({**columns, **machine_columns(table)})
+
+
+def machine_columns(table):
+    """A column for each kind of processor but the first: its difference from that one."""
+    _, *others = sorted(table['machine'].unique())
+    return {machine: (table['machine'] == machine).to_numpy(float) for machine in others}
 
 
 def fit(table, columns, known=0.0):
@@ -271,126 +279,239 @@ def fit(table, columns, known=0.0):
     matrix = columns.to_numpy()
 
     def loss(values):
+        """Minus the log of the likelihood, and its gradient.  values: coefficients, log of the deviation"""
         deviation = math.exp(values[-1])
         z = (y - matrix @ values[:-1]) / deviation
         logs = np.where(censored, norm.logsf(z), norm.logpdf(z) - math.log(deviation))
-        return -logs.sum()
+        # minus the slope of each log in z
+        slope = np.where(censored, np.exp(norm.logpdf(z) - norm.logsf(z)), z)
+        of_deviation = slope * z - ~censored
+        return -logs.sum(), -np.append(slope @ matrix / deviation, of_deviation.sum())
 
     start, *_ = np.linalg.lstsq(matrix, y, rcond=None)
     spread = (y - matrix @ start).std() + 1e-3
-    found = minimize(loss, [*start, math.log(spread)], method='BFGS')
+    found = minimize(loss, [*start, math.log(spread)], jac=True, method='BFGS')
     coefficients = pd.Series(found.x[:-1], columns.columns)
     return coefficients, math.exp(found.x[-1]), -found.fun
 
 
-def slope_contrast(table, system):
-    """(slope of the system less that of `original`, low, high, p), by the ratio of likelihoods."""
-    columns = design(table)
-    ours, theirs = ('b', system), ('b', 'original')
-    coefficients, _, highest = fit(table, columns)
-    difference = coefficients[ours] - coefficients[theirs]
+def profile(table, columns, name, base=None):
+    """(coefficient of a column, less that of `base` if given, low, high, p), by the ratio of likelihoods.
 
-    def statistic(value):                               # of the model in which the difference is `value`
-        joined = columns.drop(columns=[ours])
-        joined[theirs] = columns[theirs] + columns[ours]
-        _, _, likelihood = fit(table, joined, value * columns[ours].to_numpy())
+    low and high are the ends of its 95 % interval; p is that of 0.
+    """
+    coefficients, _, highest = fit(table, columns)
+    estimate = coefficients[name]
+    others = columns.drop(columns=[name])
+    if base:
+        estimate = estimate - coefficients[base]
+        others[base] = columns[base] + columns[name]
+
+    def statistic(value):                               # of the model in which the coefficient is `value`
+        _, _, likelihood = fit(table, others, value * columns[name].to_numpy())
         return 2 * (highest - likelihood)
 
     def outside(value):
         return statistic(value) - chi2.ppf(0.95, 1)
 
-    low = brentq(outside, difference - 5, difference, xtol=1e-4)
-    high = brentq(outside, difference, difference + 5, xtol=1e-4)
-    return difference, low, high, chi2.sf(max(0.0, statistic(0.0)), 1)
+    low = brentq(outside, estimate - 5, estimate, xtol=1e-4)
+    high = brentq(outside, estimate, estimate + 5, xtol=1e-4)
+    return estimate, low, high, chi2.sf(max(0.0, statistic(0.0)), 1)
 
 
-def censored_share(table):
-    """Share of runs without the gap, (systems, sizes)"""
-    return table.assign(censored=table['tokens'].isna()).pivot_table(
-        index='system', columns='size', values='censored', sort=False)
+def with_medians(counted):
+    """The runs of the cells (a system at a size) of which at most half are censored; not the control's."""
+    share = counted['tokens'].isna().groupby([counted['system'], counted['size']]).transform('mean')
+    return counted[(share <= 0.5) & (counted['system'] != 'none')]
+
+
+def with_slopes(counted):
+    """The runs of the systems of which with_medians() has every size."""
+    table = with_medians(counted)
+    sizes = table.groupby('system')['size'].transform('nunique')
+    return table[sizes == len(SIZES)]
+
+
+def medians(counted):
+    """{(system, size): (median T, low, high)}, in tokens, by the model with a mean for each cell"""
+    table = with_medians(counted)
+    columns = cell_columns(table)
+    found = {}
+    for system, size in {*zip(table['system'], table['size'], strict=True)}:
+        estimate, low, high, _ = profile(table, columns, f'{system} {size}')
+        found[system, size] = 2 ** estimate, 2 ** low, 2 ** high
+    return found
 
 
 # ---- 5. the tables and the figure ----
 
-def shown_tokens(tokens):
-    """Million tokens of runs, sorted; those without the gap as the cap."""
-    values = sorted(tokens.astype(float).fillna(math.inf))
-    return ' '.join('-' if math.isinf(value) else f'{value / 1e6:.2f}' for value in values)
-
-
 def print_search(rows):
     lines = []
     for size, system in itertools.product(SIZES, SEARCHED):
-        found = searched(rows, size, system)
+        by_rate = searched(rows, size, system)
         cells = []
-        for rate in sorted(found):
-            tokens, loss = found[rate]
-            cells.append(f'{rate:g}: {tokens / 1e6:.2f} ({loss:.2f})')
-        lines.append([system, size, '; '.join(cells)])
+        for rate in sorted(by_rate):
+            tokens, loss = by_rate[rate]
+            cells.append(f'{rate:g}: {shown_millions(tokens)} ({loss:.2f})')
+        lines.append([f'`{system}`', size, '; '.join(cells)])
     print_table('Search: rate: median of million tokens (last loss)', ['system', 'size', 'rates'], lines)
+
+
+def shown_millions(tokens):
+    return '-' if math.isinf(tokens) else f'{tokens / 1e6:.2f}'
+
+
+def cell_of(counted, system, size):
+    """Tokens of the runs of a system at a size, sorted; inf without the gap."""
+    here = (counted['system'] == system) & (counted['size'] == size)
+    return sorted(counted['tokens'][here].astype(float).fillna(math.inf))
 
 
 def print_counts(counted):
     lines = []
     for system in SYSTEMS:
-        cells = [shown_tokens(counted[(counted['system'] == system) & (counted['size'] == size)]['tokens'])
+        cells = [' '.join(shown_millions(tokens) for tokens in cell_of(counted, system, size))
                  for size in SIZES]
-        lines.append([system, *cells])
-    print_table('Million tokens until the gap, each seed', ['system', *SIZES], lines)
+        lines.append([f'`{system}`', *cells])
+    print_table('Million tokens until the gap, each seed, sorted; -: none', ['system', *SIZES], lines)
+
+
+def print_medians(of_cells):
+    """of_cells: as of medians()"""
+    lines = []
+    for system in SEARCHED:
+        line = [f'`{system}`']
+        for size in SIZES:
+            if (system, size) in of_cells:
+                middle, low, high = (tokens / 1e6 for tokens in of_cells[system, size])
+                line.append(f'{middle:.2f} ({low:.2f} to {high:.2f})')
+            else:
+                line.append(f'above {CAP / 1e6:.2f}')
+        lines.append(line)
+    print_table('Million tokens until the gap: median by the model (95 %)', ['system', *SIZES], lines)
+
+
+def print_ratios(counted):
+    """T of each system over that of `original` at each size: exploratory."""
+    table = with_medians(counted)
+    columns = cell_columns(table)
+    lines = []
+    for system in SEARCHED[1:]:
+        line = [f'`{system}`']
+        for size in SIZES:
+            cells = f'{system} {size}', f'original {size}'
+            if not {*cells} <= {*columns}:
+                line.append('-')
+                continue
+            estimate, low, high, _ = profile(table, columns, *cells)
+            line.append(f'{2 ** estimate:.2f} ({2 ** low:.2f} to {2 ** high:.2f})')
+        lines.append(line)
+    print_table('T over T of `original` (95 %)', ['system', *SIZES], lines)
 
 
 def print_slopes(counted):
-    """The two primary contrasts; a bound where more than half of the runs of a cell are censored."""
-    shares = censored_share(counted)
-    usable = [system for system in SEARCHED if shares.loc[system].max() <= 0.5]
-    table = counted[counted['system'].isin(usable)]
-    lines, p = [], {}
-    for system in SEARCHED[1:]:
-        if system not in usable or 'original' not in usable:
-            lines.append([system, 'more than half of a cell has no gap: no slope', ''])
-            continue
-        difference, low, high, p[system] = slope_contrast(table, system)
-        lines.append([system, f'{difference:+.2f} ({low:+.2f} to {high:+.2f})', f'{p[system]:.3g}'])
-    adjusted = holm(pd.Series({system: p.get(system, 1.0) for system in PRIMARY}))
-    for line in lines:
-        line.append(f'{adjusted[line[0]]:.3g}' if line[0] in PRIMARY and line[0] in p else '')
-    print_table('Slope of log2 (T / T of `original`) for each doubling of the blocks',
-                ['system', 'difference (95 %)', 'p', 'Holm, of the two primary ones'], lines)
+    """The slope of each system, and the contrasts, of which two are primary."""
+    table = with_slopes(counted)
+    columns = line_columns(table)
+    systems = {*table['system']}
+    lines = {system: [f'`{system}`', 'none: censored', '', ''] for system in SEARCHED}
+    p = dict.fromkeys(PRIMARY, 1.0)                     # without a slope a primary contrast shows nothing
+    for system in systems:
+        lines[system][1] = shown_interval(profile(table, columns, f'b {system}'))
+    for system in systems - {'original'}:
+        contrast = profile(table, columns, f'b {system}', 'b original')
+        lines[system][2:] = shown_interval(contrast), f'{contrast[3]:.3g}'
+        if system in PRIMARY:
+            p[system] = contrast[3]
+    adjusted = holm(pd.Series(p))
+    for system, line in lines.items():
+        line.append(f'{adjusted[system]:.3g}' if system in PRIMARY else '')
+    print_table('Doublings of T for each doubling of the parameters in the blocks of `original`',
+                ['system', 'slope (95 %)', 'less that of `original`', 'p', 'Holm, of the two primary ones'],
+                lines.values())
+    print_fit(table)
+
+
+def print_fit(table):
+    """Do lines say as much as a mean for each cell?"""
+    _, _, of_lines = fit(table, line_columns(table))
+    _, deviation, of_cells = fit(table, cell_columns(table))
+    freedom = table['system'].nunique() * (len(SIZES) - 2)              # a line has two numbers
+    p = chi2.sf(2 * (of_cells - of_lines), freedom)
+    print(f'\nDeviation of log2 T within cells: {deviation:.2f}. A mean for each cell against the lines: '
+          f'p {p:.3g}')
+
+
+def shown_interval(found):
+    estimate, low, high, _ = found
+    return f'{estimate:+.2f} ({low:+.2f} to {high:+.2f})'
 
 
 def print_full(rows):
+    """The second arm: last loss and gap, and differences from `original` with one deviation for all."""
     full = rows[rows['arm'] == 'full']
-    lines = []
-    for system in FULL_SYSTEMS:
-        ends = [validations[-1] for validations in full[full['system'] == system]['validations']]
-        if ends:
-            _, losses, gaps = zip(*ends, strict=True)
-            lines.append([system, len(ends), f'{np.mean(losses):.3f} ({np.std(losses, ddof=1):.3f})',
-                          f'{np.mean(gaps):.3f} ({np.std(gaps, ddof=1):.3f})'])
-    print_table('Second arm: last loss and gap', ['system', 'runs', 'loss', 'gap'], lines)
+    ends = pd.DataFrame([validations[-1] for validations in full['validations']], full.index,
+                        ['step', 'loss', 'gap'])
+    full = full.assign(loss=ends['loss'], gap=ends['gap'])
+    lines = {system: [f'`{system}`', str((full['system'] == system).sum())] for system in FULL_SYSTEMS}
+    for measure in 'loss', 'gap':
+        scores = full.pivot(index='system', columns='seed', values=measure).dropna(axis=1)
+        # runs without positions have no gap and another deviation
+        learned = scores.drop(index='none')
+        others = [system for system in FULL_SYSTEMS if system not in ('original', 'none')]
+        differences = compare(learned, 'original', others)
+        for system, line in lines.items():
+            own = scores.loc[system]
+            line.append(f'{own.mean():.3f} ({own.std():.3f})')
+            if system in differences.index:
+                found = differences.loc[system]
+                line.append(f"{found['difference']:+.3f} ± {found['half']:.3f} ({shown_p(found['dunnett'])})")
+            else:
+                line.append('')
+    print_table("Second arm: mean (deviation), less `original` (Dunnett's p)",
+                ['system', 'runs', 'last loss', 'less `original`', 'last gap', 'less `original`'],
+                lines.values())
 
 
-def draw(counted):
+# Okabe and Ito's colours, which colour-blind readers can tell apart
+COLOURS = {'original': '#000000', 'symmetric': '#E69F00', 'pairwise': '#0072B2', 'pairwise_unit': '#56B4E9',
+           'shared': '#D55E00'}
+
+
+def draw(of_cells):
+    """Medians with their intervals; an arrow where more than half of the runs are censored."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
         print('plateau.py: no figure without matplotlib', file=sys.stderr)
         return
-    figure = Figure((8, 5.5), layout='constrained')
-    axis = figure.add_subplot(xscale='log', yscale='log', xlabel='parameters in the blocks of `original`',
-                              ylabel='million tokens until the order gap')
-    for system in SEARCHED:
+    figure = Figure((9, 6.2), layout='constrained')
+    axis = figure.add_subplot(xscale='log', yscale='log')
+    for number, system in enumerate(SEARCHED):
+        beside = 1.04 ** (number - 2)                   # so that intervals stand beside each other
         points = []
         for size, (_, parameters) in SIZES.items():
-            cell = counted[(counted['system'] == system) & (counted['size'] == size)]['tokens']
-            tokens = np.sort(cell.astype(float).fillna(math.inf)) / 1e6
-            if len(tokens) and math.isfinite(np.median(tokens)):
-                points.append((parameters, np.median(tokens), tokens[0], tokens[-1]))
+            if (system, size) in of_cells:
+                points.append((parameters * beside, *of_cells[system, size]))
+            else:
+                axis.plot(parameters * beside, CAP / 1e6, '^', color=COLOURS[system], markersize=10)
         if points:
             x, middle, low, high = np.array(points).T
-            axis.plot(x, middle, 'o-', label=system)
-            axis.fill_between(x, low, np.minimum(high, CAP / 1e6), alpha=0.12)
-    axis.legend()
+            middle, low, high = middle / 1e6, low / 1e6, high / 1e6
+            axis.errorbar(x, middle, (middle - low, high - middle), color=COLOURS[system], marker='o',
+                          linewidth=2, capsize=4, label=system)
+        else:
+            axis.plot([], [], '^', color=COLOURS[system], label=f'{system}: no gap')
+    labels = [f'{size}\n{parameters:,}' for size, (_, parameters) in SIZES.items()]
+    axis.set_xticks([parameters for _, parameters in SIZES.values()], labels, fontsize=14)
+    axis.set_xticks([], minor=True)
+    axis.set_xlabel('layers x width; parameters in the blocks of `original`', fontsize=15)
+    axis.set_ylabel('million tokens until the order gap', fontsize=15)
+    axis.yaxis.set_major_formatter('{x:g}')
+    axis.yaxis.set_minor_formatter('{x:g}')
+    axis.tick_params(labelsize=13)
+    axis.spines[['top', 'right']].set_visible(False)
+    axis.legend(fontsize=14)
     figure.savefig(FIGURE, dpi=100)
 
 
@@ -406,12 +527,17 @@ def main():
     if sys.argv[1:]:
         sys.exit('plateau.py: search I/N, count I/N, or nothing')
     rows = read_rows()
-    counted = rows[rows['arm'] == 'count']
     print_search(rows)
-    print_counts(counted)
-    print_slopes(counted)
-    print_full(rows)
-    draw(counted)
+    counted = rows[rows['arm'] == 'count']
+    if len(counted):
+        print_counts(counted)
+        of_cells = medians(counted)
+        print_medians(of_cells)
+        print_ratios(counted)
+        print_slopes(counted)
+        draw(of_cells)
+    if 'full' in {*rows['arm']}:
+        print_full(rows)
 
 
 if __name__ == '__main__':

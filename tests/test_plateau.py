@@ -118,7 +118,8 @@ def test_the_model_finds_slopes_also_with_censored_runs(plateau):
             rows.append({'size': size, 'system': system, 'tokens': tokens, 'machine': 'a'})
     table = pd.DataFrame(rows)
     assert 0.1 < table['tokens'].isna().mean() < 0.5
-    difference, low, high, p = plateau.slope_contrast(table, 'symmetric')
+    columns = plateau.line_columns(table)
+    difference, low, high, p = plateau.profile(table, columns, 'b symmetric', 'b original')
     assert low < -0.6 < high and abs(difference + 0.6) < 0.12 and p < 1e-6
     assert 0.15 < high - low < 0.4
 
@@ -128,7 +129,7 @@ def test_without_censored_runs_the_model_is_least_squares(plateau):
     rows = [{'size': size, 'system': system, 'tokens': 2 ** (20 + rng.normal()), 'machine': machine}
             for size, system, machine in itertools.product(plateau.SIZES, ('original', 'shared'), 'aabb')]
     table = pd.DataFrame(rows)
-    columns = plateau.design(table)
+    columns = plateau.line_columns(table)
     coefficients, deviation, _ = plateau.fit(table, columns)
     y = np.log2(table['tokens'])
     expected, squares, *_ = np.linalg.lstsq(columns.to_numpy(), y, rcond=None)
