@@ -5,7 +5,8 @@
     $ python train.py --init_from=out/quickstart --fill="the [MASK] of a matrix"
 
 Above the double line stands the method, in the order in which data flows, with main() as its last function.
-Below are devices, checkpoints and results: what they do is named where it is called.
+Below are devices, checkpoints and results. Of these only Runtime enters a loss: by its precision, and by its
+sums over processes.
 
     1  rows       the prepared tokens of a corpus, cut into sequences
     2  batches    sample n of the run -> its row -> its masks
@@ -78,8 +79,8 @@ normaliser = 'softmax_plus'     # gau: softmax, softmax_plus, squared_relu or sc
 relu_scale = 'ns'               # squared_relu: n2, n, ns, s2, n2s or ns2
 key_size = 128                  # gau: width of queries and keys
 clip_distance = 128             # rpe: relative distances are clipped at +-(clip_distance - 1)
-same_partition = False          # Shatter: all layers have the partition of the last layer
-one_value_matrix = False        # Shatter but part_mask: the values are not split into parts, y = A v
+same_partition = False          # part_mask to shatter: all layers have the partition of the last layer
+one_value_matrix = False        # one_head_softmax to shatter: values are not split into parts, y = A v
 n_layer = 12                    # blocks
 n_head = 12                     # heads; must divide n_embd
 n_embd = 768                    # width
@@ -91,21 +92,21 @@ total_batch = 256               # sequences per optimizer step over all devices
 batch_size = 32                 # sequences per device and micro-step; halve it if out of memory
 max_iters = 200_000             # optimizer steps
 learning_rate = 1e-4            # peak
-min_lr = 0.0                    # learning rate where SCHEDULE is 0: at the end of linear and cosine
+min_lr = 0.0                    # learning rate at the end of linear and cosine
 warmup_iters = 10_000           # steps of linear warmup; max_iters / 10 if it exceeds max_iters
 schedule = 'linear'             # linear, cosine, constant or thirds, after the warmup
 beta1 = 0.9                     # of Adam
 beta2 = 0.999                   # of Adam
 adam_eps = 1e-12                # of Adam
-weight_decay = 0.01             # on matrices; never on biases, norms and diagonals
+weight_decay = 0.01             # on matrices and embeddings; not on biases, norms and diagonals
 grad_clip = 1.0                 # largest gradient norm; 0: no clipping
 # evaluation, log and checkpoints
 eval_interval = 1000            # steps between evaluations; 0: only at the end
 eval_samples = 10_000           # validation sequences, a fixed random subset
-order_gap = False               # validate also with the visible tokens of each row permuted: gap, in nats
+order_gap = False               # also report gap: nats by which the loss rises if rows are permuted
 log_interval = 100              # steps between log lines
 checkpoint_interval = 1000      # steps between checkpoints; 0: only at the end
-milestones = ()                 # steps whose checkpoints are kept: 1000,10000; others: the newest two at most
+milestones = ()                 # steps whose checkpoints stay: 1000,10000; of the others the newest two
 fill_samples = 3                # held-out sentences to fill in at the end
 wandb_project = ''              # log to Weights & Biases too
 # system
@@ -143,22 +144,22 @@ class Rows:
         self.packing = packing
         self.room = block_size - 2                      # tokens between [CLS] and [SEP]
 
-        # (V,) Whether an id starts a word. In Chinese that depends on the text: there the segmenter of
-        # prepare_data.py has written it down for each token.
+        # (V,) Whether an id starts a word. In Chinese that depends on the text: the shard's .words has it for
+        # each token, by the segmenter of prepare_data.py.
         self.id_starts_word = np.fromfile(os.path.join(folder, 'tokenizer', 'word_start.bin'), bool)
         self.segmented = whole_word and 'segmenter' in meta
 
         shards = meta['splits'][split]
         self.stems = [os.path.join(folder, shard['stem']) for shard in shards]
-        self.first_tokens = [self.cut(stem, shard['tokens'])
-                             for stem, shard in zip(self.stems, shards, strict=True)]
-        n_rows = [len(places) for places in self.first_tokens]
-        self.rows_before = np.cumsum([0, *n_rows])      # each shard; at last, all rows
+        self.row_starts = [self.find_starts(stem, shard['tokens'])
+                           for stem, shard in zip(self.stems, shards, strict=True)]
+        n_rows = [len(starts) for starts in self.row_starts]
+        self.rows_before = np.cumsum([0, *n_rows])      # rows in the shards before each one; last, all rows
         if not len(self):
             raise UserError(f'{folder}: {split} holds less than one row of block_size={block_size}')
 
-    def cut(self, stem, n_tokens):
-        """Where in the shard the first token of each row stands."""
+    def find_starts(self, stem, n_tokens):
+        """Where in the shard each row starts: the index of its first token."""
         if self.packing == 'stream':
             return range(0, n_tokens - self.room + 1, self.room)        # an incomplete last row is left out
 
@@ -178,7 +179,7 @@ class Rows:
         """(ids (T,) int64, whether each token starts a word (T,) bool) of a row"""
         shard = np.searchsorted(self.rows_before, index, side='right') - 1
         stem = self.stems[shard]
-        start = int(self.first_tokens[shard][index - self.rows_before[shard]])
+        start = int(self.row_starts[shard][index - self.rows_before[shard]])
         tokens = np.fromfile(stem + '.bin', self.dtype, self.room, offset=start * self.dtype.itemsize)
         if self.packing == 'documents':                 # what follows [SEP] is of the next document
             separators = np.flatnonzero(tokens == self.special_ids['sep'])
@@ -191,8 +192,7 @@ class Rows:
         ids[1:n + 1] = tokens
         ids[n + 1] = self.special_ids['sep']
 
-        if ids.max() >= len(self.id_starts_word):
-            raise UserError(f'{stem}.bin is damaged: it holds an id outside the vocabulary')
+        refuse_unknown_ids(stem, ids, len(self.id_starts_word))
         word_starts = self.id_starts_word[ids]
         if self.segmented:
             word_starts[1:n + 1] = np.fromfile(stem + '.words', bool, n, offset=start)
@@ -230,7 +230,7 @@ def encipher(x, half, keys):
     left = x >> half
     right = x & low
     for key in keys:
-        mixed = (right ^ key) * np.uint64(0x9E3779B97F4A7C15)       # 2^64 / golden ratio; modulo 2^64
+        mixed = (right ^ key) * np.uint64(0x9E3779B97F4A7C15)       # 2^64 / golden ratio; products wrap
         mixed = (mixed ^ (mixed >> np.uint64(29))) * (key | np.uint64(1))
         mixed = (mixed >> np.uint64(32)) & low          # the high bits depend on most of the others
         left, right = right, left ^ mixed
@@ -248,8 +248,8 @@ class Masker:
          The same tokens are predicted, but none is masked: 'order' is each token's place in a random
          permutation, whose last tokens are predicted from those before them.
 
-    Special tokens are never predicted, and never drawn as the random token. Shapes are static: each row has
-    k = ceil(fraction T) positions, first the predicted ones; the others have weight 0.
+    Special tokens, [UNK] among them, are never predicted, and never drawn as the random token. Shapes are
+    static: each row has k = ceil(fraction T) positions, first the predicted ones; the others have weight 0.
     """
 
     def __init__(self, meta, block_size, fraction, objective, whole_word):
@@ -273,8 +273,8 @@ class Masker:
         rngs = [np.random.default_rng([seed, sample]) for sample in samples]
         scores = np.stack([rng.random(self.block_size, np.float32) for rng in rngs])        # (B, T)
         actions = np.stack([rng.random(self.n_positions, np.float32) for rng in rngs])      # (B, k)
-        chosen = np.stack([rng.integers(0, len(self.ordinary), self.n_positions) for rng in rngs])
-        random_tokens = self.ordinary[chosen]                                               # (B, k)
+        drawn = np.stack([rng.integers(0, len(self.ordinary), self.n_positions) for rng in rngs])
+        random_tokens = self.ordinary[drawn]                                                # (B, k)
 
         is_special = self.is_special[ids]                                                   # (B, T)
         positions, n_predicted = self.choose_positions(ids, is_special, word_starts, scores)
@@ -284,11 +284,12 @@ class Masker:
         batch = {'ids': ids, 'positions': positions, 'targets': targets,
                  'weights': is_predicted.astype(np.float32)}
         if self.objective == 'mlm':
-            visible = np.where(actions < 0.9, random_tokens, targets)
-            visible = np.where(actions < 0.8, self.special_ids['mask'], visible)
-            visible = np.where(is_predicted, visible, targets)          # a position of weight 0 stays
+            # below 0.8: [MASK]; below 0.9: a random token; else the token itself
+            inputs = np.where(actions < 0.9, random_tokens, targets)
+            inputs = np.where(actions < 0.8, self.special_ids['mask'], inputs)
+            inputs = np.where(is_predicted, inputs, targets)            # a position of weight 0 stays
             batch['ids'] = ids.copy()
-            np.put_along_axis(batch['ids'], positions, visible, axis=1)
+            np.put_along_axis(batch['ids'], positions, inputs, axis=1)
         else:
             batch['order'] = permuted_order(scores, is_special, positions, is_predicted)
         return batch
@@ -309,8 +310,8 @@ class Masker:
 def whole_words(scores, word_starts, is_special, most, n_positions):
     """(positions (k,) of a row, how many are predicted): first the tokens of whole words, at most `most`.
 
-    Words are taken in random order: scores are random numbers, and the first of them, as many as there are
-    words, serve for words. One with more tokens than are still wanted is passed over, as in BERT.
+    Words are taken in the order of random numbers: word number i has scores[i]. A word with more tokens than
+    are still wanted is passed over, as in BERT.
     """
     # A special token is a word of its own. After it a word begins, or the rest of one that the row cuts.
     after_special = np.append(True, is_special[:-1])
@@ -327,14 +328,14 @@ def whole_words(scores, word_starts, is_special, most, n_positions):
 
 
 def permuted_order(scores, is_special, positions, is_predicted):
-    """Place of each token in XLNet's permutation, (B, T), from 1: by score, the predicted ones last.
+    """Place of each token in XLNet's permutation, (B, T), above 0: by score, the predicted ones last.
 
     Special tokens have place 0: all tokens see them, and they see special tokens alone. In XLNet's code [SEP]
     and [CLS] keep a place in the permutation.
     """
     comes_last = np.zeros(is_special.shape, bool)
     np.put_along_axis(comes_last, positions, is_predicted, axis=1)
-    sort_by = np.where(is_special, -1, scores + 2 * comes_last)
+    sort_by = np.where(is_special, -1, scores + 2 * comes_last)         # scores are from 0 to 1
     permutation = np.argsort(sort_by, axis=1, kind='stable')            # of positions
     places = np.argsort(permutation, axis=1) + 1                        # its inverse
     return np.where(is_special, 0, places)
@@ -377,10 +378,10 @@ class Loader:
 
 
 class WithoutOrder(Loader):
-    """The samples of a Loader, but the visible tokens of each row stand in another order.
+    """The samples of a Loader, but the visible tokens of each row are permuted: for the knob order_gap.
 
-    The order of a sample is always the same. Predicted and special tokens stay where they are. What a model
-    loses by it is what it knows of the order of tokens: nothing, if it has no positions.
+    A sample is permuted in the same way each time. Predicted and special tokens stay where they are. How much
+    the loss rises tells how much the model depends on the order of tokens: not at all without positions.
     """
 
     def batch(self, samples):
@@ -399,9 +400,9 @@ class WithoutOrder(Loader):
 def prefetch(make, items):
     """Yield make(item) for each item; a background thread makes the next one meanwhile."""
     with ThreadPoolExecutor(1) as pool:
-        futures = (pool.submit(make, item) for item in items)
+        futures = (pool.submit(make, item) for item in items)       # next() submits one
         following = next(futures, None)
-        while following:
+        while following is not None:
             current = following
             following = next(futures, None)             # begun before the caller gets the current one
             yield current.result()
@@ -413,14 +414,14 @@ def make_loaders(config):
     config  the knobs as a dict
     Raises UserError if a corpus is not prepared, damaged, or of another tokenizer than the run's.
     """
-    choose('objective', config['objective'], {'mlm': None, 'plm': None})
+    choose('objective', config['objective'], {'mlm': None, 'plm': None})        # refuses any other value
     choose('packing', config['packing'], {'stream': None, 'documents': None})
     block_size = config['block_size']
     packing = config['packing']
     whole_word = config['whole_word']
 
     folder = os.path.join(config['data_dir'], config['dataset'])
-    meta = load_meta(folder)                            # says how to prepare the corpus if it is missing
+    meta = load_meta(folder)                            # if it is missing: UserError with the command for it
     rows = Rows(folder, meta, 'train', block_size, packing, whole_word)
     masker = Masker(meta, block_size, config['mask_fraction'], config['objective'], whole_word)
     loader = Loader(rows, masker, config['seed'])
@@ -441,11 +442,15 @@ def make_loaders(config):
 
 # ---- 3. steps: learning rate, update, the loop, evaluation ----
 
+# `runtime` is a Runtime, below the double line: the device, the precision, and the rank of this process among
+# `world` processes. runtime.sum() adds numbers of all ranks. runtime.scalar(x) is x; on XLA it is a tensor,
+# because there each new value of a Python number would compile a graph of its own.
+
 SCHEDULE = {                    # progress after the warmup, 0 to 1 -> fraction of (learning_rate - min_lr)
     'linear': lambda progress: 1 - progress,
     'cosine': lambda progress: (1 + math.cos(math.pi * progress)) / 2,
     'constant': lambda progress: 1.0,
-    'thirds': lambda progress: (1.0, 0.2, 0.02)[min(2, int(3 * progress))],    # 1e-4, 2e-5, 2e-6: Kowsher A.4
+    'thirds': lambda progress: (1.0, 0.2, 0.02)[min(2, int(3 * progress))],    # Kowsher et al. 2024, A.4
 }
 
 
@@ -464,7 +469,7 @@ def set_lr(optimizer, lr, runtime):
 
 
 def make_optimizer(model, lr, betas, eps, weight_decay, runtime):
-    """AdamW, fused if possible; weight decay on parameters of two or more dimensions, also pairwise's S."""
+    """AdamW, fused if possible; weight decay on parameters of two or more dimensions, embeddings included."""
     matrices = [p for p in model.parameters() if p.dim() >= 2]
     vectors = [p for p in model.parameters() if p.dim() < 2]        # biases, norms, diagonals
     groups = [{'params': matrices, 'weight_decay': weight_decay}, {'params': vectors, 'weight_decay': 0.0}]
@@ -477,23 +482,24 @@ def seed_step(seed, step, runtime):
     runtime.seed(int(number))
 
 
-def update(model, optimizer, scaler, parts, n_predicted, grad_clip, runtime):
+def update(model, optimizer, scaler, micro_batches, n_predicted, grad_clip, runtime):
     """One optimizer step on this rank's micro-batches.
 
-    n_predicted  predicted tokens of the step over all ranks and micro-batches; the loss is the mean over them
+    n_predicted  predicted tokens of the step over all ranks and micro-batches; the loss is their mean.
+                 finetune.py has examples in their place: there losses and weights are (b,)
     Returns (this rank's part of that loss, the gradient norm before clipping), tensors on the device: the
     host need not wait for them.
     """
-    total_loss = torch.zeros(1, device=runtime.device)              # (1,): on XLA n_predicted has this shape
+    total_loss = torch.zeros(1, device=runtime.device)              # (1,), the shape of a scalar() on XLA
     n_predicted = runtime.scalar(max(1.0, n_predicted))
-    for i, part in enumerate(parts):
-        part = runtime.move(part)
-        weights = part.pop('weights')                               # (b, k)
+    for i, batch in enumerate(micro_batches):
+        batch = runtime.move(batch)
+        weights = batch.pop('weights')                              # (b, k)
         # DDP averages gradients over the ranks in backward(): once a step, with the last micro-batch.
-        accumulates = runtime.is_distributed and i < len(parts) - 1
+        accumulates = runtime.is_distributed and i < len(micro_batches) - 1
         with model.no_sync() if accumulates else contextlib.nullcontext():
             with runtime.autocast():
-                losses = model(**part)                              # (b, k)
+                losses = model(**batch)                             # (b, k)
             loss = (losses * weights).sum() / n_predicted
             scaler.scale(loss * runtime.world).backward()           # DDP divides by the number of ranks
         total_loss += loss.detach()
@@ -510,9 +516,10 @@ def update(model, optimizer, scaler, parts, n_predicted, grad_clip, runtime):
 
 @dataclass
 class Training:
-    """What a checkpoint must hold for a run to go on from it, and two constants: name and total_batch.
+    """What changes from step to step. A checkpoint has it, and `facts`, which main() makes.
 
-    No state of a random generator is in it, as torch is seeded anew at each step.
+    name and total_batch are constants and not saved. No state of a random generator is in it, as torch is
+    seeded anew at each step.
     """
     name: str                       # of the run, in messages
     model: torch.nn.Module          # as built: neither compiled nor wrapped
@@ -546,7 +553,7 @@ class Training:
 
 class Report(NamedTuple):
     """What the host reads from the device after some steps."""
-    loss: float                 # of the last step alone, over all ranks: mean over its predicted tokens
+    loss: float                 # of the last step alone, over all ranks: mean over predicted tokens
     norm: float                 # of its gradient, before clipping
     lr: float                   # of the last step
     steps: int                  # since the last report
@@ -557,37 +564,39 @@ class Stopped(Exception):
     """A signal came to some rank: all ranks leave the training loop or a validation."""
 
 
-def fit(training, model, batches, rate, seed, grad_clip, due_report, runtime):
-    """The training loop.  Yields a Report after each step that is due; in between nothing is read.
+def fit(training, model, steps, rate, seed, grad_clip, due_report, runtime):
+    """The training loop.  Yields a Report after each step that is due; only then the device is read.
 
     training    the run's state, which each step advances
     model       training.model, perhaps compiled and wrapped
-    batches     the micro-batches of each step, for this rank
+    steps       yields the list of this rank's micro-batches of each step
     rate        step -> its learning rate
     due_report  after a step: does the caller want a Report?
-    A signal to any rank is seen before the next step; after that step and its Report, Stopped is raised.
-    Raises UserError at the next Report if a loss or, but in float16, a gradient norm was not finite.
+    Before each step the ranks tell each other of signals. If one has come, this step is still made and
+    reported; then Stopped is raised.
+    Raises UserError at the next Report if a loss was not finite or, except in float16, a gradient norm.
     """
     n_not_finite = torch.zeros((), device=runtime.device)       # steps, counted on the device
     last_step = training.step                                   # of the last report
     last_time = time.perf_counter()
-    for parts in batches:
-        # Summed over the ranks: predicted tokens, the divisor of the loss, and signals, as all stop together.
-        n_predicted = sum(part['weights'].sum().item() for part in parts)
+    for micro_batches in steps:
+        # Summed over the ranks: predicted tokens, by which the loss is divided, and signals, so that all
+        # stop together. These are numbers of the host: it does not wait for the device here.
+        n_predicted = sum(batch['weights'].sum().item() for batch in micro_batches)
         n_predicted, n_signals = runtime.sum(n_predicted, len(runtime.signals))
 
         lr = rate(training.step)
         set_lr(training.optimizer, lr, runtime)
         seed_step(seed, training.step, runtime)
-        loss, norm = update(model, training.optimizer, training.scaler, parts, n_predicted, grad_clip,
-                            runtime)
+        loss, norm = update(model, training.optimizer, training.scaler, micro_batches, n_predicted,
+                            grad_clip, runtime)
         training.advance()
 
         # A norm that is not finite is no error in float16: its scaler skips that step and halves the scale.
         float16 = training.scaler.is_enabled()
         is_finite = loss.isfinite() if float16 else (loss + norm).isfinite()
         n_not_finite = n_not_finite + ~is_finite
-        if not due_report() and not n_signals:
+        if not (due_report() or n_signals):
             continue                                    # the host runs ahead of the device
 
         loss, n_failed = runtime.sum(loss.item(), n_not_finite.item())      # here it waits for the device
@@ -616,7 +625,7 @@ def evaluate(model, loader, n, batch_size, runtime):
     model.eval()
     sums = np.zeros(3)                                  # of losses, hits and predicted tokens
     batches = prefetch(lambda samples: loader.batch(samples) if samples else None, mine)
-    for batch in progress(slices, batches, n, runtime):
+    for batch in with_bar(slices, batches, n, runtime):
         if runtime.any(runtime.signals):
             raise Stopped
         if batch is None:                               # the last slice may have fewer rows than ranks
@@ -639,9 +648,10 @@ def evaluate(model, loader, n, batch_size, runtime):
 
 
 def validate(model, loaders, n, batch_size, order_gap, runtime):
-    """{'loss', ...} on the run's corpus and {'NAME_loss', ...} on each other one; raises Stopped
+    """{'loss', ...} on the run's corpus, and {'NAME_loss', ...} on each corpus of the knob `validation`.
 
-    order_gap  also 'gap': how much higher the loss is without the order of the visible tokens
+    order_gap  also 'gap': how much higher the loss is if the visible tokens of each row are permuted
+    Raises Stopped, as evaluate() does.
     """
     values = {}
     for name, loader in loaders.items():
@@ -657,14 +667,15 @@ def validate(model, loaders, n, batch_size, order_gap, runtime):
 
 # ---- 4. main: the run ----
 
-# Here the knobs are read as the globals above. `config`, the same as a dict, is what other sections and the
-# checkpoint get. It differs in milestones alone: a run that goes on keeps those of its earlier launches.
+# Here the knobs are read as the globals above. Other sections and the checkpoint get `config`, the same as a
+# dict. It differs in milestones alone: start() adds those of earlier launches of the run.
 
 def start(config, meta, identity, runtime):
-    """(Training, what it starts from): the run in out_dir, or the weights of init_from, or random weights.
+    """(Training, what it starts from): the first that there is of
 
-    A run goes on with its step, samples and optimizer. From another run only the weights are taken: a new run
-    begins at step 0, on any corpus of that run's tokenizer.
+    the run in out_dir, which goes on with its step, samples and optimizer;
+    the weights of init_from: a new run begins at step 0, on any corpus prepared with that run's tokenizer;
+    random weights.
     """
     torch.manual_seed(seed)
     model = MODEL_CLASSES[objective](model_config(config, meta['vocab_size']))
@@ -672,7 +683,7 @@ def start(config, meta, identity, runtime):
     if path:
         content = read_run(path, model, objective, identity)
         milestones_before = content['config']['milestones']
-        config['milestones'] = tuple(sorted({*milestones, *milestones_before}))     # for due_save, save
+        config['milestones'] = tuple(sorted({*milestones, *milestones_before}))
         say_differences(content['config'], config)
         if dtype == 'auto':                             # a run keeps its precision on another machine
             runtime.dtype = choose_dtype(content['dtype'], runtime.device, n_embd)
@@ -694,23 +705,23 @@ def start(config, meta, identity, runtime):
     return training, origin
 
 
-def run_steps(training, model, data, log, facts, runtime):
+def run_steps(training, model, loaders, log, facts, runtime):
     """Train to max_iters, with log lines, validations and checkpoints; returns the exit status.
 
-    model  training.model, perhaps compiled and wrapped
-    data   what make_loaders() returns
-    facts  what a checkpoint holds beside Training.state_dict()
+    model    training.model, perhaps compiled and wrapped
+    loaders  what make_loaders() returns
+    facts    what a checkpoint holds beside Training.state_dict()
     """
-    meta, loader, val_loaders = data
+    meta, loader, val_loaders = loaders
     begun = training.step
 
     # batches: samples are dealt to the ranks in turn; the next step's are made while the device computes
     end = training.samples + (max_iters - begun) * total_batch
-    steps = (range(first, first + total_batch) for first in range(training.samples, end, total_batch))
-    mine = (samples[runtime.rank::runtime.world] for samples in steps)
-    batches = prefetch(lambda samples: loader.micro_batches(samples, batch_size), mine)
-    hidden = None if runtime.is_main else True          # None: only on a terminal is there a bar
-    batches = tqdm(batches, total=max_iters, initial=begun, unit='step', disable=hidden)
+    of_steps = (range(first, first + total_batch) for first in range(training.samples, end, total_batch))
+    mine = (samples[runtime.rank::runtime.world] for samples in of_steps)
+    steps = prefetch(lambda samples: loader.micro_batches(samples, batch_size), mine)
+    disable = None if runtime.is_main else True         # None: tqdm shows the bar only on a terminal
+    steps = tqdm(steps, total=max_iters, initial=begun, unit='step', disable=disable)
 
     warmup = warmup_iters if warmup_iters <= max_iters else max_iters // 10
     rate = partial(get_lr, peak=learning_rate, low=min_lr, warmup=warmup, total=max_iters, schedule=schedule)
@@ -720,6 +731,7 @@ def run_steps(training, model, data, log, facts, runtime):
         return training.step >= max_iters or bool(interval and training.step % interval == 0)
 
     def due_save():
+        # these milestones include those of earlier launches
         return due(checkpoint_interval) or training.step in facts['config']['milestones']
 
     def due_report():
@@ -739,13 +751,13 @@ def run_steps(training, model, data, log, facts, runtime):
         is_missing = runtime.is_main and begun not in validated_steps(out_dir)
         if (begun == 0 or due(eval_interval)) and runtime.any(is_missing):
             validate_now()
-        for report in fit(training, model, batches, rate, seed, grad_clip, due_report, runtime):
+        for report in fit(training, model, steps, rate, seed, grad_clip, due_report, runtime):
             if due(log_interval):
                 seconds = report.seconds / report.steps             # per step
                 log.write('train', training.step, loss=report.loss, lr=report.lr, norm=report.norm,
                           tokens_per_second=total_batch * block_size / seconds,
                           hours_left=(max_iters - training.step) * seconds / 3600)
-                batches.set_postfix(loss=report.loss)           # on the bar
+                steps.set_postfix(loss=report.loss)             # on the bar
             if due(eval_interval):
                 validate_now()
             if due_save():
@@ -755,7 +767,7 @@ def run_steps(training, model, data, log, facts, runtime):
             save_now()
             say(f'stopped by a signal after step {training.step}, which is saved; the same command goes on '
                 'from there')
-        return 128 + max(runtime.signals, default=signal.SIGTERM)   # none: another rank had it
+        return 128 + max(runtime.signals, default=signal.SIGTERM)   # the default: it came to another rank
     return 0
 
 
@@ -768,9 +780,9 @@ def main():
         return
     runtime = make_runtime(device, dtype, n_embd, timeout)
     check_knobs(config, runtime)
-    data = make_loaders(config)
-    meta, loader, _ = data
-    identity = {'vocab_size': meta['vocab_size'], **meta['identity']}
+    loaders = make_loaders(config)
+    meta, loader, _ = loaders
+    identity = {'vocab_size': meta['vocab_size'], **meta['identity']}           # digests: see write_meta()
     with lock_folder(out_dir) if runtime.is_main else contextlib.nullcontext():     # one run at a time
         if runtime.is_main:
             set_damaged_aside(out_dir)
@@ -783,11 +795,12 @@ def main():
             model = torch.compile(model)
         if runtime.is_distributed:
             model = DistributedDataParallel(model, gradient_as_bucket_view=runtime.device.type == 'xla')
+        # what a checkpoint holds beside training.state_dict()
         facts = {'model_config': asdict(training.model.config), 'config': config, 'data': identity,
                  'dtype': str(runtime.dtype).removeprefix('torch.')}
 
         if runtime.is_main:
-            copy_tokenizer(load_tokenizer(loader.rows.folder), out_dir)         # load() looks for it there
+            copy_tokenizer(load_tokenizer(loader.rows.folder), out_dir)         # for load(), below
             record_launch(out_dir, config, runtime)
             print(f'{count_parameters(training.model):,} parameters on {runtime.world} x {runtime.device} in '
                   f'{runtime.dtype}; {len(loader.rows):,} training rows; from step {training.step} of '
@@ -796,7 +809,7 @@ def main():
 
         # the run, and what came of it
         with catch_signals() as runtime.signals:
-            status = run_steps(training, model, data, log, facts, runtime)
+            status = run_steps(training, model, loaders, log, facts, runtime)
         if status == 0 and runtime.is_main:
             plot_losses(out_dir, total_batch * block_size)
             if fill_samples:
@@ -808,7 +821,7 @@ def main():
     leave(runtime, status)
 
 
-# ======== below: devices, checkpoints, results; what they do is named where it is called ========
+# ======== above: the method; below: devices, checkpoints, results, none of which changes a batch ========
 
 # ---- 5. care: what would otherwise fail late ----
 
@@ -1014,7 +1027,13 @@ def lock_folder(folder):
     return lock_bytes(folder, 'another run uses it: end that one, or choose another --out_dir')
 
 
-# ---- care: checkpoints ----
+# ---- care: damaged files and checkpoints ----
+
+def refuse_unknown_ids(stem, ids, vocab_size):
+    """Raise a UserError if a shard holds an id outside the vocabulary: a bit of its file was flipped."""
+    if ids.max() >= vocab_size:
+        raise UserError(f'{stem}.bin is damaged: it holds an id outside the vocabulary')
+
 
 def checkpoints(folder):
     """{step: path} of a run's checkpoints, oldest first."""
@@ -1224,10 +1243,10 @@ def print_or_hang_up(text):
         signal.raise_signal(signal.SIGHUP)              # the run saves and ends, unless it is under nohup
 
 
-def progress(slices, batches, n, runtime):
+def with_bar(slices, batches, n, runtime):
     """Yield the batches of a validation, with a bar on the main process's terminal."""
-    hidden = None if runtime.is_main else True          # None: only on a terminal
-    with tqdm(desc='validation', total=n, unit='row', leave=False, disable=hidden) as bar:
+    disable = None if runtime.is_main else True         # None: tqdm shows the bar only on a terminal
+    with tqdm(desc='validation', total=n, unit='row', leave=False, disable=disable) as bar:
         for samples, batch in zip(slices, batches, strict=True):
             yield batch
             bar.update(len(samples))                    # of all ranks
