@@ -277,6 +277,22 @@ def test_tokens_to_an_order_gap(call, tmp_path):
     assert 'million tokens to gap' not in frame
 
 
+def test_hours_of_a_run(call, tmp_path):
+    """From line to line of the log at the speed of the second; none without a speed, or without run.json."""
+    for name in 'base_shatter', 'alone':
+        make_run(tmp_path / name, (), total_batch=100, block_size=36)
+    make_run(tmp_path / 'slow', (6, 5))
+    lines = [{'kind': 'val', 'step': 0, 'loss': 3, 'unigram': 5},
+             {'kind': 'train', 'step': 10, 'loss': 3, 'tokens_per_second': 10},
+             {'kind': 'train', 'step': 30, 'loss': 3, 'tokens_per_second': 40}]
+    for name in 'base_shatter', 'alone':
+        (tmp_path / name / 'metrics.jsonl').write_text('\n'.join(map(json.dumps, lines)) + '\n')
+    (tmp_path / 'alone' / 'run.json').unlink()
+    rows = records(call('--what=runs', runs=f'{tmp_path}/base_*,{tmp_path}/alone,{tmp_path}/slow')[1])
+    assert [row['hours'] for row in rows] == [1.5, None, None]          # 10 x 360 s and 20 x 90 s
+    assert rows[0]['printed'].startswith('45 hours (tian base: table 1')
+
+
 def make_run(folder, losses, ptb_from=1, **knobs):
     """A finished run of train.py, validated every ten steps; on the Penn Treebank too from some line on."""
     lines = []

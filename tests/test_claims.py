@@ -79,6 +79,18 @@ def test_hours_are_sums_of_the_price_table(claims):
     assert by_name['tian', 'memory'] == 'T16: a GPU'
 
 
+def test_shared_is_compared_with_its_papers_other_baselines(claims):
+    """Theirs less its own: where `shared` is below them, the claim's sign is another."""
+    table = claims.FOUND['shared_rope']['CoLA']
+    means = claims.SCORES['CoLA'].mean(axis=1)
+    assert [*table.index] == ['symmetric_rope', 'pairwise_rope']
+    assert (table.difference == means[table.index] - means['shared_rope']).all()
+    assert (table.difference > 0).all()
+    seen, verdict = claims.kowsher_glue_of_the_others()
+    assert f"with `rope` `symmetric` CoLA **+{table.difference['symmetric_rope']:.1f} ±" in seen
+    assert 'with `rope` `symmetric` disagrees in sign on CoLA' in verdict
+
+
 def test_a_sign_counts_only_if_it_is_told_from_zero(claims, monkeypatch):
     table = pd.DataFrame({'difference': [-2.0, 3.0], 'half': 1.0, 'dunnett': [0.04, 0.06]}, ['shared', 'gau'])
     monkeypatch.setattr(claims, 'FOUND', {'original': {'CoLA': table, 'MRPC': table.assign(dunnett=0.001)}})
