@@ -1346,24 +1346,32 @@ def plot(path, panels, label):
     figure.savefig(path)
 
 
+def training_seconds(lines, tokens_per_step):
+    """{step: seconds of training until then, without validations} from the speeds in a log; {0: 0} if none"""
+    seconds = {0: 0.0}
+    last = 0
+    for line in lines:
+        if line.get('tokens_per_second'):
+            since_last = (line['step'] - last) * tokens_per_step / line['tokens_per_second']
+            seconds[line['step']] = seconds[last] + since_last
+            last = line['step']
+    return seconds
+
+
 def plot_losses(folder, tokens_per_step):
     """loss.png: losses of training and validation, and the unigram entropy, by step and by time."""
+    lines = read_metrics(folder)
     by_step = {}
-    minutes = {0: 0.0}                                  # step -> minutes of training, without validations
-    for line in read_metrics(folder):
-        step = line['step']
-        if 'tokens_per_second' in line:
-            last = max(minutes)
-            seconds = (step - last) * tokens_per_step / line['tokens_per_second']
-            minutes[step] = minutes[last] + seconds / 60
+    for line in lines:
         for key in line:
             if key.endswith(('loss', 'unigram')):
-                by_step.setdefault(f"{line['kind']} {key}", []).append((step, line[key]))
+                by_step.setdefault(f"{line['kind']} {key}", []).append((line['step'], line[key]))
+    seconds = training_seconds(lines, tokens_per_step)
     by_time = {}
     for name, points in by_step.items():
         steps, losses = zip(*points, strict=True)
-        times = np.interp(steps, [*minutes], [*minutes.values()])
-        by_time[name] = [*zip(times, losses, strict=True)]
+        minutes = np.interp(steps, [*seconds], [*seconds.values()]) / 60
+        by_time[name] = [*zip(minutes, losses, strict=True)]
     plot(os.path.join(folder, 'loss.png'), {'step': by_step, 'minutes of training': by_time},
          'nats per predicted token')
 
