@@ -5,6 +5,7 @@ Runs with the same seed are paired; an interval is Student's, 95 %, with two deg
 import json
 import os
 import statistics
+import sys
 
 FOLDER = 'out/scales'
 SEEDS = 1, 2, 3
@@ -23,7 +24,10 @@ PAIRS = [
 
 def last_loss(run):
     """Validation loss of a run's last validation, in nats."""
-    with open(os.path.join(FOLDER, run, 'metrics.jsonl')) as file:
+    folder = os.path.join(FOLDER, run)
+    if not os.path.isdir(folder):
+        sys.exit(f'systems.py: no run {folder}: the loop in results/systems.md makes it')
+    with open(os.path.join(folder, 'metrics.jsonl')) as file:
         lines = [json.loads(line) for line in file]
     return [line['loss'] for line in lines if line['kind'] == 'val'][-1]
 
