@@ -763,16 +763,28 @@ def test_keep_best_keeps_the_best_weights(trial, tmp_path):
 
 
 def test_the_pooler_of_a_trial_goes_on(trial):
-    """So does the classifier, where it has as many classes; a trial keeps its seed."""
+    """And a trial keeps its seed."""
     first = trial('rte', seed=3)
     before = parameters(first['folder'])
-    for name, same_classes in (('mnli', False), ('qqp', True)):
-        model, _ = finetune.make_model(str(first['folder'] / 'model.pt'), TASKS[name], 1, knobs())
-        after = model.state_dict()
-        assert torch.equal(after['pooler.dense.weight'], before['pooler.dense.weight'])
-        assert torch.equal(after['classifier.weight'], before['classifier.weight']) == same_classes
+    model, _ = finetune.make_model(str(first['folder'] / 'model.pt'), TASKS['mnli'], 1, knobs())
+    assert torch.equal(model.state_dict()['pooler.dense.weight'], before['pooler.dense.weight'])
     result = trial('qqp', 'next', init_from=first['folder'], trials=2)
     assert (result['run'], result['seed'], result['folder'].name) == ('base', 3, 'qqp_3')
+
+
+@pytest.mark.parametrize('first, same, other', [
+    ('squad1', ['squad1', 'squad2'], ['rte', 'qqp']),           # start and end have the shape of two classes
+    ('rte', ['rte', 'qnli'], ['qqp', 'mnli', 'squad1']),
+    ('stsb', ['stsb'], ['c3'])])                                # both have one logit and no labels
+def test_the_head_of_a_trial_goes_on_for_the_same_labels_alone(first, same, other, trial, run):
+    """Else it starts at random, as after pretraining."""
+    path = trial(first)['folder'] / 'model.pt'
+    trained = parameters(path.parent)['classifier.weight']
+    for name in same + other:
+        model, _ = finetune.make_model(str(path), TASKS[name], 1, knobs())
+        new_model, _ = finetune.make_model(f'{run}/ckpt_0000003.pt', TASKS[name], 1, knobs())
+        expected = trained if name in same else new_model.classifier.weight
+        assert torch.equal(model.classifier.weight, expected), name
 
 
 @pytest.mark.slow
