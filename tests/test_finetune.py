@@ -144,7 +144,7 @@ def test_every_split_of_every_data_set_is_read(copies):
 
 
 def test_answers_at_wrong_offsets():
-    """They move to the nearest place; at the start case does not matter; those that are missing are last."""
+    """They move to the nearest place, if need be in another case; those that are missing are last."""
     def starts(context, *answers):
         texts = [text for text, _ in answers]
         places = [start for _, start in answers]
@@ -155,6 +155,8 @@ def test_answers_at_wrong_offsets():
     assert starts('cat and cat', ('cat', 7)) == (('cat', 8),)
     assert starts('cat and cat', ('cat', 1)) == (('cat', 0),)
     assert starts('The Cat', ('cat', 4)) == (('cat', 4),)
+    assert starts('Cat, The Cat sat', ('cat', 7)) == (('cat', 9),)
+    assert starts('Cat and a cat', ('cat', 1)) == (('cat', 10),)
     assert starts('one two', ('no', 2), ('two', 4)) == (('two', 4), ('no', -1))
     assert starts('one two', ('FAKE', -1), ('FAKE', -1)) is None
 
