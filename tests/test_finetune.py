@@ -578,8 +578,8 @@ def test_the_step_of_a_run_is_that_of_its_newest_checkpoint(stage, copies, tmp_p
     assert [*steps] == [('base', 7), ('base', 4)]
     assert cells(done.out, 'base')[0] == [f"{100 * steps['base', 7]:.2f}", '1']
     assert sorted(path.name for path in (tmp_path / 'out').glob('base*')) == ['base', 'base@4']
-    assert finetune.find_start(str(tmp_path / 'out' / 'base' / 'rte_1')).place == 'base'
-    assert finetune.find_start(str(tmp_path / 'out' / 'base@4' / 'rte_1')).place == 'base@4'
+    assert finetune.find_start(str(tmp_path / 'out' / 'base' / 'rte_1')).subfolder == 'base'
+    assert finetune.find_start(str(tmp_path / 'out' / 'base@4' / 'rte_1')).subfolder == 'base@4'
 
 
 def test_numbers_of_examples(trial):
@@ -624,7 +624,7 @@ def test_a_finished_trial_is_kept_and_another_recipe_refused(trial, stage, run, 
     line = refused(stage('finetune', *words(**{**command, 'epochs': 2, 'seed': 7})))
     assert 'epochs=1, this' in line and 'out_dir' in line
     other = pretrained(tmp_path / 'base', seed=1)               # of the same name and step
-    assert 'other weights' in refused(stage('finetune', *words(**{**command, 'init_from': other})))
+    assert 'other parameters' in refused(stage('finetune', *words(**{**command, 'init_from': other})))
 
 
 def test_a_damaged_tokenizer_of_a_trial_is_copied_again(trial, stage, run, copies, tmp_path):
@@ -822,7 +822,7 @@ def easy(path, n, seed=1):
 
 @pytest.fixture
 def own(tmp_path):
-    """own(train text, suffix='.csv', **knobs) -> the row `custom` of TASKS and its knobs."""
+    """own(train text, suffix='.csv', **knobs) -> the task `custom` and its knobs."""
     def make(text, dev='', suffix='.csv', **changes):
         folder = Path(tempfile.mkdtemp(dir=tmp_path))
         files = {'train_file': folder / f'train{suffix}', 'dev_file': folder / f'dev{suffix}'}
