@@ -32,8 +32,8 @@ def text_for(pick, marker='.'):
 def make_class(name, i, pick, test):
     task = TASKS[name]
     label = i % min(len(task.labels) or 6, 6)
-    columns = {column: text_for(pick) for column in task.texts}
-    columns[task.texts[-1]] = text_for(pick, MARKERS[label])
+    columns = {column: text_for(pick) for column in task.columns}
+    columns[task.columns[-1]] = text_for(pick, MARKERS[label])
     if name == 'csl':
         columns['keyword'] = columns['keyword'].split()
     label = float(label) if name == 'stsb' else label

@@ -144,7 +144,7 @@ def test_every_split_of_every_data_set_is_read(copies):
 
 
 def test_answers_at_wrong_offsets():
-    """They move to the nearest place; at the start case does not matter; those that are missing are last."""
+    """They move to the nearest place, if need be in another case; those that are missing are last."""
     def starts(context, *answers):
         texts = [text for text, _ in answers]
         places = [start for _, start in answers]
@@ -155,6 +155,8 @@ def test_answers_at_wrong_offsets():
     assert starts('cat and cat', ('cat', 7)) == (('cat', 8),)
     assert starts('cat and cat', ('cat', 1)) == (('cat', 0),)
     assert starts('The Cat', ('cat', 4)) == (('cat', 4),)
+    assert starts('Cat, The Cat sat', ('cat', 7)) == (('cat', 9),)
+    assert starts('Cat and a cat', ('cat', 1)) == (('cat', 10),)
     assert starts('one two', ('no', 2), ('two', 4)) == (('two', 4), ('no', -1))
     assert starts('one two', ('FAKE', -1), ('FAKE', -1)) is None
 
@@ -576,8 +578,8 @@ def test_the_step_of_a_run_is_that_of_its_newest_checkpoint(stage, copies, tmp_p
     assert [*steps] == [('base', 7), ('base', 4)]
     assert cells(done.out, 'base')[0] == [f"{100 * steps['base', 7]:.2f}", '1']
     assert sorted(path.name for path in (tmp_path / 'out').glob('base*')) == ['base', 'base@4']
-    assert finetune.find_start(str(tmp_path / 'out' / 'base' / 'rte_1')).place == 'base'
-    assert finetune.find_start(str(tmp_path / 'out' / 'base@4' / 'rte_1')).place == 'base@4'
+    assert finetune.find_start(str(tmp_path / 'out' / 'base' / 'rte_1')).subfolder == 'base'
+    assert finetune.find_start(str(tmp_path / 'out' / 'base@4' / 'rte_1')).subfolder == 'base@4'
 
 
 def test_numbers_of_examples(trial):
@@ -622,7 +624,7 @@ def test_a_finished_trial_is_kept_and_another_recipe_refused(trial, stage, run, 
     line = refused(stage('finetune', *words(**{**command, 'epochs': 2, 'seed': 7})))
     assert 'epochs=1, this' in line and 'out_dir' in line
     other = pretrained(tmp_path / 'base', seed=1)               # of the same name and step
-    assert 'other weights' in refused(stage('finetune', *words(**{**command, 'init_from': other})))
+    assert 'other parameters' in refused(stage('finetune', *words(**{**command, 'init_from': other})))
 
 
 def test_a_damaged_tokenizer_of_a_trial_is_copied_again(trial, stage, run, copies, tmp_path):
@@ -763,16 +765,28 @@ def test_keep_best_keeps_the_best_weights(trial, tmp_path):
 
 
 def test_the_pooler_of_a_trial_goes_on(trial):
-    """So does the classifier, where it has as many classes; a trial keeps its seed."""
+    """And a trial keeps its seed."""
     first = trial('rte', seed=3)
     before = parameters(first['folder'])
-    for name, same_classes in (('mnli', False), ('qqp', True)):
-        model, _ = finetune.make_model(str(first['folder'] / 'model.pt'), TASKS[name], 1, knobs())
-        after = model.state_dict()
-        assert torch.equal(after['pooler.dense.weight'], before['pooler.dense.weight'])
-        assert torch.equal(after['classifier.weight'], before['classifier.weight']) == same_classes
+    model, _ = finetune.make_model(str(first['folder'] / 'model.pt'), TASKS['mnli'], 1, knobs())
+    assert torch.equal(model.state_dict()['pooler.dense.weight'], before['pooler.dense.weight'])
     result = trial('qqp', 'next', init_from=first['folder'], trials=2)
     assert (result['run'], result['seed'], result['folder'].name) == ('base', 3, 'qqp_3')
+
+
+@pytest.mark.parametrize('first, same, other', [
+    ('squad1', ['squad1', 'squad2'], ['rte', 'qqp']),           # start and end have the shape of two classes
+    ('rte', ['rte', 'qnli'], ['qqp', 'mnli', 'squad1']),
+    ('stsb', ['stsb'], ['c3'])])                                # both have one logit and no labels
+def test_the_head_of_a_trial_goes_on_for_the_same_labels_alone(first, same, other, trial, run):
+    """Else it starts at random, as after pretraining."""
+    path = trial(first)['folder'] / 'model.pt'
+    trained = parameters(path.parent)['classifier.weight']
+    for name in same + other:
+        model, _ = finetune.make_model(str(path), TASKS[name], 1, knobs())
+        new_model, _ = finetune.make_model(f'{run}/ckpt_0000003.pt', TASKS[name], 1, knobs())
+        expected = trained if name in same else new_model.classifier.weight
+        assert torch.equal(model.classifier.weight, expected), name
 
 
 @pytest.mark.slow
@@ -808,7 +822,7 @@ def easy(path, n, seed=1):
 
 @pytest.fixture
 def own(tmp_path):
-    """own(train text, suffix='.csv', **knobs) -> the row `custom` of TASKS and its knobs."""
+    """own(train text, suffix='.csv', **knobs) -> the task `custom` and its knobs."""
     def make(text, dev='', suffix='.csv', **changes):
         folder = Path(tempfile.mkdtemp(dir=tmp_path))
         files = {'train_file': folder / f'train{suffix}', 'dev_file': folder / f'dev{suffix}'}

@@ -706,6 +706,20 @@ def test_mistakes_are_one_line(tmp_path, monkeypatch, stage, arguments, said):
     assert os.listdir('texts') == ['mine.jsonl'] and not glob.glob('data/*/*.json')
 
 
+@pytest.mark.parametrize('tokenizer', ['sentencepiece', 'character'])
+def test_a_damaged_corpus_is_no_mistake_of_the_tokenizer(tmp_path, tokenizer):
+    """The damage is behind the first row, so that it is met while the tokenizer is trained."""
+    data = pathlib.Path(write_jsonl(tmp_path / 'a.jsonl', make_texts(3000))).read_bytes()
+    file = tmp_path / 'cut.jsonl.gz'
+    file.write_bytes(gzip.compress(data)[:-20])
+    with pytest.raises(UserError, match=f'^{file}: cannot be read: '):
+        prepare(tmp_path, corpus=str(file), tokenizer=tokenizer)
+    sound, _ = prepare(tmp_path, make_texts(30), tokenizer='character')
+    flip(f'{sound}/tokenizer/vocab.txt')
+    with pytest.raises(UserError, match=f'^{sound}/tokenizer/vocab.txt: missing, damaged'):
+        prepare(tmp_path, make_texts(30), tokenizer=sound, name='y')
+
+
 def test_a_config_is_called_as_the_corpus_that_it_prepares():
     """As load_meta names it where the corpus is missing."""
     for file in glob.glob(f'{ROOT}/config/data/*.py'):
