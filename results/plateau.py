@@ -138,25 +138,36 @@ def read_validations(folder):
     return [(line['step'], line['loss'], line['gap']) for line in lines]
 
 
+def may_end(plan, validations):
+    """Whether all that is wanted of a run is known."""
+    if plan.arm == 'full' or not validations:
+        return False
+    if tokens_to_gap(validations):
+        return True
+    return plan.arm == 'search' and is_beaten(plan, validations, read_rows())
+
+
 def make(plan):
-    """Run train.py, up to the gap in the first arm, to its end in the second; append its row."""
+    """Run train.py until may_end(), or to its end; append its row."""
     folder = os.path.join('out', 'plateau', plan.name)
     environment = {**os.environ, 'OMP_NUM_THREADS': '1'}
     started = time.time()
+    ends_early = False
     process = subprocess.Popen([sys.executable, *plan.command], env=environment, stdout=subprocess.DEVNULL)
     try:
         while process.poll() is None:
             time.sleep(1)
-            if plan.arm != 'full' and tokens_to_gap(read_validations(folder)):
+            ends_early = may_end(plan, read_validations(folder))
+            if ends_early:
                 process.terminate()                     # it saves a checkpoint and ends
                 process.wait()
     finally:
         process.terminate()
         process.wait()
+    if process.returncode and not ends_early:
+        sys.exit(f'plateau.py: {plan.name} ended with status {process.returncode}')
     validations = read_validations(folder)
     reached = tokens_to_gap(validations)
-    if process.returncode and not (reached and plan.arm != 'full'):
-        sys.exit(f'plateau.py: {plan.name} ended with status {process.returncode}')
     with open(os.path.join(folder, 'run.json')) as file:
         revision = json.load(file)[-1]['revision']
     row = {**plan._asdict(), 'tokens': reached, 'minutes': round((time.time() - started) / 60, 1),
@@ -207,6 +218,22 @@ def searched(rows, size, system):
             losses = [validations[-1][1] for validations in part['validations']]
             found[rate] = part['tokens'].astype(float).fillna(math.inf).median(), np.mean(losses)
     return found
+
+
+def is_beaten(plan, validations, rows):
+    """Whether the rate of a run of the search can no longer have the lowest median: the choice is the same.
+
+    The run has no gap so far, so that its T is the last validation's or more.
+    """
+    at_least = [validations[-1][0] * TOKENS]
+    others = rows[(rows['arm'] == 'search') & (rows['size'] == plan.size) & (rows['system'] == plan.system)
+                  & (rows['rate'] == plan.rate)]
+    for tokens, their_validations in zip(others['tokens'], others['validations'], strict=True):
+        at_least.append(their_validations[-1][0] * TOKENS if pd.isna(tokens) else tokens)
+    # without a row a seed may have any T; the median of two seeds is their mean
+    lowest_median = sum(at_least) / len(SEARCH_SEEDS)
+    medians = [tokens for tokens, _ in searched(rows, plan.size, plan.system).values()]
+    return lowest_median > min(medians, default=math.inf)
 
 
 def searched_rates(rows, size, system):
