@@ -1,9 +1,9 @@
-"""Knobs: lower-case globals of a stage file, overridden by config files and --key=value, left to right.
+"""Knobs: lower-case globals of train.py, finetune.py, prepare_data.py and bench.py, the stage files.
 
     $ python train.py config/base_pairwise.py --batch_size=16 --attention=shared
 
-A config file is Python that assigns knobs, and all of it runs: use only files that you trust. --help prints
-every knob with its default and its comment.
+Config files and --key=value override them, from left to right. A config file is Python that assigns knobs,
+and all of it runs: use only files that you trust. --help prints every knob with its default and its comment.
 
     1  knobs      globals of a stage <- config files <- flags, each value checked
     2  messages   a mistake in one line, notices, --help
@@ -32,10 +32,12 @@ KNOB_TYPES = {                  # type of a knob -> what a message calls it
 def configure(scope, minimum, arguments=None):
     """Override the knobs of a stage; returns {name: value} of all of them.
 
-    scope      globals() of the stage: the value that a knob has there is its default and decides its type;
-               nothing changes if an argument is refused
-    minimum    {knob: its least value}; 0 for a number that is not there
+    scope      globals() of the stage, or a dict of knobs; the value of a knob there is its default and
+               decides its type
+    minimum    {knob: its least value}; knobs without an entry must be at least 0
     arguments  config files and --key=value, by default those of the command line
+
+    The scope is changed only after all arguments are checked.
     """
     defaults = {name: value for name, value in scope.items() if is_knob(name, value)}
     if arguments is None:
@@ -60,8 +62,8 @@ def is_knob(name, value):
 
 def settings(argument, defaults):
     """{name: value} that one argument sets: --key=value, or a config file, also looked for in ROOT."""
-    name, equals, text = argument.removeprefix('--').partition('=')
-    if argument.startswith('--') and equals:
+    if argument.startswith('--') and '=' in argument:
+        name, _, text = argument.removeprefix('--').partition('=')
         # a text stays as it is: a folder may be called 2024
         value = text if isinstance(defaults.get(name), str) else literal(text)
         return {name: value}
@@ -73,8 +75,8 @@ def settings(argument, defaults):
         assigned = runpy.run_path(path)
     except Exception as error:                  # a config file may raise any
         raise UserError(shown(f'{argument}: {type(error).__name__}: {error}')) from None
-    # Modules, functions and classes of a config file are no knobs: they have a __name__. A helper value of
-    # its own needs a leading _.
+    # Modules, functions and classes of a config file are no knobs: they have a __name__. The name of any
+    # other helper variable must start with _.
     return {name: value for name, value in assigned.items()
             if not name.startswith('_') and not hasattr(value, '__name__')}
 
@@ -85,30 +87,37 @@ def literal(text):
         text = text.capitalize()
     try:
         return ast.literal_eval(text)
-    except Exception:                           # '{[]}' is a TypeError, '((((...' a MemoryError
+    except Exception:                           # '{[]}' is a TypeError, 100,000 minus signs a MemoryError
         return text
 
 
 def checked(argument, name, value, default, least):
-    """The value in the type of the default; each of its numbers is finite and at least `least`."""
+    """The value in the type of the default; each of its numbers is finite and at least `least`.
+
+    A tuple may be empty only if the default is.
+    """
     expected = type(default)
-    if type(value) is int and expected is tuple:
+    if expected is tuple and type(value) is int:
         value = (value,)
-    numbers = value if type(value) is tuple else (value,)
-    # No library takes longer ones. This is checked first, and the message lacks the value, because Python
-    # does not print a number of 5,000 digits.
-    if any(type(number) is int and abs(number) >= 2 ** 63 for number in numbers):
+    # This is checked first, since the messages below have the value, and Python refuses to print an int of
+    # more than 4,300 digits. No library takes ints of 2^63 or more.
+    parts = value if type(value) is tuple else (value,)
+    if any(type(part) is int and abs(part) >= 2 ** 63 for part in parts):
         raise UserError(f'{shown(argument)}: {shown(name)} must be below 2^63')
 
     given = shown(f'{argument}: {name}={value!r}')
-    if type(value) is int and expected is float:
+    if expected is float and type(value) is int:
         value = float(value)
-        numbers = (value,)
-    whole = all(type(number) is int for number in numbers)
-    if type(value) is not expected or (expected is tuple and not whole):
+    is_expected = type(value) is expected
+    if is_expected and expected is tuple:
+        is_expected = all(type(part) is int for part in value)
+    if not is_expected:
         raise UserError(f'{given} must be {KNOB_TYPES[expected]}')
+    if value == () and default != ():
+        raise UserError(f'{given} must have at least one number')
 
     if expected in (int, float, tuple):
+        numbers = value if expected is tuple else (value,)
         limit = 'finite' if least == -math.inf else f'finite and at least {least}'
         if not all(math.isfinite(number) and number >= least for number in numbers):
             raise UserError(f'{given} must be {limit}')
@@ -116,13 +125,16 @@ def checked(argument, name, value, default, least):
 
 
 def choose(key, name, table):
-    """table[name]; raises a UserError that lists the keys if there is no such key."""
+    """table[name]; raises a UserError that lists the keys if there is no such key.
+
+    Some callers want the check alone and drop the result.
+    """
     if name not in table:
         raise UserError(f'{key}={shown(repr(name))}: choose one of {", ".join(table)}')
     return table[name]
 
 
-# ======== what follows is for people: messages and help ========
+# ======== above: all that decides the value of a knob; below: messages and help ========
 
 # ---- 2. messages ----
 

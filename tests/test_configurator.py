@@ -18,14 +18,15 @@ STAGES = {name: importlib.import_module(name) for name in ('train', 'finetune', 
 
 def scope():
     return {'n_layer': 12, 'block_size': 0, 'learning_rate': 1e-4, 'compile': True, 'name': 'x',
-            'milestones': (), 'null_threshold': 0.0, 'LIMIT': 3, '_private': 1}
+            'milestones': (), 'lengths': (128,), 'null_threshold': 0.0, 'LIMIT': 3, '_private': 1}
 
 
 @pytest.mark.parametrize('argument, value', [
     ('--n_layer=1_000', 1000), ('--n_layer=9223372036854775807', 2 ** 63 - 1),
     ('--learning_rate=1', 1.0), ('--learning_rate=3e-4', 3e-4),
     ('--compile=FALSE', False), ('--name=2024', '2024'), ('--name=x=y', 'x=y'), ('--block_size=0', 0),
-    ('--milestones=10,20', (10, 20)), ('--milestones=10', (10,)), ('--null_threshold=-1.5', -1.5)])
+    ('--milestones=10,20', (10, 20)), ('--milestones=10', (10,)), ('--milestones=()', ()),
+    ('--null_threshold=-1.5', -1.5)])
 def test_values_on_the_command_line(argument, value):
     names, name = scope(), argument[2:].partition('=')[0]
     config = configure(names, LEAST, [argument])
@@ -82,6 +83,13 @@ def test_malformed_command_lines_are_refused_in_one_line(argument, reason, stage
     (tmp_path / 'seed.py').write_text('seed = 10 ** 5000')
     line = refused(stage('train', argument))
     assert line.startswith('error: ') and len(line) < 320 and reason in line
+
+
+def test_a_tuple_that_has_numbers_by_default_needs_at_least_one():
+    names = scope()
+    with pytest.raises(UserError, match=r'^--lengths=\(\): lengths=\(\) must have at least one number$'):
+        configure(names, LEAST, ['--lengths=()'])
+    assert names == scope()
 
 
 def test_a_refused_command_line_changes_nothing():
