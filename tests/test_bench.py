@@ -18,7 +18,7 @@ from test_train import CPU
 
 import bench
 import train
-from bench import MATRICES, PARAMETER_GROUPS, VARIANTS
+from bench import MATRICES, PARAMETER_GROUPS, SYSTEMS
 from configurator import UserError
 from model import SHATTER, MaskedLM, PermutationLM, SequenceClassifier
 from prepare_data import copy_tokenizer, load_tokenizer
@@ -26,7 +26,7 @@ from prepare_data import copy_tokenizer, load_tokenizer
 SHAPE = {'n_layer': 2, 'n_head': 4, 'n_embd': 16, 'n_inner': 32, 'vocab_size': 60, 'device': 'cpu',
          'dtype': 'float32'}
 CONFIG = {**knobs_of(bench), **SHAPE}
-OWN_WORDS = [name for name in VARIANTS if 'vocab_size' in VARIANTS[name]]
+OWN_WORDS = [name for name in SYSTEMS if 'vocab_size' in SYSTEMS[name]]
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def call(stage, tmp_path):
 
 def test_counts_are_those_of_the_papers_or_explained(monkeypatch):
     monkeypatch.setattr(torch.Tensor, 'normal_', lambda self, *arguments, **keywords: self)
-    rows = list(bench.params({**CONFIG, 'vocab_size': 30522, 'variants': list(VARIANTS)}, CPU))
+    rows = list(bench.params({**CONFIG, 'vocab_size': 30522, 'systems': list(SYSTEMS)}, CPU))
     ours = [row for row in rows if not row['printed']]
     theirs = [row for row in rows if row['printed']]
     assert all(sum(row[group] for group in PARAMETER_GROUPS) == row['total'] for row in ours)
@@ -62,7 +62,7 @@ def test_counts_of_lius_table_4():
     """By the command of results/reproduce.md, whose names of systems tell the words."""
     [command] = [line for line in COMMANDS if line == 'python bench.py config/bench/liu.py']
     knobs = resolved(command)[1]
-    rows = bench.params({**knobs, 'variants': knobs['variants'].split(',')}, CPU)
+    rows = bench.params({**knobs, 'systems': knobs['variants'].split(',')}, CPU)
     assert {row['system']: row['total'] for row in rows if row['printed']} == {
         'gau': 96519170, 'roformer_v1': 124147970, 'roformer_v2': 94777090}
 
@@ -71,9 +71,9 @@ def test_a_new_attention_or_position_is_a_system(monkeypatch):
     """By its row in a table of model.py, under its own name, and the attention with rope too."""
     monkeypatch.setitem(bench.ATTENTION, 'mine', bench.ATTENTION['shared'])
     monkeypatch.setitem(bench.POSITION, 'my_position', bench.POSITION['rope'])
-    systems = bench.make_variants()
-    assert {*systems} - {*VARIANTS} == {'mine', 'mine_rope', 'my_position'}
-    monkeypatch.setattr(bench, 'VARIANTS', systems)
+    systems = bench.make_systems()
+    assert {*systems} - {*SYSTEMS} == {'mine', 'mine_rope', 'my_position'}
+    monkeypatch.setattr(bench, 'SYSTEMS', systems)
     model = bench.build('mine', CONFIG, 16)
     assert (model.config.attention, model.config.position) == ('mine', 'absolute')
     assert bench.build('my_position', CONFIG, 16).config.position == 'my_position'
@@ -82,7 +82,7 @@ def test_a_new_attention_or_position_is_a_system(monkeypatch):
 def test_every_system_has_the_attention_of_its_name():
     for attention in bench.ATTENTION:
         assert bench.build(attention, CONFIG, 16).config.attention == attention
-    assert VARIANTS['gau']['position'] == 'rope' and VARIANTS['xlnet']['position'] == 'none'
+    assert SYSTEMS['gau']['position'] == 'rope' and SYSTEMS['xlnet']['position'] == 'none'
 
 
 def test_systems_take_turns_and_ratios_are_of_one_round(monkeypatch):
@@ -99,7 +99,7 @@ def test_systems_take_turns_and_ratios_are_of_one_round(monkeypatch):
 
     monkeypatch.setattr(bench.time, 'perf_counter', lambda: clock)
     monkeypatch.setattr(bench, 'make_step', lambda name, *arguments: lambda: step(name))
-    config = {**CONFIG, 'variants': list(costs), 'rounds': 3, 'lengths': (100,), 'batches': (4,)}
+    config = {**CONFIG, 'systems': list(costs), 'rounds': 3, 'lengths': (100,), 'batches': (4,)}
     rows = list(bench.speed(config, CPU))
     rounds = [*costs] * 2                               # each begins with the next
     assert calls == rounds[0:3] + rounds[1:4] + rounds[2:5] + rounds[0:3] + rounds[1:4]
@@ -126,7 +126,7 @@ def test_printed_times_are_those_of_the_shape(monkeypatch):
     cells = {}
     for size in 'base', 'large', 'small':
         sizes = dict(zip(bench.SHAPE_KNOBS, bench.SHAPES[size], strict=True))
-        config = {**CONFIG, **sizes, 'variants': ['original', 'shatter'], 'lengths': (512,), 'batches': (1,)}
+        config = {**CONFIG, **sizes, 'systems': ['original', 'shatter'], 'lengths': (512,), 'batches': (1,)}
         cells[size] = list(bench.speed(config, CPU))[1]['printed']
     assert cells['base'] == '0.85 (tian original train base 512: table 1, 45 against 53 hours, TPUv3)'
     assert cells['large'] == '0.84 (tian original train large 512: table 1, 151 against 180 hours, TPUv3)'
@@ -228,7 +228,7 @@ def test_out_of_memory_is_a_row(monkeypatch):
 
     monkeypatch.setattr(bench, 'ProcessPoolExecutor', lambda n, context: ThreadPoolExecutor(n))
     monkeypatch.setattr(bench, 'step_memory', peak)
-    rows = list(bench.memory({**CONFIG, 'variants': ['original', 'gau'], 'lengths': (32, 64)}, CPU))
+    rows = list(bench.memory({**CONFIG, 'systems': ['original', 'gau'], 'lengths': (32, 64)}, CPU))
     assert [row['MiB'] for row in rows[:3]] == [3.0, 4.0, 6.0]
     assert [row['MiB / original'] for row in rows[:3]] == [1, 4 / 3, 1] and math.isnan(rows[3]['MiB'])
     assert [row['half as long / MiB'] for row in rows[:3]] == [None, None, 0.5]
@@ -239,7 +239,7 @@ def test_what_half_the_length_saves_stands_beside_it(monkeypatch):
     """Tian et al. 2021, abstract: of 256 tokens over 512, so in the row of 512."""
     monkeypatch.setattr(bench, 'ProcessPoolExecutor', lambda n, context: ThreadPoolExecutor(n))
     monkeypatch.setattr(bench, 'step_memory', lambda *arguments: 1.0)
-    rows = list(bench.memory({**CONFIG, 'variants': ['shatter'], 'lengths': (256, 512)}, CPU))
+    rows = list(bench.memory({**CONFIG, 'systems': ['shatter'], 'lengths': (256, 512)}, CPU))
     assert [row['printed'] for row in rows] == [
         None, 'below 50% (tian half: abstract: over 50 % saved, by rows of half the length)']
 
@@ -247,7 +247,7 @@ def test_what_half_the_length_saves_stands_beside_it(monkeypatch):
 def test_memory_without_proc_is_refused(monkeypatch):
     monkeypatch.setattr(bench.os.path, 'exists', lambda path: False)
     with pytest.raises(UserError, match='leave memory out'):
-        next(bench.memory({**CONFIG, 'variants': ['original']}, CPU))
+        next(bench.memory({**CONFIG, 'systems': ['original']}, CPU))
 
 
 # ---- finished runs ----
@@ -427,7 +427,7 @@ def test_matrices_of_scores():
     torch.testing.assert_close(made['l2 sigmoid'], sigmoid / sigmoid.norm(dim=-1, keepdim=True))
 
 
-@pytest.mark.parametrize('name', sorted(set(VARIANTS) - {'hf_bert', *OWN_WORDS}))
+@pytest.mark.parametrize('name', sorted(set(SYSTEMS) - {'hf_bert', *OWN_WORDS}))
 def test_scores_are_those_that_the_model_uses(name):
     """The maps, times the model's own values, are what its attention gives: checked by a second way."""
     torch.manual_seed(0)
