@@ -625,6 +625,20 @@ def test_a_finished_trial_is_kept_and_another_recipe_refused(trial, stage, run, 
     assert 'other weights' in refused(stage('finetune', *words(**{**command, 'init_from': other})))
 
 
+def test_a_damaged_start_is_one_line(stage, run, copies, tmp_path):
+    """Empty, cut, or a bit of its table of contents: of a name, of the version that can read it."""
+    path = Path(shutil.copytree(run, tmp_path / 'base'), 'ckpt_0000003.pt')
+    whole = path.read_bytes()
+    table = whole.index(b'PK\1\2')
+    damaged = [b'', whole[:-200]]
+    for place, mask in ((table, 1), (table + 6, 64), (table + 46, 128)):
+        damaged.append(whole[:place] + bytes([whole[place] ^ mask]) + whole[place + 1:])
+    command = words(init_from=path.parent, data_dir=copies, tasks='rte', out_dir=tmp_path / 'out', **QUICK)
+    for data in damaged:
+        path.write_bytes(data)
+        assert 'ckpt_0000003.pt is damaged, or not a checkpoint' in refused(stage('finetune', *command))
+
+
 def test_a_damaged_tokenizer_of_a_trial_is_copied_again(trial, stage, run, copies, tmp_path):
     """What the message about it says: remove the file and repeat the command."""
     folder = trial('rte')['folder']
