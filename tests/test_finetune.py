@@ -642,16 +642,17 @@ def test_a_damaged_start_is_one_line(stage, run, copies, tmp_path):
 def test_a_damaged_tokenizer_of_a_trial_is_copied_again(trial, stage, run, copies, tmp_path):
     """What the message about it says: remove the file and repeat the command."""
     folder = trial('rte')['folder']
-    file = folder / 'tokenizer' / 'vocab.txt'
-    before = file.read_bytes()
-    flip(file)
-    with pytest.raises(UserError, match='remove .* and repeat the command that made it'):
-        train.load(str(folder))
-    file.unlink()
     command = words(init_from=run, data_dir=copies, tasks='rte', out_dir=tmp_path / 'out', **QUICK)
-    assert stage('finetune', *command).code == 0
-    assert file.read_bytes() == before
-    train.load(str(folder))
+    for name in ('vocab.txt', 'settings.json'):
+        file = folder / 'tokenizer' / name
+        before = file.read_bytes()
+        flip(file)
+        with pytest.raises(UserError, match=f'remove .*{name} and repeat the command that made it'):
+            train.load(str(folder))
+        file.unlink()
+        assert stage('finetune', *command).code == 0
+        assert file.read_bytes() == before
+        train.load(str(folder))
 
 
 def test_noise_and_predictions_of_a_finished_trial(trial, run, tmp_path):
