@@ -702,6 +702,21 @@ def test_a_file_is_labelled_by_a_trial_alone(trial, stage, tmp_path):
         assert float(chance) == pytest.approx(chances.max().item(), abs=1e-6)
 
 
+def test_predictions_stand_beside_the_rows_that_were_read(trial, tmp_path, monkeypatch):
+    """The file is replaced while the model trains."""
+    path = tmp_path / 'new.csv'
+    path.write_text('title\na river\n')
+
+    def replace_the_file(*given, plain=finetune.fine_tune):
+        path.write_text('title\na stone\n')
+        return plain(*given)
+
+    monkeypatch.setattr(finetune, 'fine_tune', replace_the_file)
+    folder = trial('custom', train_file=easy(tmp_path / 'a.csv', 40), dev_file=easy(tmp_path / 'b.csv', 20),
+                   texts='title', label='class', predict=path)['folder']
+    assert (folder / 'predicted_new.csv').read_text().splitlines()[1].startswith('a river,')
+
+
 def test_numbers_and_published_tasks_are_predicted_by_a_trial_alone(trial, stage, tmp_path):
     """As the command that trained would have predicted them."""
     (tmp_path / 'a.csv').write_text('text,y\n' + ''.join(f'the river {i},{1.5 * i}\n' for i in range(30)))
