@@ -1270,13 +1270,21 @@ def validated_steps(folder):
     return [line['step'] for line in read_metrics(folder) if line['kind'] == 'val']
 
 
+def read_launches(folder):
+    """The dicts that record_launch wrote to run.json; [] if there is none."""
+    if not os.path.exists(os.path.join(folder, 'run.json')):
+        return []
+    launches = read_json(folder, 'run.json')
+    if not isinstance(launches, list):
+        raise damage_error(folder, 'run.json')
+    if not all(isinstance(launch, dict) and 'config' in launch for launch in launches):
+        raise damage_error(folder, 'run.json')
+    return launches
+
+
 def record_launch(folder, config, runtime):
     """Append this launch to run.json: command, revision, versions, date and knobs."""
-    launches = []
-    if os.path.exists(os.path.join(folder, 'run.json')):
-        launches = read_json(folder, 'run.json')
-        if not isinstance(launches, list):
-            raise damage_error(folder, 'run.json')
+    launches = read_launches(folder)
     revision = subprocess.getoutput(f'git -C {shlex.quote(ROOT)} describe --always --dirty 2>/dev/null')
     launches.append({
         'argv': sys.argv, 'revision': revision, 'torch': torch.__version__, 'world_size': runtime.world,
@@ -1291,9 +1299,10 @@ def differ_in_seed_alone(folders):
     """
     configs = []
     for folder in folders:
-        if not os.path.exists(os.path.join(folder, 'run.json')):
+        launches = read_launches(folder)
+        if not launches:
             return False
-        configs.append(read_json(folder, 'run.json')[-1]['config'])
+        configs.append(launches[-1]['config'])
     first, *others = configs
     for config in others:
         common = first.keys() & config.keys() - {'seed', 'out_dir'}

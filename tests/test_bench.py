@@ -275,6 +275,8 @@ def test_tokens_to_an_order_gap(call, tmp_path):
     assert records(frame)[0].get('million tokens to gap') is None
     _, frame = call('--what=runs', runs)
     assert 'million tokens to gap' not in frame
+    os.remove(tmp_path / 'seen-1' / 'run.json')
+    assert 'seen-1: no run.json' in refused(call('--what=runs', runs, '--target_gap=0.2')[0])
 
 
 def make_run(folder, losses, ptb_from=1, **knobs):

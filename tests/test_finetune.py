@@ -1188,6 +1188,11 @@ def test_where_the_runs_of_a_report_are(trial, run, copies, tmp_path):
     assert finetune.run_folders(str(tmp_path / 'out')) == {'base': run}
     assert finetune.run_folders(str(tmp_path / 'next')) == {'base': run}
 
+    # a run of train.py in the same folder
+    launches = [*train.read_launches(tmp_path / 'next'), {'config': {'init_from': 'another'}}]
+    write_json(tmp_path / 'next' / 'run.json', launches)
+    assert finetune.run_folders(str(tmp_path / 'next')) == {'base': run}
+
 
 def test_a_curve_over_pretraining_steps(tmp_path, monkeypatch):
     """The picture has the numbers of the table, the average too."""

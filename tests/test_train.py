@@ -784,10 +784,14 @@ def test_damaged_lines_of_a_log_are_left_out(run, tmp_path):
     assert len((folder / 'metrics.jsonl').read_bytes().splitlines()) == len(lines)
 
 
-def test_a_record_of_launches_that_is_no_list_is_refused(run, tmp_path):
+@pytest.mark.parametrize('text', ['{}', '[3]', '[{"argv": []}]'])
+def test_a_record_of_launches_that_is_none_is_refused(text, run, tmp_path):
+    """By all who read it."""
     (tmp_path / 'a').mkdir()
-    (tmp_path / 'a' / 'run.json').write_text('{}')
+    (tmp_path / 'a' / 'run.json').write_text(text)
     assert 'a/run.json: missing, damaged' in refused(run('a', 2))
+    with pytest.raises(UserError, match='a/run.json: missing, damaged'):
+        train.differ_in_seed_alone([tmp_path / 'a'])
 
 
 # ---- refusals ----
