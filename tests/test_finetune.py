@@ -953,6 +953,7 @@ HEAD = 'text,class\n'
      r"csv, line 4: label class='-1e400' is no number to learn \(2 of 5 rows are bad"),
     ('{"text": "a", "class": 1.5}\n{"text": "b", "class": 2}\n{"text": "c", "class": NaN}\n', '',
      {'suffix': '.jsonl'}, "jsonl, line 3: no label 'class'"),
+    (HEAD + 'a,3.0\nb,3.00\n', '', {}, "csv: label 'class': the standard deviation of its numbers is 0.0"),
     (HEAD + 'a,3.0\nb,3.0\n', '', {}, "csv: label 'class' has one class"), ('', '', {}, 'no rows for train'),
     ('text;class\na;b\n', '', {}, "columns are separated by semicolons, not by commas: 'text;class'"),
     ('text,class\na,b\n', '', {'suffix': '.tsv'}, "separated by commas, not by tabs: 'text,class'"),
