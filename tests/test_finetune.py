@@ -965,6 +965,8 @@ HEAD = 'text,class\n'
     ('\x1b[31mtext,class\na,b\nb,c\n', '', {}, r"'text' is None, not a text, the row has \['\\x1b\[31mtext'"),
     ('{"text": 5, "class": "a"}\n{"text": "b", "class": "b"}\n', '', {'suffix': '.jsonl'},
      "train.jsonl, line 1: 'text' is 5, not a text"),
+    ('{"text": "a\\ud83d", "class": "a"}\n{"text": "b", "class": "b"}\n', '', {'suffix': '.jsonl'},
+     r"train.jsonl, line 1: 'utf-8' codec can't encode character '.ud83d'"),
     ('{"text": "b", "class": "b"}\n{"text"\n{"text": "b", "class": "a"}\n', '', {'suffix': '.jsonl'},
      'train.jsonl, line 2: broken JSON'),
     pytest.param('[' * 10 ** 5, '', {'suffix': '.json'}, 'train.json: cannot be read: RecursionError',
