@@ -153,6 +153,9 @@ def say(message):
 
 def run(main):
     """Call a stage's main(); a mistake, a file or a package that is missing: one line and exit status 2."""
+    for name in ('stdout', 'stderr'):           # None if the shell closed it: >&- or 2>&-
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, 'w'))           # noqa: SIM115
     try:
         main()
         sys.stdout.flush()

@@ -117,6 +117,17 @@ def test_a_mistake_is_one_line_for_torchruns_summary_too(error, monkeypatch, tmp
     assert json.loads((tmp_path / 'error.json').read_text())['message']['message'] + '\n' == line
 
 
+@pytest.mark.parametrize('name', ['stdout', 'stderr'])
+def test_a_stream_that_the_shell_closed_is_no_error(name, monkeypatch):
+    """As by >&- or 2>&-: Python has None there."""
+    monkeypatch.setattr(sys, name, None)
+
+    def main():
+        print('to', name)
+        configurator.say('a notice')
+    configurator.run(main)
+
+
 @pytest.mark.parametrize('error, number', [(BrokenPipeError, signal.SIGPIPE),
                                            (KeyboardInterrupt, signal.SIGINT)])
 def test_a_closed_pipe_and_an_interrupt_end_quietly(error, number, monkeypatch, capsys):
