@@ -136,10 +136,14 @@ def unknown_knob(argument, name, defaults):
     return f'{shown(argument)}: no knob {shown(name)}, {hint}'
 
 
+def printable(text):
+    """A line without control characters, so that a terminal obeys nothing in it."""
+    return ''.join(character if character.isprintable() else repr(character)[1:-1] for character in text)
+
+
 def shown(value):
     """Text from a file or a command line, as messages print it: no control characters, at most 200 long."""
-    text = value if isinstance(value, str) else repr(value)
-    text = ''.join(character if character.isprintable() else repr(character)[1:-1] for character in text)
+    text = printable(value if isinstance(value, str) else repr(value))
     return text if len(text) <= 200 else text[:197] + '...'
 
 

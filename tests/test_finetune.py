@@ -26,7 +26,7 @@ import train
 from configurator import UserError
 from finetune import HEADS, METRICS, TASKS, Example, Feature, Span, Split, collate, join_texts
 from model import ALLOWED_POSITIONS, ATTENTION, EncoderConfig, MaskedLM, PermutationLM
-from prepare_data import file_sum, load_tokenizer, write_json
+from prepare_data import file_sum, load_tokenizer, read_json, write_json
 
 SPECIAL_IDS = {'pad': 0, 'unk': 1, 'cls': 2, 'sep': 3, 'mask': 4}
 QUICK = {'trials': 1, 'epochs': 1, 'total_batch': 8, 'batch_size': 8, 'learning_rate': 5e-3, 'stride': 16,
@@ -637,6 +637,30 @@ def test_a_damaged_start_is_one_line(stage, run, copies, tmp_path):
     for data in damaged:
         path.write_bytes(data)
         assert 'ckpt_0000003.pt is damaged, or not a checkpoint' in refused(stage('finetune', *command))
+
+
+@pytest.mark.parametrize('changes', [{'seed': '/../../../mine'}, {'task': '../../mine'}, {'task': ['rte']}])
+def test_a_trial_of_another_person_leads_nowhere_else(changes, trial, stage, tmp_path):
+    """Its checksum is right; no folder is made."""
+    folder = trial('rte')['folder']
+    given = read_json(folder, 'result.json')
+    write_json(folder / 'result.json', {**given, **changes})
+    command = words(init_from=folder, tasks='rte', epochs=0, out_dir=tmp_path / 'a' / 'b' / 'c')
+    assert 'result.json: missing, damaged' in refused(stage('finetune', *command))
+    assert not (tmp_path / 'mine').exists() and not (tmp_path / 'a').exists()
+
+
+def test_a_flipped_bit_of_a_result_is_no_other_score(trial):
+    """As of every .json that a stage writes."""
+    folder = trial('rte')['folder']
+    flip(folder / 'result.json', (folder / 'result.json').read_bytes().index(b'"accuracy": ') + 14, 1)
+    with pytest.raises(UserError, match='result.json: missing, damaged'):
+        finetune.read_results(str(folder.parent.parent))
+
+
+def test_a_report_shows_no_escape_sequences():
+    text = report([result(70, run='a\x1b[31m', notes=['\x1b[2J'])])
+    assert r'| a\x1b[31m |' in text and r'\x1b[2J' in text and '\x1b' not in text
 
 
 def test_a_damaged_tokenizer_of_a_trial_is_copied_again(trial, stage, run, copies, tmp_path):
