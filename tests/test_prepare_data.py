@@ -834,6 +834,13 @@ def test_meta_of_another_person_leads_nowhere_else(sound, tmp_path, name):
         assert str(error.value).isprintable()
 
 
+def test_meta_of_another_person_shows_no_escape_sequences(sound, tmp_path, capfd):
+    home = copied(sound, tmp_path)
+    meta = prepare_data.load_meta(str(home))
+    prepare_data.say_result(str(home), {**meta, 'left_out': [1, 'a\x1b[2J']})
+    assert r'the first: a\x1b[2J' in capfd.readouterr().err
+
+
 def test_damage_before_meta_is_written(sound, tmp_path):
     """An id outside the vocabulary, or a file that was cut; nothing has compared checksums yet."""
     home = copied(sound, tmp_path)
