@@ -48,7 +48,7 @@ from tqdm import tqdm
 from configurator import ROOT, UserError, choose, configure, run, say, shown
 from model import (EncoderConfig, MaskedLM, MultipleChoice, PermutationLM, SequenceClassifier, SpanClassifier,
                    count_parameters, model_config, to_transformers, token_losses)
-from prepare_data import (check_corpus, copy_tokenizer, damage_error, fast_tokenizer, load_meta,
+from prepare_data import (check_corpus, copy_tokenizer, damage_error, digest_of, fast_tokenizer, load_meta,
                           load_tokenizer, lock_bytes, read_json, write_bytes, write_json)
 
 # the run
@@ -1196,7 +1196,7 @@ class Log:
             return
         # Lines of steps after the checkpoint are of a run that was killed; its steps will be repeated.
         kept = [line for line in read_metrics(folder) if step and line['step'] <= step]
-        write_bytes(self.path, ''.join(json.dumps(line) + '\n' for line in kept).encode())
+        write_bytes(self.path, ''.join(map(metrics_line, kept)).encode())
         if project:
             import wandb                                # finetune.py starts a run for each trial
             self.wandb = wandb.init(project=project, name=self.name, config=config, reinit='finish_previous')
@@ -1209,7 +1209,7 @@ class Log:
         print_or_hang_up(f'{self.name} step {step}, {kind}: {", ".join(texts)}')
         finite = {key: value for key, value in values.items() if math.isfinite(value)}      # JSON has no NaN
         with open(self.path, 'a') as file:
-            file.write(json.dumps({'kind': kind, 'step': step, **finite}) + '\n')
+            file.write(metrics_line({'kind': kind, 'step': step, **finite}))
         if self.wandb:
             self.wandb.log({f'{kind}/{key}': value for key, value in values.items()}, step=step)
 
@@ -1254,13 +1254,20 @@ def read_metrics(folder):
     return lines
 
 
+def metrics_line(values):
+    """A line of metrics.jsonl, with its checksum as its last key."""
+    return json.dumps({**values, 'checksum': digest_of(values)}) + '\n'
+
+
 def parse_metrics(text):
-    """The dict of a line that Log wrote, None if it is damaged."""
+    """The dict that metrics_line wrote as a line, None if it is damaged; lines of before have no checksum."""
     try:
         line = json.loads(text)
+        given = line.pop('checksum', None)
         numbers = {key: value for key, value in line.items() if key != 'kind'}
         is_sound = isinstance(line['kind'], str) and 'step' in numbers and all(
             isinstance(value, (int, float)) for value in numbers.values())
+        is_sound = is_sound and given in (None, digest_of(line))
     except (ValueError, AttributeError, KeyError, RecursionError):
         is_sound = False
     return line if is_sound else None

@@ -784,6 +784,18 @@ def test_damaged_lines_of_a_log_are_left_out(run, tmp_path):
     assert len((folder / 'metrics.jsonl').read_bytes().splitlines()) == len(lines)
 
 
+def test_no_flipped_bit_of_a_log_is_another_number(run, tmp_path):
+    """Each bit of a line, also of the word checksum: the line is left out; one of before has no checksum."""
+    run('a', max_iters=1)
+    line = (tmp_path / 'a' / 'metrics.jsonl').read_bytes().splitlines()[-1]
+    values = train.parse_metrics(line)
+    for bit in range(8 * len(line)):
+        flipped = bytearray(line)
+        flipped[bit // 8] ^= 1 << bit % 8
+        assert train.parse_metrics(flipped.decode(errors='replace')) in (None, values)
+    assert train.parse_metrics(json.dumps(values)) == values
+
+
 @pytest.mark.parametrize('text', ['{}', '[3]', '[{"argv": []}]'])
 def test_a_record_of_launches_that_is_none_is_refused(text, run, tmp_path):
     """By all who read it."""
