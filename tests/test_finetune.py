@@ -770,6 +770,12 @@ def test_training_rows_are_not_scored_without_a_word(trial, tmp_path):
     assert 'on which' not in again['printed'].err
 
 
+def test_a_bar_over_predictions_on_a_terminal_alone(trial, monkeypatch):
+    assert 'predictions:' not in trial('rte')['printed'].err
+    monkeypatch.setattr('sys.stderr.isatty', lambda: True, raising=False)
+    assert re.search(r'predictions: *\d+%.*\| \d+/6 \[', trial('rte', 'again')['printed'].err)
+
+
 def test_the_norm_of_the_noise(run):
     model, tokenizer = finetune.make_model(f'{run}/ckpt_0000003.pt', TASKS['cola'], 1, knobs())
     examples = [Example(i, ('the river ' * i,), 0) for i in range(1, 6)]
