@@ -49,7 +49,7 @@ from configurator import ROOT, UserError, choose, configure, run, say, shown
 from model import (EncoderConfig, MaskedLM, MultipleChoice, PermutationLM, SequenceClassifier, SpanClassifier,
                    count_parameters, model_config, to_transformers, token_losses)
 from prepare_data import (check_corpus, copy_tokenizer, damage_error, digest_of, fast_tokenizer, load_meta,
-                          load_tokenizer, lock_bytes, read_json, write_bytes, write_json)
+                          load_tokenizer, lock_bytes, named, read_json, write_bytes, write_json)
 
 # the run
 out_dir = 'out/run'             # the run's folder; a run goes on from its newest checkpoint
@@ -1208,8 +1208,11 @@ class Log:
                  for key, value in values.items()]
         print_or_hang_up(f'{self.name} step {step}, {kind}: {", ".join(texts)}')
         finite = {key: value for key, value in values.items() if math.isfinite(value)}      # JSON has no NaN
-        with open(self.path, 'a') as file:
-            file.write(metrics_line({'kind': kind, 'step': step, **finite}))
+        try:
+            with open(self.path, 'a') as file:
+                file.write(metrics_line({'kind': kind, 'step': step, **finite}))
+        except OSError as error:
+            raise named(error, self.path) from None
         if self.wandb:
             self.wandb.log({f'{kind}/{key}': value for key, value in values.items()}, step=step)
 

@@ -4,6 +4,7 @@ Runs take place in this process, but for a mistake's exit status, a Ctrl-C and t
 Exports are tested in test_export.py, kills and full disks in test_faults.py, XLA in test_xla.py.
 """
 import contextlib
+import errno
 import itertools
 import json
 import math
@@ -727,6 +728,13 @@ def test_a_full_disk_is_one_line_and_leaves_the_checkpoint_before(run, tmp_path)
     assert last(tmp_path / 'a')['step'] == 4
     run('a', **knobs)
     assert last(tmp_path / 'a')['step'] == 5
+
+
+def test_a_log_line_on_a_full_disk_names_the_file(run, tmp_path, monkeypatch):
+    def fail(values):
+        raise OSError(errno.ENOSPC, 'No space left on device')
+    monkeypatch.setattr(train, 'metrics_line', fail)
+    assert refused(run('a', 2)).endswith(f"No space left on device: '{tmp_path}/a/metrics.jsonl'")
 
 
 def test_a_second_run_in_a_folder_is_refused(run, tmp_path):
