@@ -1097,7 +1097,8 @@ def read_checkpoint(path):
     except Exception as error:                          # the checksums are right: that is no damage
         reason = shown(f'{type(error).__name__}: {error}')
         raise UserError(f'{shown(path)} cannot be loaded: {reason}') from None
-    if not isinstance(content, dict) or not {'model', 'model_config', 'config', 'data'} <= content.keys():
+    parts = 'model', 'model_config', 'config', 'data'
+    if not isinstance(content, dict) or not all(isinstance(content.get(part), dict) for part in parts):
         raise UserError(f'{shown(path)} is no checkpoint of train.py or finetune.py')
     return content
 
@@ -1177,8 +1178,11 @@ def load(source):
         kind = content['head']
     else:
         kind = content['config']['objective']
-    model = MODEL_CLASSES[kind](EncoderConfig(**content['model_config']))
-    model.load_state_dict(content['model'])
+    try:
+        model = MODEL_CLASSES[kind](EncoderConfig(**content['model_config']))
+        model.load_state_dict(content['model'])
+    except (KeyError, TypeError, RuntimeError) as error:        # a kind, a field or a size that we lack
+        raise UserError(f'{shown(path)}: no model of this revision: {shown(str(error))}') from None
     return model.eval(), load_tokenizer(os.path.dirname(path)), content
 
 

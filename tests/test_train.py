@@ -642,6 +642,7 @@ def test_damage_is_found_or_changes_nothing(pair, tmp_path):
 @pytest.mark.parametrize('content, text', [
     ({'step': pytest.approx(1)}, 'x.pt cannot be loaded: UnpicklingError: Weights only load failed'),
     ({'model': {}}, 'x.pt is no checkpoint of train.py'),
+    ({'model': {}, 'model_config': {}, 'config': 'x', 'data': {}}, 'x.pt is no checkpoint of train.py'),
     ([torch.zeros(2)], 'x.pt is no checkpoint of train.py')])
 def test_the_file_of_another_program_is_refused(content, text, run, tmp_path):
     """Code is not run. It is not damaged either, so it keeps its name."""
@@ -653,6 +654,17 @@ def test_the_file_of_another_program_is_refused(content, text, run, tmp_path):
     shutil.copy(tmp_path / 'x.pt', folder / 'ckpt_0000009.pt')
     refused(run('a', 2))
     assert list(train.checkpoints(str(folder))) == [1, 9]
+
+
+def test_a_model_of_a_newer_revision_is_one_line(run, tmp_path):
+    run('a', max_iters=1)
+    path = train.newest(str(tmp_path / 'a'))
+    for part, name in (('model_config', 'a_newer_field'), ('model', 'a_newer_layer')):
+        content = train.read_checkpoint(path)
+        content[part][name] = torch.zeros(1)
+        torch.save(content, tmp_path / 'x.pt')
+        with pytest.raises(UserError, match=f'x.pt: no model of this revision: .*{name}'):
+            train.load(str(tmp_path / 'x.pt'))
 
 
 @pytest.mark.parametrize('place, error, text', [
