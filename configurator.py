@@ -156,7 +156,7 @@ def say(message):
 
 
 def run(main):
-    """Call a stage's main(); a mistake, a file or a package that is missing: one line and exit status 2."""
+    """Call a stage's main(); a mistake, a missing file or package, no memory: one line and exit status 2."""
     for name in ('stdout', 'stderr'):           # None if the shell closed it: >&- or 2>&-
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, 'w'))           # noqa: SIM115
@@ -167,8 +167,9 @@ def run(main):
         os._exit(128 + signal.SIGPIPE)          # a normal exit would write to it again
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
-    except (UserError, OSError, ImportError) as error:
-        line = 'error: ' + ' '.join(str(error).split())
+    except (UserError, OSError, ImportError, MemoryError) as error:
+        text = str(error) or type(error).__name__               # a MemoryError says nothing more
+        line = 'error: ' + ' '.join(text.split())
         print(line, file=sys.stderr, flush=True)
         tell_torchrun(line)
         sys.exit(2)

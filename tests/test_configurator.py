@@ -105,7 +105,8 @@ def test_minimum_names_knobs_of_its_stage(name):
 
 
 @pytest.mark.parametrize('error', [
-    UserError('bad\nluck'), OSError(28, 'Disk full', 'out/x'), ImportError('No module wandb')], ids=repr)
+    UserError('bad\nluck'), OSError(28, 'Disk full', 'out/x'), ImportError('No module wandb'), MemoryError()],
+    ids=repr)
 def test_a_mistake_is_one_line_for_torchruns_summary_too(error, monkeypatch, tmp_path, capsys):
     def main():
         raise error
@@ -113,7 +114,8 @@ def test_a_mistake_is_one_line_for_torchruns_summary_too(error, monkeypatch, tmp
     with pytest.raises(SystemExit) as end:
         configurator.run(main)
     line = capsys.readouterr().err
-    assert end.value.code == 2 and line == 'error: ' + ' '.join(str(error).split()) + '\n'
+    text = str(error) or 'MemoryError'
+    assert end.value.code == 2 and line == 'error: ' + ' '.join(text.split()) + '\n'
     assert json.loads((tmp_path / 'error.json').read_text())['message']['message'] + '\n' == line
 
 
