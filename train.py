@@ -421,6 +421,7 @@ def make_loaders(config):
 
     folder = os.path.join(config['data_dir'], config['dataset'])
     meta = load_meta(folder)                            # says how to prepare the corpus if it is missing
+    check_corpus(folder, meta)                          # before the rows are cut where its files say
     rows = Rows(folder, meta, 'train', block_size, packing, whole_word)
     masker = Masker(meta, block_size, config['mask_fraction'], config['objective'], whole_word)
     loader = Loader(rows, masker, config['seed'])
@@ -432,7 +433,8 @@ def make_loaders(config):
     val_loaders = {}
     for name, val_folder in folders.items():
         val_meta = load_meta(val_folder)
-        check_corpus(val_folder, val_meta)
+        if name:                                        # the run's own is checked
+            check_corpus(val_folder, val_meta)
         refuse_difference(val_folder, val_meta['identity'], {'tokenizer': meta['identity']['tokenizer']})
         val_rows = Rows(val_folder, val_meta, 'val', block_size, packing, whole_word)
         val_loaders[name] = Loader(val_rows, masker, 0)         # seed 0: the same samples in every run

@@ -891,6 +891,17 @@ def test_an_id_outside_the_vocabulary_is_one_line(run, corpus, meta, tmp_path):
     assert f'{stem}.bin is damaged: it holds an id outside the vocabulary' in line
 
 
+def test_a_damaged_index_is_one_line(run, corpus, meta, tmp_path):
+    """Before any row is cut where it says: that would take 2^45 of them."""
+    folder = shutil.copytree(corpus, tmp_path / 'tiny')
+    stem = meta['splits']['train'][0]['stem']
+    starts = np.fromfile(folder / f'{stem}.idx', '<i8')
+    starts[1] += 1 << 45
+    starts.tofile(folder / f'{stem}.idx')
+    line = refused(run('a', 2, data_dir=tmp_path, packing='documents'))
+    assert f'{stem}.idx: missing, damaged' in line
+
+
 # ---- what a run shows ----
 
 def test_further_corpora_are_validated_on(run, corpus, meta, tmp_path):
