@@ -148,10 +148,14 @@ def unknown_knob(argument, name, defaults):
     return f'{shown(argument)}: no knob {shown(name)}, {hint}'
 
 
+def printable(text):
+    """A line without control characters, so that a terminal obeys nothing in it."""
+    return ''.join(character if character.isprintable() else repr(character)[1:-1] for character in text)
+
+
 def shown(value):
     """Text from a file or a command line, as messages print it: no control characters, at most 200 long."""
-    text = value if isinstance(value, str) else repr(value)
-    text = ''.join(character if character.isprintable() else repr(character)[1:-1] for character in text)
+    text = printable(value if isinstance(value, str) else repr(value))
     return text if len(text) <= 200 else text[:197] + '...'
 
 
@@ -164,7 +168,10 @@ def say(message):
 
 
 def run(main):
-    """Call a stage's main(); a mistake, a file or a package that is missing: one line and exit status 2."""
+    """Call a stage's main(); a mistake, a missing file or package, no memory: one line and exit status 2."""
+    for name in ('stdout', 'stderr'):           # None if the shell closed it: >&- or 2>&-
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, 'w'))           # noqa: SIM115
     try:
         main()
         sys.stdout.flush()
@@ -172,8 +179,9 @@ def run(main):
         os._exit(128 + signal.SIGPIPE)          # a normal exit would write to it again
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
-    except (UserError, OSError, ImportError) as error:
-        line = 'error: ' + ' '.join(str(error).split())
+    except (UserError, OSError, ImportError, MemoryError) as error:
+        text = str(error) or type(error).__name__               # a MemoryError says nothing more
+        line = 'error: ' + ' '.join(text.split())
         print(line, file=sys.stderr, flush=True)
         tell_torchrun(line)
         sys.exit(2)

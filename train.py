@@ -49,8 +49,8 @@ from tqdm import tqdm
 from configurator import ROOT, UserError, choose, configure, run, say, shown
 from model import (EncoderConfig, MaskedLM, MultipleChoice, PermutationLM, SequenceClassifier, SpanClassifier,
                    count_parameters, model_config, to_transformers, token_losses)
-from prepare_data import (check_corpus, copy_tokenizer, damage_error, fast_tokenizer, load_meta,
-                          load_tokenizer, lock_bytes, read_json, write_bytes, write_json)
+from prepare_data import (check_corpus, copy_tokenizer, damage_error, digest_of, fast_tokenizer, load_meta,
+                          load_tokenizer, lock_bytes, named, read_json, write_bytes, write_json)
 
 # the run
 out_dir = 'out/run'             # the run's folder; a run goes on from its newest checkpoint
@@ -422,6 +422,7 @@ def make_loaders(config):
 
     folder = os.path.join(config['data_dir'], config['dataset'])
     meta = load_meta(folder)                            # if it is missing: UserError with the command for it
+    check_corpus(folder, meta)                          # before the rows are cut where its files say
     rows = Rows(folder, meta, 'train', block_size, packing, whole_word)
     masker = Masker(meta, block_size, config['mask_fraction'], config['objective'], whole_word)
     loader = Loader(rows, masker, config['seed'])
@@ -433,7 +434,8 @@ def make_loaders(config):
     val_loaders = {}
     for name, val_folder in folders.items():
         val_meta = load_meta(val_folder)
-        check_corpus(val_folder, val_meta)
+        if name:                                        # the run's own is checked
+            check_corpus(val_folder, val_meta)
         refuse_difference(val_folder, val_meta['identity'], {'tokenizer': meta['identity']['tokenizer']})
         val_rows = Rows(val_folder, val_meta, 'val', block_size, packing, whole_word)
         val_loaders[name] = Loader(val_rows, masker, 0)         # seed 0: the same samples in every run
@@ -1116,7 +1118,8 @@ def read_checkpoint(path):
     except Exception as error:                          # the checksums are right: that is no damage
         reason = shown(f'{type(error).__name__}: {error}')
         raise UserError(f'{shown(path)} cannot be loaded: {reason}') from None
-    if not isinstance(content, dict) or not {'model', 'model_config', 'config', 'data'} <= content.keys():
+    parts = 'model', 'model_config', 'config', 'data'
+    if not isinstance(content, dict) or not all(isinstance(content.get(part), dict) for part in parts):
         raise UserError(f'{shown(path)} is no checkpoint of train.py or finetune.py')
     return content
 
@@ -1196,8 +1199,11 @@ def load(source):
         kind = content['head']
     else:
         kind = content['config']['objective']
-    model = MODEL_CLASSES[kind](EncoderConfig(**content['model_config']))
-    model.load_state_dict(content['model'])
+    try:
+        model = MODEL_CLASSES[kind](EncoderConfig(**content['model_config']))
+        model.load_state_dict(content['model'])
+    except (KeyError, TypeError, RuntimeError) as error:        # a kind, a field or a size that we lack
+        raise UserError(f'{shown(path)}: no model of this revision: {shown(str(error))}') from None
     return model.eval(), load_tokenizer(os.path.dirname(path)), content
 
 
@@ -1215,7 +1221,7 @@ class Log:
             return
         # Lines of steps after the checkpoint are of a run that was killed; its steps will be repeated.
         kept = [line for line in read_metrics(folder) if step and line['step'] <= step]
-        write_bytes(self.path, ''.join(json.dumps(line) + '\n' for line in kept).encode())
+        write_bytes(self.path, ''.join(map(metrics_line, kept)).encode())
         if project:
             import wandb                                # finetune.py starts a run for each trial
             self.wandb = wandb.init(project=project, name=self.name, config=config, reinit='finish_previous')
@@ -1227,8 +1233,11 @@ class Log:
                  for key, value in values.items()]
         print_or_hang_up(f'{self.name} step {step}, {kind}: {", ".join(texts)}')
         finite = {key: value for key, value in values.items() if math.isfinite(value)}      # JSON has no NaN
-        with open(self.path, 'a') as file:
-            file.write(json.dumps({'kind': kind, 'step': step, **finite}) + '\n')
+        try:
+            with open(self.path, 'a') as file:
+                file.write(metrics_line({'kind': kind, 'step': step, **finite}))
+        except OSError as error:
+            raise named(error, self.path) from None
         if self.wandb:
             self.wandb.log({f'{kind}/{key}': value for key, value in values.items()}, step=step)
 
@@ -1273,13 +1282,20 @@ def read_metrics(folder):
     return lines
 
 
+def metrics_line(values):
+    """A line of metrics.jsonl, with its checksum as its last key."""
+    return json.dumps({**values, 'checksum': digest_of(values)}) + '\n'
+
+
 def parse_metrics(text):
-    """The dict of a line that Log wrote, None if it is damaged."""
+    """The dict that metrics_line wrote as a line, None if it is damaged; lines of before have no checksum."""
     try:
         line = json.loads(text)
+        given = line.pop('checksum', None)
         numbers = {key: value for key, value in line.items() if key != 'kind'}
         is_sound = isinstance(line['kind'], str) and 'step' in numbers and all(
             isinstance(value, (int, float)) for value in numbers.values())
+        is_sound = is_sound and given in (None, digest_of(line))
     except (ValueError, AttributeError, KeyError, RecursionError):
         is_sound = False
     return line if is_sound else None
@@ -1289,13 +1305,21 @@ def validated_steps(folder):
     return [line['step'] for line in read_metrics(folder) if line['kind'] == 'val']
 
 
+def read_launches(folder):
+    """The dicts that record_launch wrote to run.json; [] if there is none."""
+    if not os.path.exists(os.path.join(folder, 'run.json')):
+        return []
+    launches = read_json(folder, 'run.json')
+    if not isinstance(launches, list):
+        raise damage_error(folder, 'run.json')
+    if not all(isinstance(launch, dict) and 'config' in launch for launch in launches):
+        raise damage_error(folder, 'run.json')
+    return launches
+
+
 def record_launch(folder, config, runtime):
     """Append this launch to run.json: command, revision, versions, date and knobs."""
-    launches = []
-    if os.path.exists(os.path.join(folder, 'run.json')):
-        launches = read_json(folder, 'run.json')
-        if not isinstance(launches, list):
-            raise damage_error(folder, 'run.json')
+    launches = read_launches(folder)
     revision = subprocess.getoutput(f'git -C {shlex.quote(ROOT)} describe --always --dirty 2>/dev/null')
     launches.append({
         'argv': sys.argv, 'revision': revision, 'torch': torch.__version__, 'world_size': runtime.world,
@@ -1310,9 +1334,10 @@ def differ_in_seed_alone(folders):
     """
     configs = []
     for folder in folders:
-        if not os.path.exists(os.path.join(folder, 'run.json')):
+        launches = read_launches(folder)
+        if not launches:
             return False
-        configs.append(read_json(folder, 'run.json')[-1]['config'])
+        configs.append(launches[-1]['config'])
     first, *others = configs
     for config in others:
         common = first.keys() & config.keys() - {'seed', 'out_dir'}

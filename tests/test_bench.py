@@ -1,4 +1,5 @@
 """bench.py: counts, turns and ratios on a fake clock, memory, finished runs, rank, pictures and tables."""
+import errno
 import fnmatch
 import json
 import math
@@ -275,6 +276,8 @@ def test_tokens_to_an_order_gap(call, tmp_path):
     assert records(frame)[0].get('million tokens to gap') is None
     _, frame = call('--what=runs', runs)
     assert 'million tokens to gap' not in frame
+    os.remove(tmp_path / 'seen-1' / 'run.json')
+    assert 'seen-1: no run.json' in refused(call('--what=runs', runs, '--target_gap=0.2')[0])
 
 
 def test_hours_of_a_run(call, tmp_path):
@@ -507,6 +510,14 @@ def test_a_run_of_train_and_its_rank_and_pictures(stage, call, corpus, tmp_path)
 ])
 def test_bad_input_is_refused(knob, message, call):
     assert message in refused(call('--what=runs', knob)[0])
+
+
+def test_a_full_disk_names_the_file(call, tmp_path, monkeypatch):
+    def fail(file):
+        raise OSError(errno.ENOSPC, 'No space left on device')
+    monkeypatch.setattr(os, 'fsync', fail)
+    line = refused(call('--what=params', '--variants=original')[0])
+    assert line.endswith(f"No space left on device: '{tmp_path}/bench.csv'")
 
 
 def test_folders_that_are_no_runs_are_refused(call, corpus, tmp_path):

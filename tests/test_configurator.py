@@ -113,7 +113,8 @@ def test_minimum_names_knobs_of_its_stage(name):
 
 
 @pytest.mark.parametrize('error', [
-    UserError('bad\nluck'), OSError(28, 'Disk full', 'out/x'), ImportError('No module wandb')], ids=repr)
+    UserError('bad\nluck'), OSError(28, 'Disk full', 'out/x'), ImportError('No module wandb'), MemoryError()],
+    ids=repr)
 def test_a_mistake_is_one_line_for_torchruns_summary_too(error, monkeypatch, tmp_path, capsys):
     def main():
         raise error
@@ -121,8 +122,20 @@ def test_a_mistake_is_one_line_for_torchruns_summary_too(error, monkeypatch, tmp
     with pytest.raises(SystemExit) as end:
         configurator.run(main)
     line = capsys.readouterr().err
-    assert end.value.code == 2 and line == 'error: ' + ' '.join(str(error).split()) + '\n'
+    text = str(error) or 'MemoryError'
+    assert end.value.code == 2 and line == 'error: ' + ' '.join(text.split()) + '\n'
     assert json.loads((tmp_path / 'error.json').read_text())['message']['message'] + '\n' == line
+
+
+@pytest.mark.parametrize('name', ['stdout', 'stderr'])
+def test_a_stream_that_the_shell_closed_is_no_error(name, monkeypatch):
+    """As by >&- or 2>&-: Python has None there."""
+    monkeypatch.setattr(sys, name, None)
+
+    def main():
+        print('to', name)
+        configurator.say('a notice')
+    configurator.run(main)
 
 
 @pytest.mark.parametrize('error, number', [(BrokenPipeError, signal.SIGPIPE),

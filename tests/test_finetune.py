@@ -26,7 +26,7 @@ import train
 from configurator import UserError
 from finetune import HEADS, METRICS, TASKS, Example, Feature, Span, Split, collate, join_texts
 from model import ALLOWED_POSITIONS, ATTENTION, EncoderConfig, MaskedLM, PermutationLM
-from prepare_data import file_sum, load_tokenizer, write_json
+from prepare_data import file_sum, load_tokenizer, read_json, write_json
 
 SPECIAL_IDS = {'pad': 0, 'unk': 1, 'cls': 2, 'sep': 3, 'mask': 4}
 QUICK = {'trials': 1, 'epochs': 1, 'total_batch': 8, 'batch_size': 8, 'learning_rate': 5e-3, 'stride': 16,
@@ -627,19 +627,58 @@ def test_a_finished_trial_is_kept_and_another_recipe_refused(trial, stage, run, 
     assert 'other parameters' in refused(stage('finetune', *words(**{**command, 'init_from': other})))
 
 
+def test_a_damaged_start_is_one_line(stage, run, copies, tmp_path):
+    """Empty, cut, or a bit of its table of contents: of a name, of the version that can read it."""
+    path = Path(shutil.copytree(run, tmp_path / 'base'), 'ckpt_0000003.pt')
+    whole = path.read_bytes()
+    table = whole.index(b'PK\1\2')
+    damaged = [b'', whole[:-200]]
+    for place, mask in ((table, 1), (table + 6, 64), (table + 46, 128)):
+        damaged.append(whole[:place] + bytes([whole[place] ^ mask]) + whole[place + 1:])
+    command = words(init_from=path.parent, data_dir=copies, tasks='rte', out_dir=tmp_path / 'out', **QUICK)
+    for data in damaged:
+        path.write_bytes(data)
+        assert 'ckpt_0000003.pt is damaged, or not a checkpoint' in refused(stage('finetune', *command))
+
+
+@pytest.mark.parametrize('changes', [{'seed': '/../../../mine'}, {'task': '../../mine'}, {'task': ['rte']}])
+def test_a_trial_of_another_person_leads_nowhere_else(changes, trial, stage, tmp_path):
+    """Its checksum is right; no folder is made."""
+    folder = trial('rte')['folder']
+    given = read_json(folder, 'result.json')
+    write_json(folder / 'result.json', {**given, **changes})
+    command = words(init_from=folder, tasks='rte', epochs=0, out_dir=tmp_path / 'a' / 'b' / 'c')
+    assert 'result.json: missing, damaged' in refused(stage('finetune', *command))
+    assert not (tmp_path / 'mine').exists() and not (tmp_path / 'a').exists()
+
+
+def test_a_flipped_bit_of_a_result_is_no_other_score(trial):
+    """As of every .json that a stage writes."""
+    folder = trial('rte')['folder']
+    flip(folder / 'result.json', (folder / 'result.json').read_bytes().index(b'"accuracy": ') + 14, 1)
+    with pytest.raises(UserError, match='result.json: missing, damaged'):
+        finetune.read_results(str(folder.parent.parent))
+
+
+def test_a_report_shows_no_escape_sequences():
+    text = report([result(70, run='a\x1b[31m', notes=['\x1b[2J'])])
+    assert r'| a\x1b[31m |' in text and r'\x1b[2J' in text and '\x1b' not in text
+
+
 def test_a_damaged_tokenizer_of_a_trial_is_copied_again(trial, stage, run, copies, tmp_path):
     """What the message about it says: remove the file and repeat the command."""
     folder = trial('rte')['folder']
-    file = folder / 'tokenizer' / 'vocab.txt'
-    before = file.read_bytes()
-    flip(file)
-    with pytest.raises(UserError, match='remove .* and repeat the command that made it'):
-        train.load(str(folder))
-    file.unlink()
     command = words(init_from=run, data_dir=copies, tasks='rte', out_dir=tmp_path / 'out', **QUICK)
-    assert stage('finetune', *command).code == 0
-    assert file.read_bytes() == before
-    train.load(str(folder))
+    for name in ('vocab.txt', 'settings.json'):
+        file = folder / 'tokenizer' / name
+        before = file.read_bytes()
+        flip(file)
+        with pytest.raises(UserError, match=f'remove .*{name} and repeat the command that made it'):
+            train.load(str(folder))
+        file.unlink()
+        assert stage('finetune', *command).code == 0
+        assert file.read_bytes() == before
+        train.load(str(folder))
 
 
 def test_noise_and_predictions_of_a_finished_trial(trial, run, tmp_path):
@@ -689,6 +728,21 @@ def test_a_file_is_labelled_by_a_trial_alone(trial, stage, tmp_path):
         assert float(chance) == pytest.approx(chances.max().item(), abs=1e-6)
 
 
+def test_predictions_stand_beside_the_rows_that_were_read(trial, tmp_path, monkeypatch):
+    """The file is replaced while the model trains."""
+    path = tmp_path / 'new.csv'
+    path.write_text('title\na river\n')
+
+    def replace_the_file(*given, plain=finetune.fine_tune):
+        path.write_text('title\na stone\n')
+        return plain(*given)
+
+    monkeypatch.setattr(finetune, 'fine_tune', replace_the_file)
+    folder = trial('custom', train_file=easy(tmp_path / 'a.csv', 40), dev_file=easy(tmp_path / 'b.csv', 20),
+                   texts='title', label='class', predict=path)['folder']
+    assert (folder / 'predicted_new.csv').read_text().splitlines()[1].startswith('a river,')
+
+
 def test_numbers_and_published_tasks_are_predicted_by_a_trial_alone(trial, stage, tmp_path):
     """As the command that trained would have predicted them."""
     (tmp_path / 'a.csv').write_text('text,y\n' + ''.join(f'the river {i},{1.5 * i}\n' for i in range(30)))
@@ -716,6 +770,12 @@ def test_training_rows_are_not_scored_without_a_word(trial, tmp_path):
     assert note in again['printed'].err and note in (tmp_path / 'a' / 'results.md').read_text()
     again = trial('custom', 'b', init_from=seventh['folder'], epochs=0, **given)
     assert 'on which' not in again['printed'].err
+
+
+def test_a_bar_over_predictions_on_a_terminal_alone(trial, monkeypatch):
+    assert 'predictions:' not in trial('rte')['printed'].err
+    monkeypatch.setattr('sys.stderr.isatty', lambda: True, raising=False)
+    assert re.search(r'predictions: *\d+%.*\| \d+/6 \[', trial('rte', 'again')['printed'].err)
 
 
 def test_the_norm_of_the_noise(run):
@@ -937,6 +997,7 @@ HEAD = 'text,class\n'
      r"csv, line 4: label class='-1e400' is no number to learn \(2 of 5 rows are bad"),
     ('{"text": "a", "class": 1.5}\n{"text": "b", "class": 2}\n{"text": "c", "class": NaN}\n', '',
      {'suffix': '.jsonl'}, "jsonl, line 3: no label 'class'"),
+    (HEAD + 'a,3.0\nb,3.00\n', '', {}, "csv: label 'class': the standard deviation of its numbers is 0.0"),
     (HEAD + 'a,3.0\nb,3.0\n', '', {}, "csv: label 'class' has one class"), ('', '', {}, 'no rows for train'),
     ('text;class\na;b\n', '', {}, "columns are separated by semicolons, not by commas: 'text;class'"),
     ('text,class\na,b\n', '', {'suffix': '.tsv'}, "separated by commas, not by tabs: 'text,class'"),
@@ -948,8 +1009,14 @@ HEAD = 'text,class\n'
     ('\x1b[31mtext,class\na,b\nb,c\n', '', {}, r"'text' is None, not a text, the row has \['\\x1b\[31mtext'"),
     ('{"text": 5, "class": "a"}\n{"text": "b", "class": "b"}\n', '', {'suffix': '.jsonl'},
      "train.jsonl, line 1: 'text' is 5, not a text"),
+    ('{"text": "a\\ud83d", "class": "a"}\n{"text": "b", "class": "b"}\n', '', {'suffix': '.jsonl'},
+     r"train.jsonl, line 1: 'utf-8' codec can't encode character '.ud83d'"),
     ('{"text": "b", "class": "b"}\n{"text"\n{"text": "b", "class": "a"}\n', '', {'suffix': '.jsonl'},
      'train.jsonl, line 2: broken JSON'),
+    pytest.param('[' * 10 ** 5, '', {'suffix': '.json'}, 'train.json: cannot be read: RecursionError',
+                 id='deep array'),
+    pytest.param('[' * 10 ** 5 + '\n', '{"text": "a", "class": "b"}\n', {'suffix': '.jsonl'},
+                 'train.jsonl, line 1: broken JSON: maximum recursion depth', id='deep line'),
     ('[{"text": "a"}, "b", {"text": "c"}]', '', {'suffix': '.json'},
      r"train.json, record 1: no label 'class', the row has \['text'\] \(3 of 3 rows are bad"),
     (HEAD + GOOD, '', {'texts': ''}, 'tasks=custom needs --train_file=FILE'),
@@ -1166,6 +1233,11 @@ def test_where_the_runs_of_a_report_are(trial, run, copies, tmp_path):
     first = trial('rte')
     trial('rte', 'next', init_from=first['folder'], epochs=0)
     assert finetune.run_folders(str(tmp_path / 'out')) == {'base': run}
+    assert finetune.run_folders(str(tmp_path / 'next')) == {'base': run}
+
+    # a run of train.py in the same folder
+    launches = [*train.read_launches(tmp_path / 'next'), {'config': {'init_from': 'another'}}]
+    write_json(tmp_path / 'next' / 'run.json', launches)
     assert finetune.run_folders(str(tmp_path / 'next')) == {'base': run}
 
 

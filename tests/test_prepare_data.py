@@ -404,6 +404,21 @@ def test_an_array_of_records(tmp_path, name, indent):
     assert meta['left_out'][0] == 1 and len(meta['splits']['val']) == 1
 
 
+def test_deeply_nested_json_is_no_traceback(tmp_path):
+    """A line of it is left out; an array, or a folder's .json, is refused."""
+    deep = '[' * 10 ** 5
+    file = write_jsonl(tmp_path / 'a.jsonl', make_texts(40))
+    with open(file, 'a') as lines:
+        lines.write(deep + '\n')
+    _, meta = prepare(tmp_path, corpus=file, tokenizer='character')
+    assert meta['left_out'][0] == 1
+    (tmp_path / 'a.json').write_text(deep)
+    with pytest.raises(UserError, match='a.json: cannot be read: maximum recursion depth'):
+        prepare(tmp_path, corpus=str(tmp_path / 'a.json'), tokenizer='character', name='y')
+    with pytest.raises(UserError, match='a.json: missing, damaged'):
+        prepare_data.read_json(str(tmp_path), 'a.json')
+
+
 @pytest.mark.parametrize('tokenizer', ['sentencepiece', 'wordpiece'])
 @pytest.mark.parametrize('name, data, first', [
     ('a.json', b'{\n "text":\n 3\n}\n', "4 rows left out, no text or filtered; the first: .*a.json: b'{"),
@@ -831,6 +846,13 @@ def test_meta_of_another_person_leads_nowhere_else(sound, tmp_path, name):
         with pytest.raises(UserError, match='/meta.json: missing, damaged') as error:
             prepare_data.load_meta(str(home))
         assert str(error.value).isprintable()
+
+
+def test_meta_of_another_person_shows_no_escape_sequences(sound, tmp_path, capfd):
+    home = copied(sound, tmp_path)
+    meta = prepare_data.load_meta(str(home))
+    prepare_data.say_result(str(home), {**meta, 'left_out': [1, 'a\x1b[2J']})
+    assert r'the first: a\x1b[2J' in capfd.readouterr().err
 
 
 def test_damage_before_meta_is_written(sound, tmp_path):

@@ -4,6 +4,7 @@ Runs take place in this process, but for a mistake's exit status, a Ctrl-C and t
 Exports are tested in test_export.py, kills and full disks in test_faults.py, XLA in test_xla.py.
 """
 import contextlib
+import errno
 import itertools
 import json
 import math
@@ -641,6 +642,7 @@ def test_damage_is_found_or_changes_nothing(pair, tmp_path):
 @pytest.mark.parametrize('content, text', [
     ({'step': pytest.approx(1)}, 'x.pt cannot be loaded: UnpicklingError: Weights only load failed'),
     ({'model': {}}, 'x.pt is no checkpoint of train.py'),
+    ({'model': {}, 'model_config': {}, 'config': 'x', 'data': {}}, 'x.pt is no checkpoint of train.py'),
     ([torch.zeros(2)], 'x.pt is no checkpoint of train.py')])
 def test_the_file_of_another_program_is_refused(content, text, run, tmp_path):
     """Code is not run. It is not damaged either, so it keeps its name."""
@@ -652,6 +654,17 @@ def test_the_file_of_another_program_is_refused(content, text, run, tmp_path):
     shutil.copy(tmp_path / 'x.pt', folder / 'ckpt_0000009.pt')
     refused(run('a', 2))
     assert list(train.checkpoints(str(folder))) == [1, 9]
+
+
+def test_a_model_of_a_newer_revision_is_one_line(run, tmp_path):
+    run('a', max_iters=1)
+    path = train.newest(str(tmp_path / 'a'))
+    for part, name in (('model_config', 'a_newer_field'), ('model', 'a_newer_layer')):
+        content = train.read_checkpoint(path)
+        content[part][name] = torch.zeros(1)
+        torch.save(content, tmp_path / 'x.pt')
+        with pytest.raises(UserError, match=f'x.pt: no model of this revision: .*{name}'):
+            train.load(str(tmp_path / 'x.pt'))
 
 
 @pytest.mark.parametrize('place, error, text', [
@@ -729,6 +742,13 @@ def test_a_full_disk_is_one_line_and_leaves_the_checkpoint_before(run, tmp_path)
     assert last(tmp_path / 'a')['step'] == 5
 
 
+def test_a_log_line_on_a_full_disk_names_the_file(run, tmp_path, monkeypatch):
+    def fail(values):
+        raise OSError(errno.ENOSPC, 'No space left on device')
+    monkeypatch.setattr(train, 'metrics_line', fail)
+    assert refused(run('a', 2)).endswith(f"No space left on device: '{tmp_path}/a/metrics.jsonl'")
+
+
 def test_a_second_run_in_a_folder_is_refused(run, tmp_path):
     (tmp_path / 'a').mkdir()
     code = 'import fcntl; f = open("lock", "a+"); fcntl.lockf(f, fcntl.LOCK_SH); print(flush=True); input()'
@@ -784,10 +804,26 @@ def test_damaged_lines_of_a_log_are_left_out(run, tmp_path):
     assert len((folder / 'metrics.jsonl').read_bytes().splitlines()) == len(lines)
 
 
-def test_a_record_of_launches_that_is_no_list_is_refused(run, tmp_path):
+def test_no_flipped_bit_of_a_log_is_another_number(run, tmp_path):
+    """Each bit of a line, also of the word checksum: the line is left out; one of before has no checksum."""
+    run('a', max_iters=1)
+    line = (tmp_path / 'a' / 'metrics.jsonl').read_bytes().splitlines()[-1]
+    values = train.parse_metrics(line)
+    for bit in range(8 * len(line)):
+        flipped = bytearray(line)
+        flipped[bit // 8] ^= 1 << bit % 8
+        assert train.parse_metrics(flipped.decode(errors='replace')) in (None, values)
+    assert train.parse_metrics(json.dumps(values)) == values
+
+
+@pytest.mark.parametrize('text', ['{}', '[3]', '[{"argv": []}]'])
+def test_a_record_of_launches_that_is_none_is_refused(text, run, tmp_path):
+    """By all who read it."""
     (tmp_path / 'a').mkdir()
-    (tmp_path / 'a' / 'run.json').write_text('{}')
+    (tmp_path / 'a' / 'run.json').write_text(text)
     assert 'a/run.json: missing, damaged' in refused(run('a', 2))
+    with pytest.raises(UserError, match='a/run.json: missing, damaged'):
+        train.differ_in_seed_alone([tmp_path / 'a'])
 
 
 # ---- refusals ----
@@ -853,6 +889,17 @@ def test_an_id_outside_the_vocabulary_is_one_line(run, corpus, meta, tmp_path):
     ids.tofile(folder / f'{stem}.bin')
     line = refused(run('a', 2, data_dir=tmp_path, max_iters=100))
     assert f'{stem}.bin is damaged: it holds an id outside the vocabulary' in line
+
+
+def test_a_damaged_index_is_one_line(run, corpus, meta, tmp_path):
+    """Before any row is cut where it says: that would take 2^45 of them."""
+    folder = shutil.copytree(corpus, tmp_path / 'tiny')
+    stem = meta['splits']['train'][0]['stem']
+    starts = np.fromfile(folder / f'{stem}.idx', '<i8')
+    starts[1] += 1 << 45
+    starts.tofile(folder / f'{stem}.idx')
+    line = refused(run('a', 2, data_dir=tmp_path, packing='documents'))
+    assert f'{stem}.idx: missing, damaged' in line
 
 
 # ---- what a run shows ----
