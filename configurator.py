@@ -5,6 +5,8 @@
 Config files and --key=value override them, from left to right. A config file is Python that assigns knobs,
 and all of it runs: use only files that you trust. --help prints every knob with its default and its comment.
 
+Above the double line stands all that decides the value of a knob. Below it stand messages, which decide none.
+
     1  knobs      globals of a stage <- config files <- flags, each value checked
     2  messages   a mistake in one line, notices, --help
 """

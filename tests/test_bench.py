@@ -53,7 +53,7 @@ def test_counts_are_those_of_the_papers_or_explained(monkeypatch):
         total = row['total']
         as_printed = {'M': f'{total / 1e6:.1f}M', 'k': f'{total / 1e3:,.0f}k'}
         if row['printed'] != as_printed.get(row['printed'][-1], f'{total:,}'):
-            unequal[f"{row['system']} {row['shape']} {row['counted']}"] = row['where, or why not']
+            unequal[f"{row['system']} {row['shape']} {row['counted']}"] = row['source']
     assert len(theirs) == 21
     assert list(unequal) == ['shared base all', 'original large matrices', 'shatter large matrices']
     assert all('12 of the 24' in source or 'classifier' in source for source in unequal.values())
@@ -134,7 +134,7 @@ def test_printed_times_are_those_of_the_shape(monkeypatch):
     assert cells['small'] is None
 
 
-def rows_of(n, length):
+def batch_of(n, length):
     ids = torch.randint(60, (n, length))
     positions = torch.arange(5).repeat(n, 1) * 3
     return ids, positions, ids.gather(1, positions)
@@ -144,12 +144,12 @@ def rows_of(n, length):
 def test_transformers_bert_has_the_loss_of_original(finetune):
     pytest.importorskip('transformers')
     config = {**CONFIG, 'finetune': finetune}
-    rows = rows_of(2, 32)
+    batch = batch_of(2, 32)
     losses = []
     for name in ('original', 'hf_bert'):
         torch.manual_seed(0)
         model = bench.build(name, config, 32).eval()
-        losses.append(bench.loss_of(name, model, rows, config))
+        losses.append(bench.loss_of(name, model, batch, config))
     torch.testing.assert_close(*losses)
 
 
@@ -161,9 +161,9 @@ def test_a_step_runs_in_training_mode(name, monkeypatch):
     modes = []
     loss_of = bench.loss_of
 
-    def record(name, model, rows, config):
+    def record(name, model, batch, config):
         modes.extend(module.training for module in model.modules())
-        return loss_of(name, model, rows, config)
+        return loss_of(name, model, batch, config)
 
     monkeypatch.setattr(bench, 'loss_of', record)
     bench.make_step(name, 2, 32, CONFIG, CPU)()
@@ -173,7 +173,7 @@ def test_a_step_runs_in_training_mode(name, monkeypatch):
 @pytest.mark.parametrize('length, n_predicted', [(16, 3), (20, 3), (128, 20)])
 def test_rows_predict_as_many_tokens_as_in_training(length, n_predicted):
     """15 %, rounded up; no position twice."""
-    ids, positions, targets = bench.random_rows(4, length, 60)
+    ids, positions, targets = bench.random_batch(4, length, 60)
     meta = {'special': {'pad': 0}, 'vocab_size': 60}
     assert train.Masker(meta, length, 0.15, 'mlm', False).n_positions == n_predicted
     assert positions.shape == targets.shape == (4, n_predicted)
@@ -185,11 +185,11 @@ def test_rows_predict_as_many_tokens_as_in_training(length, n_predicted):
 def test_all_logits_give_the_loss_of_the_predicted_ones(name):
     torch.manual_seed(0)
     model = bench.build(name, CONFIG, 32)
-    rows = rows_of(2, 32)
+    batch = batch_of(2, 32)
     seen = []                                           # (B, tokens) whose logits are computed
     model.head.register_forward_hook(lambda module, inputs, logits: seen.append(logits.shape[:2]))
-    loss = bench.loss_of(name, model, rows, {**CONFIG, 'full_logits': True})
-    torch.testing.assert_close(loss, bench.loss_of(name, model, rows, CONFIG))
+    loss = bench.loss_of(name, model, batch, {**CONFIG, 'full_logits': True})
+    torch.testing.assert_close(loss, bench.loss_of(name, model, batch, CONFIG))
     assert seen == [(2, 32), (2, 5)]
 
 
