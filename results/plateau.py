@@ -388,52 +388,42 @@ def shown_millions(tokens):
     return '-' if math.isinf(tokens) else f'{tokens / 1e6:.2f}'
 
 
-def cell_of(counted, system, size):
-    """Tokens of the runs of a system at a size, sorted; inf without the gap."""
-    here = (counted['system'] == system) & (counted['size'] == size)
-    return sorted(counted['tokens'][here].astype(float).fillna(math.inf))
+def print_cells(title, systems, cell):
+    """A line for each system, a column for each size.  cell: (system, size) -> text"""
+    lines = [[f'`{system}`', *(cell(system, size) for size in SIZES)] for system in systems]
+    print_table(title, ['system', *SIZES], lines)
 
 
 def print_counts(counted):
-    lines = []
-    for system in SYSTEMS:
-        cells = [' '.join(shown_millions(tokens) for tokens in cell_of(counted, system, size))
-                 for size in SIZES]
-        lines.append([f'`{system}`', *cells])
-    print_table('Million tokens until the gap, each seed, sorted; -: none', ['system', *SIZES], lines)
+    def cell(system, size):
+        here = (counted['system'] == system) & (counted['size'] == size)
+        tokens = sorted(counted['tokens'][here].astype(float).fillna(math.inf))
+        return ' '.join(map(shown_millions, tokens))
+    print_cells('Million tokens until the gap, each seed, sorted; -: none', SYSTEMS, cell)
 
 
 def print_medians(of_cells):
     """of_cells: as of medians()"""
-    lines = []
-    for system in SEARCHED:
-        line = [f'`{system}`']
-        for size in SIZES:
-            if (system, size) in of_cells:
-                middle, low, high = (tokens / 1e6 for tokens in of_cells[system, size])
-                line.append(f'{middle:.2f} ({low:.2f} to {high:.2f})')
-            else:
-                line.append(f'above {CAP / 1e6:.2f}')
-        lines.append(line)
-    print_table('Million tokens until the gap: median by the model (95 %)', ['system', *SIZES], lines)
+    def cell(system, size):
+        if (system, size) not in of_cells:
+            return f'above {CAP / 1e6:.2f}'
+        middle, low, high = (tokens / 1e6 for tokens in of_cells[system, size])
+        return f'{middle:.2f} ({low:.2f} to {high:.2f})'
+    print_cells('Million tokens until the gap: median by the model (95 %)', SEARCHED, cell)
 
 
 def print_ratios(counted):
     """T of each system over that of `original` at each size: exploratory."""
     table = with_medians(counted)
     columns = cell_columns(table)
-    lines = []
-    for system in SEARCHED[1:]:
-        line = [f'`{system}`']
-        for size in SIZES:
-            cells = f'{system} {size}', f'original {size}'
-            if not {*cells} <= {*columns}:
-                line.append('-')
-                continue
-            estimate, low, high, _ = profile(table, columns, *cells)
-            line.append(f'{2 ** estimate:.2f} ({2 ** low:.2f} to {2 ** high:.2f})')
-        lines.append(line)
-    print_table('T over T of `original` (95 %)', ['system', *SIZES], lines)
+
+    def cell(system, size):
+        ours, theirs = f'{system} {size}', f'original {size}'
+        if ours not in columns or theirs not in columns:
+            return '-'
+        estimate, low, high, _ = profile(table, columns, ours, theirs)
+        return f'{2 ** estimate:.2f} ({2 ** low:.2f} to {2 ** high:.2f})'
+    print_cells('T over T of `original` (95 %)', SEARCHED[1:], cell)
 
 
 def print_slopes(counted):
