@@ -2,6 +2,7 @@
 
 `-m slow` runs every command of README.md on one machine, made small, in the order of the page.
 """
+import functools
 import importlib
 import json
 import os
@@ -178,10 +179,16 @@ def test_the_intervals_of_the_study_are_the_textbooks(study):
     assert study.pooled_deviation(pd.DataFrame(draws)) == pytest.approx((np.sqrt(squares / freedom), freedom))
 
 
-def count(name, size='base', matrices=False):
-    """Parameters of a system of bench.py, or those of the matrices of its blocks, as the page prints them."""
+@functools.cache
+def built(name, size):
+    """A system of bench.py, without storage."""
     config = {**knobs_of(bench), **dict(zip(bench.SHAPE_KNOBS, bench.SHAPES[size], strict=True))}
     with without_storage():
-        model = bench.build(name, config, 512)
+        return bench.build(name, config, 512)
+
+
+def count(name, size='base', matrices=False):
+    """Parameters of a system of bench.py, or those of the matrices of its blocks, as the page prints them."""
+    model = built(name, size)
     part = model.encoder.blocks if matrices else model
     return f'{sum(p.numel() for p in part.parameters() if p.dim() > 1 or not matrices):,}'
