@@ -181,7 +181,9 @@ def run(main):
         os._exit(128 + signal.SIGPIPE)          # a normal exit would write to it again
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
-    except (UserError, OSError, ImportError, MemoryError) as error:
+    except (UserError, OSError, ImportError, MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "can't allocate memory" not in str(error):       # PyTorch's
+            raise
         text = str(error) or type(error).__name__               # a MemoryError says nothing more
         line = 'error: ' + ' '.join(text.split())
         print(line, file=sys.stderr, flush=True)

@@ -1171,6 +1171,8 @@ def refuse_other_model(path, content, model, objective):
     for name in ('dropout', 'attention_dropout', 'pair_init'):      # may differ
         ours.pop(name)
     refuse_difference(path, theirs, ours)
+    with refuse_misfit(path):
+        model.load_state_dict(content['model'])         # another's tensors may have other sizes all the same
 
 
 def refuse_difference(source, theirs, ours):
@@ -1189,6 +1191,15 @@ def say_differences(theirs, ours):
         say(f'knobs that differ from the checkpoint: {", ".join(changes)}')
 
 
+@contextlib.contextmanager
+def refuse_misfit(path):
+    """Within, a kind, a field or a size of a checkpoint's model that this revision lacks is a UserError."""
+    try:
+        yield
+    except (KeyError, TypeError, RuntimeError) as error:
+        raise UserError(f'{shown(path)}: no model of this revision: {shown(str(error))}') from None
+
+
 def load(source):
     """(model in eval mode, tokenizer, content of the checkpoint) of a run, a checkpoint or a trial."""
     path = newest(source)
@@ -1199,11 +1210,9 @@ def load(source):
         kind = content['head']
     else:
         kind = content['config']['objective']
-    try:
+    with refuse_misfit(path):
         model = MODEL_CLASSES[kind](EncoderConfig(**content['model_config']))
         model.load_state_dict(content['model'])
-    except (KeyError, TypeError, RuntimeError) as error:        # a kind, a field or a size that we lack
-        raise UserError(f'{shown(path)}: no model of this revision: {shown(str(error))}') from None
     return model.eval(), load_tokenizer(os.path.dirname(path)), content
 
 

@@ -113,8 +113,8 @@ def test_minimum_names_knobs_of_its_stage(name):
 
 
 @pytest.mark.parametrize('error', [
-    UserError('bad\nluck'), OSError(28, 'Disk full', 'out/x'), ImportError('No module wandb'), MemoryError()],
-    ids=repr)
+    UserError('bad\nluck'), OSError(28, 'Disk full', 'out/x'), ImportError('No module wandb'), MemoryError(),
+    RuntimeError("DefaultCPUAllocator: can't allocate memory")], ids=repr)
 def test_a_mistake_is_one_line_for_torchruns_summary_too(error, monkeypatch, tmp_path, capsys):
     def main():
         raise error
@@ -125,6 +125,13 @@ def test_a_mistake_is_one_line_for_torchruns_summary_too(error, monkeypatch, tmp
     text = str(error) or 'MemoryError'
     assert end.value.code == 2 and line == 'error: ' + ' '.join(text.split()) + '\n'
     assert json.loads((tmp_path / 'error.json').read_text())['message']['message'] + '\n' == line
+
+
+def test_an_error_of_the_code_keeps_its_traceback():
+    def main():
+        raise RuntimeError('no user caused this')
+    with pytest.raises(RuntimeError):
+        configurator.run(main)
 
 
 @pytest.mark.parametrize('name', ['stdout', 'stderr'])

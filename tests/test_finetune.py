@@ -743,6 +743,16 @@ def test_predictions_stand_beside_the_rows_that_were_read(trial, tmp_path, monke
     assert (folder / 'predicted_new.csv').read_text().splitlines()[1].startswith('a river,')
 
 
+@pytest.mark.parametrize('is_predicted', [True, False])
+def test_half_of_a_surrogate_pair_in_another_column(is_predicted):
+    """Only the rows of a file to predict are written again; one line before all work, not after it."""
+    rows = [('a.jsonl, line 1', {'sentence': 'a river', 'note': '\ud83d'})]
+    examples, bad = finetune.make_examples(TASKS['sst2'], rows, False, is_predicted)
+    assert len(examples) == (not is_predicted)
+    assert len(bad) == is_predicted
+    assert all(line.startswith("a.jsonl, line 1: 'utf-8' codec can't encode ") for line in bad)
+
+
 def test_numbers_and_published_tasks_are_predicted_by_a_trial_alone(trial, stage, tmp_path):
     """As the command that trained would have predicted them."""
     (tmp_path / 'a.csv').write_text('text,y\n' + ''.join(f'the river {i},{1.5 * i}\n' for i in range(30)))
@@ -1011,6 +1021,8 @@ HEAD = 'text,class\n'
      "train.jsonl, line 1: 'text' is 5, not a text"),
     ('{"text": "a\\ud83d", "class": "a"}\n{"text": "b", "class": "b"}\n', '', {'suffix': '.jsonl'},
      r"train.jsonl, line 1: 'utf-8' codec can't encode character '.ud83d'"),
+    ('{"text": "a", "class": "a"}\n{"text": "b", "class": "b"}\n{"text": "c", "class": "c\\ud83d"}\n', '',
+     {'suffix': '.jsonl'}, r"train.jsonl, line 3: label class='c.ud83d': choose one of a, b \(1 of 3 rows"),
     ('{"text": "b", "class": "b"}\n{"text"\n{"text": "b", "class": "a"}\n', '', {'suffix': '.jsonl'},
      'train.jsonl, line 2: broken JSON'),
     pytest.param('[' * 10 ** 5, '', {'suffix': '.json'}, 'train.json: cannot be read: RecursionError',

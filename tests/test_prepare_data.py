@@ -836,16 +836,34 @@ def test_a_folder_of_before_checksums_goes_on(sound, tmp_path):
 def test_meta_of_another_person_leads_nowhere_else(sound, tmp_path, name):
     """A message may tell to remove what it names; a checksum is easily made."""
     home = copied(sound, tmp_path)
-    for change in ('stem', 'files'):
+    for change in ('stem', 'ending', 'files'):
         meta = prepare_data.load_meta(str(sound[0] / 'data' / 'x'))
         if change == 'stem':
             meta['splits']['val'][0]['stem'] = name
+        elif change == 'ending':
+            meta['splits']['val'][0]['sha256'][name] = '0'
         else:
             meta['files'][name] = '0'
         prepare_data.write_json(home / 'meta.json', meta)
         with pytest.raises(UserError, match='/meta.json: missing, damaged') as error:
             prepare_data.load_meta(str(home))
         assert str(error.value).isprintable()
+
+
+@pytest.mark.parametrize('name, change', [
+    ('meta.json', {'splits': None}), ('meta.json', {'splits': [1]}), ('meta.json', {'splits': {'val': [{}]}}),
+    ('meta.json', {'files': None}), ('meta.json', {'vocab_size': '400'}), ('meta.json', {'vocab_size': None}),
+    ('meta.json', {'format': None}), ('tokenizer/settings.json', {'tokenizer': None}),
+    ('tokenizer/settings.json', {'tokenizer': {'kind': ['character'], 'sha256': '0'}}),
+    ('tokenizer/settings.json', {'tokenizer': {'kind': 'character'}})], ids=repr)
+def test_a_json_of_another_shape_is_one_line(sound, tmp_path, name, change):
+    """None: the key is missing. The checksum is right: it is easily made."""
+    home = copied(sound, tmp_path)
+    value = {**prepare_data.read_json(str(home), name), **change}
+    prepare_data.write_json(home / name, {key: part for key, part in value.items() if part is not None})
+    read = prepare_data.load_meta if name == 'meta.json' else prepare_data.load_tokenizer
+    with pytest.raises(UserError, match=f'/{name}: missing, damaged'):
+        read(str(home))
 
 
 def test_meta_of_another_person_shows_no_escape_sequences(sound, tmp_path, capfd):

@@ -667,6 +667,18 @@ def test_a_model_of_a_newer_revision_is_one_line(run, tmp_path):
             train.load(str(tmp_path / 'x.pt'))
 
 
+def test_a_tensor_of_another_size_is_one_line(run, tmp_path):
+    """Of a checkpoint whose model_config is the run's own."""
+    run('a', max_iters=1)
+    path = train.newest(str(tmp_path / 'a'))
+    content = train.read_checkpoint(path)
+    content['model']['head.bias'] = torch.zeros(7)
+    torch.save(content, path)
+    for name, knobs in (('a', {}), ('b', {'init_from': path})):
+        line = refused(run(name, 2, **knobs))
+        assert f'{path}: no model of this revision: ' in line and 'size mismatch for head.bias' in line
+
+
 @pytest.mark.parametrize('place, error, text', [
     ('zipfile.ZipFile', MemoryError(), 'cannot be read: too little memory'),
     ('torch.load', MemoryError(), 'cannot be loaded: MemoryError'),
