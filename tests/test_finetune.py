@@ -1,4 +1,5 @@
 """finetune.py: records, rows and windows, heads, metrics, trials that repeat, own files, the report."""
+import datetime
 import itertools
 import json
 import os
@@ -751,6 +752,14 @@ def test_half_of_a_surrogate_pair_in_another_column(is_predicted):
     assert len(examples) == (not is_predicted)
     assert len(bad) == is_predicted
     assert all(line.startswith("a.jsonl, line 1: 'utf-8' codec can't encode ") for line in bad)
+
+
+def test_columns_of_a_file_to_predict_may_hold_anything():
+    """As parquet has dates and bytes, which JSON has not."""
+    rows = [('a.parquet, row 1', {'sentence': 'a river', 'on': datetime.date(2021, 5, 1), 'raw': b'\xff'})]
+    examples, bad = finetune.make_examples(TASKS['sst2'], rows, False, is_predicted=True)
+    assert len(examples) == 1
+    assert bad == []
 
 
 def test_numbers_and_published_tasks_are_predicted_by_a_trial_alone(trial, stage, tmp_path):
