@@ -91,8 +91,9 @@ def test_every_command_runs(home):
         more += base if 'config/base' in command else []
         run_small(command, home, *more)
     assert (home / 'out' / 'quickstart_hf' / 'config.json').exists()
-    assert 'majority' in (home / 'out' / 'finetune' / 'results.md').read_text()
-    predicted = (home / 'out' / 'finetune' / 'quickstart' / 'custom_1' / 'predicted_new.csv').read_text()
+    mine = home / 'out' / 'mine'
+    assert 'majority' in (mine / 'results.md').read_text()
+    predicted = (mine / 'quickstart' / 'custom_1' / 'predicted_new.csv').read_text()
     assert predicted.startswith('question,answer,prediction,probability\nwho is 7?,me,')
 
 
