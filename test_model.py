@@ -896,7 +896,8 @@ def kept_or_dropped(actual, whole):
     """Is each entry 0 or twice that of `whole`, as after one dropout of rate 1/2?  Both have to occur."""
     dropped = actual == 0
     kept = (actual - 2 * whole).abs() < 1e-12
-    assert dropped.any() and kept.any()
+    assert dropped.any()
+    assert kept.any()
     return (dropped | kept).all()
 
 
@@ -1221,7 +1222,8 @@ def test_export_and_import_again(position, tmp_path, transformers):
     ours = randomised(MaskedLM(EncoderConfig(**sizes, position=position))).train()
     source.to_transformers(ours).save_pretrained(tmp_path)
     again = MaskedLM.from_pretrained(tmp_path)
-    assert again.config == ours.config and not again.training
+    assert again.config == ours.config
+    assert not again.training
     assert again.state_dict().keys() == ours.state_dict().keys()
     for name, value in ours.state_dict().items():
         assert torch.equal(value, again.state_dict()[name]), name

@@ -107,7 +107,9 @@ def stage(monkeypatch, capsys):
 def refused(done):
     """The one line on stderr of a stage that refused its user's input."""
     lines = [line for line in done.err.splitlines() if line.strip()]
-    assert done.code == 2 and len(lines) == 1 and 'Traceback' not in done.err, done
+    assert done.code == 2, done
+    assert len(lines) == 1, done
+    assert 'Traceback' not in done.err, done
     return lines[0]
 
 

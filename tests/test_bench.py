@@ -83,7 +83,8 @@ def test_a_new_attention_or_position_is_a_system(monkeypatch):
 def test_every_system_has_the_attention_of_its_name():
     for attention in bench.ATTENTION:
         assert bench.build(attention, CONFIG, 16).config.attention == attention
-    assert SYSTEMS['gau']['position'] == 'rope' and SYSTEMS['xlnet']['position'] == 'none'
+    assert SYSTEMS['gau']['position'] == 'rope'
+    assert SYSTEMS['xlnet']['position'] == 'none'
 
 
 def test_systems_take_turns_and_ratios_are_of_one_round(monkeypatch):
@@ -108,7 +109,8 @@ def test_systems_take_turns_and_ratios_are_of_one_round(monkeypatch):
     assert [row['x original'] for row in rows] == [1, 2, 1 / 3]
     assert [row['x hf_bert'] for row in rows] == [3, 6, 1]
     assert [row['time / original'] for row in rows] == [1, 0.5, 3]
-    assert rows[0]['tokens/s'] == 4 * 100 / 2 and rows[1]['printed'] is None
+    assert rows[0]['tokens/s'] == 4 * 100 / 2
+    assert rows[1]['printed'] is None
     shared = list(bench.speed({**config, 'finetune': True}, CPU))[1]
     assert shared['printed'].startswith('0.70 (kowsher original finetune: figure 3, CoLA')
 
@@ -167,7 +169,8 @@ def test_a_step_runs_in_training_mode(name, monkeypatch):
 
     monkeypatch.setattr(bench, 'loss_of', record)
     bench.make_step(name, 2, 32, CONFIG, CPU)()
-    assert modes and all(modes)
+    assert modes
+    assert all(modes)
 
 
 @pytest.mark.parametrize('length, n_predicted', [(16, 3), (20, 3), (128, 20)])
@@ -178,7 +181,9 @@ def test_rows_predict_as_many_tokens_as_in_training(length, n_predicted):
     assert train.Masker(meta, length, 0.15, 'mlm', False).n_positions == n_predicted
     assert positions.shape == targets.shape == (4, n_predicted)
     assert all(len(set(row)) == n_predicted for row in positions.tolist())
-    assert torch.equal(targets, ids.gather(1, positions)) and ids.shape == (4, length) and ids.max() < 60
+    assert torch.equal(targets, ids.gather(1, positions))
+    assert ids.shape == (4, length)
+    assert ids.max() < 60
 
 
 @pytest.mark.parametrize('name', ['original', 'gau_12k', 'xlnet'])
@@ -200,7 +205,8 @@ def test_a_step_trains(name, kind, monkeypatch):
     config = {**CONFIG, 'dropout': 0.1, 'vocab_size': 20_000, 'finetune': kind is SequenceClassifier}
     torch.manual_seed(0)
     model = bench.build(name, config, 16)
-    assert type(model) is kind and (model.config.dropout, model.config.attention_dropout) == (0.1, 0.1)
+    assert type(model) is kind
+    assert (model.config.dropout, model.config.attention_dropout) == (0.1, 0.1)
     assert model.config.n_layer == (4 if name == 'gau_12k' else 2)
     monkeypatch.setattr(bench, 'build', lambda *arguments: model)
     before = {key: p.clone() for key, p in model.named_parameters()}
@@ -231,7 +237,8 @@ def test_out_of_memory_is_a_row(monkeypatch):
     monkeypatch.setattr(bench, 'step_memory', peak)
     rows = list(bench.memory({**CONFIG, 'systems': ['original', 'gau'], 'lengths': (32, 64)}, CPU))
     assert [row['MiB'] for row in rows[:3]] == [3.0, 4.0, 6.0]
-    assert [row['MiB / original'] for row in rows[:3]] == [1, 4 / 3, 1] and math.isnan(rows[3]['MiB'])
+    assert [row['MiB / original'] for row in rows[:3]] == [1, 4 / 3, 1]
+    assert math.isnan(rows[3]['MiB'])
     assert [row['half as long / MiB'] for row in rows[:3]] == [None, None, 0.5]
     assert 'MALLOC_MMAP_THRESHOLD_' not in os.environ
 
@@ -257,8 +264,10 @@ def test_where_a_curve_leaves_the_plateau():
     def end(losses, level):
         return bench.plateau_end([(10 * i, loss) for i, loss in enumerate(losses)], level)
     assert end([9, 7, 6.4, 6.6, 6.3, 6.0], 6.5) == 40           # not yet at 20: above it again
-    assert end([9, 7, 6.6], 6.5) is None and end([6, 5], 6.5) == 0
-    assert end([9, math.nan, 6], 6.5) == 20 and end([9, 6.5, 6.4], 6.5) == 20
+    assert end([9, 7, 6.6], 6.5) is None
+    assert end([6, 5], 6.5) == 0
+    assert end([9, math.nan, 6], 6.5) == 20
+    assert end([9, 6.5, 6.4], 6.5) == 20
 
 
 def test_tokens_to_an_order_gap(call, tmp_path):
@@ -366,7 +375,8 @@ def test_what_the_papers_print_beside_a_run(call, tmp_path):
     assert rows['base_no_position']['printed ptb_loss'] == 'above 6 nats (tian base: figure 1)'
     assert rows['gau_scales_ns']['printed accuracy'] == '19.34% (liu: table 1, n)'
     assert rows['gau_softmax_plus_512']['printed accuracy'] == '41.07% (liu: table 2)'
-    assert 'hours' in rows['tian_original']['printed'] and 'nats' not in rows['tian_original']['printed']
+    assert 'hours' in rows['tian_original']['printed']
+    assert 'nats' not in rows['tian_original']['printed']
     assert 'printed loss' not in frame
 
 
@@ -379,10 +389,12 @@ def test_examples_of_the_tasks_beside_a_paper(monkeypatch):
 
     monkeypatch.setattr(bench, 'read_hub', read_hub)
     rows = {(row['task'], row['split']): row for row in bench.examples({**CONFIG, 'data_dir': 'copies'}, CPU)}
-    assert asked[0] == ('rajpurkar/squad', 'train', 'copies') and len(asked) == len(rows) == 30
+    assert asked[0] == ('rajpurkar/squad', 'train', 'copies')
+    assert len(asked) == len(rows) == 30
     assert rows['squad1', 'dev'] == {'task': 'squad1', 'split': 'dev', 'examples': 2, 'printed': '10.6k'}
     assert rows['mnli', 'dev_mismatched']['printed'] == rows['mnli', 'test_matched']['printed'] == '9.8k'
-    assert rows['rte', 'test']['printed'] == '3k' and ('squad2', 'test') not in rows
+    assert rows['rte', 'test']['printed'] == '3k'
+    assert ('squad2', 'test') not in rows
 
 
 def test_each_printed_run_is_made_by_a_command():
@@ -406,7 +418,8 @@ def test_names_of_other_people_are_printed_without_control_characters(call, tmp_
     path = tmp_path / 'a\x1b[31m' / 'metrics.jsonl'
     path.write_text(path.read_text().replace('ptb_loss', '\\u001b[2J_loss'))
     done, frame = call('--what=runs', runs=f'{tmp_path}/a*')
-    assert frame.system[0] == r'a\x1b[31m' and r'\x1b[2J_loss' in frame
+    assert frame.system[0] == r'a\x1b[31m'
+    assert r'\x1b[2J_loss' in frame
     assert '\x1b' not in done.out
 
 
@@ -425,7 +438,8 @@ def test_matrices_of_scores():
     scores = torch.tensor([[1.0, -1.0], [0.0, 2.0]], dtype=torch.float64)
     made = {name: make(scores) for name, make in MATRICES.items()}
     sigmoid = scores.sigmoid()
-    assert made['QK^T'].tolist() == [[1, -1], [0, 2]] and made['relu^2'].tolist() == [[1, 0], [0, 4]]
+    assert made['QK^T'].tolist() == [[1, -1], [0, 2]]
+    assert made['relu^2'].tolist() == [[1, 0], [0, 4]]
     assert torch.allclose(made['softmax'].sum(-1), torch.ones(2).double())
     torch.testing.assert_close(made['l2 sigmoid'], sigmoid / sigmoid.norm(dim=-1, keepdim=True))
 
@@ -470,8 +484,10 @@ def test_attention_of_an_untrained_gau():
     rows = {(row['mode'], row['matrix']): row for row in bench.untrained(config, CPU)}
     assert [*rows] == [(mode, kind) for mode in ('train', 'eval') for kind in ('QK^T', 'softmax', 'relu^2')]
     for mode in 'train', 'eval':
-        assert rows[mode, 'QK^T']['rank / T'] == 8 / 32 and rows[mode, 'QK^T']['zeros'] == 0
-    assert 0.45 < rows['train', 'softmax']['zeros'] < 0.55 and rows['eval', 'softmax']['zeros'] == 0
+        assert rows[mode, 'QK^T']['rank / T'] == 8 / 32
+        assert rows[mode, 'QK^T']['zeros'] == 0
+    assert 0.45 < rows['train', 'softmax']['zeros'] < 0.55
+    assert rows['eval', 'softmax']['zeros'] == 0
     assert rows['train', 'relu^2']['zeros'] > 0.5 > rows['eval', 'relu^2']['zeros']
     assert rows['train', 'softmax']['printed'] == '0.9983, 10.03% (liu: table 3)'
     assert rows['eval', 'softmax']['printed'] is None
@@ -489,12 +505,15 @@ def test_a_run_of_train_and_its_rank_and_pictures(stage, call, corpus, tmp_path)
     done, frame = call('--what=runs,rank,partition', *knobs, pictures=True)
     assert [*frame.section] == ['runs'] + ['rank'] * 4 + ['partition'] * 12
     rows = frame[frame.section == 'rank']
-    assert [*rows.matrix] == [*MATRICES] and rows['rank / T'].between(0, 1).all() and (rows['T'] == 32).all()
+    assert [*rows.matrix] == [*MATRICES]
+    assert rows['rank / T'].between(0, 1).all()
+    assert (rows['T'] == 32).all()
     assert rows.printed.iloc[0] == '0.25, about 0% (liu: table 3, rows of 512)'
     assert (frame[frame.section == 'partition'].error < 1e-6).all()
     for name in ('runs', 'attention_mine', 'partition'):
         assert (tmp_path / f'{name}.png').stat().st_size > 1000
-    assert frame.made.nunique() == 1 and f'torch {torch.__version__}' in done.out
+    assert frame.made.nunique() == 1
+    assert f'torch {torch.__version__}' in done.out
     content = torch.load(train.newest(str(run)))
     content['data']['tokenizer'] = 'another'
     train.write_checkpoint(train.newest(str(run)), content)

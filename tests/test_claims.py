@@ -28,7 +28,8 @@ def test_the_tables_are_those_that_the_script_prints(claims, capsys):
     claims.main()
     printed = [line for line in capsys.readouterr().out.splitlines() if line.startswith('|')]
     page = [line for line in read('results', 'claims.md').splitlines() if line.startswith('|')]
-    assert page == printed and len(page) == len(CLAIMS) + 2 * len(PAPERS)
+    assert page == printed
+    assert len(page) == len(CLAIMS) + 2 * len(PAPERS)
 
 
 def test_every_claim_of_papers_json_has_its_function(claims):

@@ -169,7 +169,8 @@ def matrices(model):
 @pytest.mark.parametrize('name', NAMES)
 def test_a_config_resolves_and_says_what_to_expect(name):
     settings, stage = knobs(name), stage_of(name)
-    assert 'Expect' in header(name) and f'{stage}.py' in header(name)
+    assert 'Expect' in header(name)
+    assert f'{stage}.py' in header(name)
     assert any(f'config/{name}.py' in shlex.split(command) for command in header_commands(name))
     if stage == 'train':
         model_config(settings, 100)
@@ -183,7 +184,8 @@ def test_no_two_configs_write_to_the_same_folder():
     assert len({*folders.values()}) == len(names)
     for name, folder in folders.items():
         last = re.split('[/_]', name)[-1]
-        assert folder.startswith('out/') and last in re.split('[/_]', folder)
+        assert folder.startswith('out/')
+        assert last in re.split('[/_]', folder)
 
 
 def test_a_config_in_a_folder_is_found_and_imports_others_from_anywhere(tmp_path):
@@ -235,10 +237,12 @@ def test_values_of_the_authors_code():
             'epochs': 5, 'total_batch': 16, 'learning_rate': 1e-5, 'trials': 5, 'schedule': 'linear'}
     assert knobs('courtois/glue').items() >= glue.items()
     assert 'qqp.metric=f1_accuracy' in knobs('courtois/glue')['overrides']
-    assert len(knobs('base')['milestones']) == 18 and knobs('base')['milestones'][-1] == 200_000
+    assert len(knobs('base')['milestones']) == 18
+    assert knobs('base')['milestones'][-1] == 200_000
     assert all(400_000 in knobs(f'tian/{name}')['milestones'] for name in ('base', 'gpu', 'large'))
     tian = {'vocab_size': vocabulary('books_wikipedia_sp'), 'dropout': knobs('tian/base')['dropout']}
-    assert knobs('bench/tian').items() >= tian.items() and tian == {'vocab_size': 32000, 'dropout': 0.1}
+    assert knobs('bench/tian').items() >= tian.items()
+    assert tian == {'vocab_size': 32000, 'dropout': 0.1}
 
 
 @pytest.mark.parametrize('name', STEPS)
@@ -296,7 +300,9 @@ def test_kowshers_four_attentions_have_one_recipe():
     told = {'dataset': 'books_wikipedia', 'total_batch': 528, 'block_size': 512, 'n_layer': 12, 'n_head': 12,
             'n_embd': 768, 'dropout': 0.1, 'attention_dropout': 0.1, 'mask_fraction': 0.15, 'beta1': 0.9,
             'beta2': 0.999}
-    assert base.items() >= told.items() and base['total_batch'] == 4 * 132 and 132 % base['batch_size'] == 0
+    assert base.items() >= told.items()
+    assert base['total_batch'] == 4 * 132
+    assert 132 % base['batch_size'] == 0
     for attention in ('original', 'symmetric', 'pairwise', 'shared'):
         ours = {'attention': attention, 'pair_init': 'unit' if attention == 'pairwise' else 'identity'}
         name = f'kowsher_{attention}'
@@ -348,7 +354,8 @@ def test_bench_finds_its_rows_for_the_runs():
 @pytest.mark.parametrize('name, count, in_matrices', [row[:3] for row in ROWS])
 def test_parameters_on_the_page(name, count, in_matrices):
     model = build(ON_PAGE[name])
-    assert f'{count_parameters(model):,}' == count and in_matrices in ('', f'{matrices(model):,}')
+    assert f'{count_parameters(model):,}' == count
+    assert in_matrices in ('', f'{matrices(model):,}')
 
 
 def test_every_model_of_the_papers_has_a_row():
@@ -381,7 +388,8 @@ def test_classifiers_of_lius_table_4(run, tuned, vocab_size, angles, name, count
         if module is finetune and f'out/{tuned}' in settings['init_from'].split(','):
             poolings.add(settings['pooling'])
     model = build(RUNS[run], SequenceClassifier, vocab_size, *poolings)
-    assert count_parameters(model) + angles == count and f'{count:,} in ' in header(name)
+    assert count_parameters(model) + angles == count
+    assert f'{count:,} in ' in header(name)
 
 
 def test_numbers_that_a_header_expects_are_those_of_papers_json():

@@ -30,7 +30,8 @@ def scope():
 def test_values_on_the_command_line(argument, value):
     names, name = scope(), argument[2:].partition('=')[0]
     config = configure(names, LEAST, [argument])
-    assert config[name] == names[name] == value and type(config[name]) is type(value)
+    assert config[name] == names[name] == value
+    assert type(config[name]) is type(value)
 
 
 def test_files_and_flags_left_to_right_last_wins(tmp_path):
@@ -82,7 +83,9 @@ def test_malformed_command_lines_are_refused_in_one_line(argument, reason, stage
     (tmp_path / 'number.py').write_text('learning_rate = "1"')
     (tmp_path / 'seed.py').write_text('seed = 10 ** 5000')
     line = refused(stage('train', argument))
-    assert line.startswith('error: ') and len(line) < 320 and reason in line
+    assert line.startswith('error: ')
+    assert len(line) < 320
+    assert reason in line
 
 
 def test_a_tuple_that_has_numbers_by_default_needs_at_least_one():
@@ -102,7 +105,8 @@ def test_a_refused_command_line_changes_nothing():
 @pytest.mark.parametrize('name', STAGES)
 def test_help_ends_with_the_knobs(name, stage):
     usage, warning, _, _, _, *lines = stage(name, '--help').out.splitlines()
-    assert usage.startswith(f'python {name}.py ') and 'is Python, and all of it runs' in warning
+    assert usage.startswith(f'python {name}.py ')
+    assert 'is Python, and all of it runs' in warning
     assert all(' # ' in line for line in lines)
     assert [line.split(' = ')[0] for line in lines] == [*knobs_of(STAGES[name])]
 
@@ -123,7 +127,8 @@ def test_a_mistake_is_one_line_for_torchruns_summary_too(error, monkeypatch, tmp
         configurator.run(main)
     line = capsys.readouterr().err
     text = str(error) or 'MemoryError'
-    assert end.value.code == 2 and line == 'error: ' + ' '.join(text.split()) + '\n'
+    assert end.value.code == 2
+    assert line == 'error: ' + ' '.join(text.split()) + '\n'
     assert json.loads((tmp_path / 'error.json').read_text())['message']['message'] + '\n' == line
 
 
@@ -153,4 +158,5 @@ def test_a_closed_pipe_and_an_interrupt_end_quietly(error, number, monkeypatch, 
     monkeypatch.setattr(os, '_exit', sys.exit)
     with pytest.raises(SystemExit) as end:
         configurator.run(main)
-    assert end.value.code == 128 + number and not capsys.readouterr().err
+    assert end.value.code == 128 + number
+    assert not capsys.readouterr().err

@@ -127,7 +127,8 @@ def test_a_model_compiles_once_without_a_graph_break(device, system, corpus):
     with profile(activities=[ProfilerActivity.CUDA if device == 'cuda' else ProfilerActivity.CPU]) as trace:
         for batch in batches[2:]:
             update(model, optimizer, scaler, batch, runtime)
-    assert not counters['graph_break'] and counters['stats']['unique_graphs'] == 1
+    assert not counters['graph_break']
+    assert counters['stats']['unique_graphs'] == 1
     if device == 'cuda' and system[:2] == ('original', 'absolute'):
         names = ' '.join(event.key for event in trace.key_averages()).lower()
         assert 'flash' in names or 'cudnn' in names or 'fmha' in names, names
@@ -141,7 +142,9 @@ def test_the_scaler_skips_a_step_that_overflows_float16(device, corpus):
     optimizer = train.make_optimizer(model, 1e-3, (0.9, 0.999), 1e-12, 0.01, runtime)
     scaler, before = torch.amp.GradScaler(device, 2.0 ** 40), model.encoder.token.weight.clone()
     loss, norm = update(model, optimizer, scaler, batch, runtime)
-    assert loss.isfinite() and not norm.isfinite() and scaler.get_scale() == 2.0 ** 39
+    assert loss.isfinite()
+    assert not norm.isfinite()
+    assert scaler.get_scale() == 2.0 ** 39
     assert torch.equal(model.encoder.token.weight, before)
 
 
@@ -156,11 +159,13 @@ def test_resume_after_kill(device, corpus, tmp_path):
     while started.poll() is None and not train.checkpoints(str(tmp_path / 'cut')):
         time.sleep(0.02)
     kill(started)
-    assert started.wait() == -9 and train.checkpoints(str(tmp_path / 'cut'))
+    assert started.wait() == -9
+    assert train.checkpoints(str(tmp_path / 'cut'))
     assert all(process(*command).code == 0 for command in commands.values())
     cut, whole, again = (torch.tensor([line['loss'] for line in train.read_metrics(str(tmp_path / name))
                                        if line['kind'] == 'train']) for name in commands)
-    assert len(cut) == n and (cut - whole).abs().max() < 0.02 + 2 * (again - whole).abs().max()
+    assert len(cut) == n
+    assert (cut - whole).abs().max() < 0.02 + 2 * (again - whole).abs().max()
 
 
 @pytest.mark.parametrize('device', DEVICES)
@@ -179,7 +184,8 @@ def test_the_host_waits_only_for_the_log(knobs, device, stage, corpus, tmp_path,
                                     n_embd=64, **knobs))
     lines = collections.Counter(f'{warning.filename}:{warning.lineno}' for warning in caught
                                 if 'synchronizing CUDA' in str(warning.message))
-    assert done.code == 0 and max(lines.values(), default=0) < 20, (lines, done.err)
+    assert done.code == 0, (lines, done.err)
+    assert max(lines.values(), default=0) < 20, (lines, done.err)
     assert bool(lines) == (device == 'cuda')            # the log's are seen
 
 
@@ -188,12 +194,15 @@ def test_every_stage(device, stage, corpus, tmp_path):
     run = tmp_path / 'run'
     assert stage('train', *tiny(corpus, run, device=device, dtype='auto', fill_samples=2)).code == 0
     done = stage('train', *words(out_dir=run, fill='the [MASK] of a list', export=tmp_path / 'hf'))
-    assert 'the [MASK] of a list' in done.out and (tmp_path / 'hf' / 'config.json').exists()
+    assert 'the [MASK] of a list' in done.out
+    assert (tmp_path / 'hf' / 'config.json').exists()
     for name in ('a.csv', 'b.csv'):
         (tmp_path / name).write_text('text,label\n' + 64 * 'the first is returned,first\nthe last,last\n')
     tune = words(init_from=run, tasks='custom', texts='text', label='label', train_file=tmp_path / 'a.csv',
                  dev_file=tmp_path / 'b.csv', trials=1, epochs=2, device=device, out_dir=tmp_path)
-    assert stage('finetune', *tune).code == 0 and (tmp_path / 'results.md').exists()
+    assert stage('finetune', *tune).code == 0
+    assert (tmp_path / 'results.md').exists()
     knobs = words(what='speed,memory,rank', runs=run, variants='shatter', n_layer=1, n_embd=64, n_inner=64,
                   vocab_size=400, lengths=16, batches=2, rounds=1, device=device, out_dir=tmp_path)
-    assert stage('bench', *knobs).code == 0 and (tmp_path / 'bench.csv').exists()
+    assert stage('bench', *knobs).code == 0
+    assert (tmp_path / 'bench.csv').exists()

@@ -136,7 +136,8 @@ def test_every_split_of_every_data_set_is_read(copies):
             n = 12 if split == 'train' else 6
             if name == 'chid':                          # two blanks a passage
                 n = 2 * n
-            assert len(examples) == n and notes == []
+            assert len(examples) == n
+            assert notes == []
             labels = [example.label for example in examples]
             if split.startswith('test'):
                 assert labels == [None] * n
@@ -194,7 +195,8 @@ def test_a_text_alone_is_cut_at_its_end():
     for n, size in itertools.product((1, 6, 7, 30), (8, 9, 25)):
         a = [*range(5, 5 + n)]
         row, first = join_texts(SPECIAL_IDS, size, a)
-        assert row.tolist() == [2, *a[:size - 2], 3] and first == len(row), (n, size)
+        assert row.tolist() == [2, *a[:size - 2], 3], (n, size)
+        assert first == len(row), (n, size)
 
 
 def test_windows_hold_every_token_and_the_answer(run):
@@ -207,7 +209,8 @@ def test_windows_hold_every_token_and_the_answer(run):
         features = finetune.span_features([example], tokenizer, 48, 16)
         seen = np.concatenate([feature.offsets for feature in features])
         assert {*map(tuple, seen.tolist())} == {*map(tuple, offsets.tolist())}
-        assert len(features) > 2 and max(feature.length for feature in features) == 48
+        assert len(features) > 2
+        assert max(feature.length for feature in features) == 48
         assert all(feature.offsets[1][0] > 0 for feature in features[1:])
 
         hits = [feature for feature in features if feature.target != (0, 0)]
@@ -253,7 +256,8 @@ def test_choices_are_padded_with_copies_that_count_for_nothing():
     assert batch['attention_mask'][0, 0].tolist() == [True, True, True, False]
     logits = torch.tensor([[1.0, 50.0], [1.0, 2.0]])
     losses = HEADS['choose'].loss(logits, batch['targets'], None)
-    assert losses[0] == 0 and losses[1] == F.cross_entropy(logits[1:], torch.tensor([1]))
+    assert losses[0] == 0
+    assert losses[1] == F.cross_entropy(logits[1:], torch.tensor([1]))
     assert HEADS['choose'].outputs(logits, features, knobs()) == [0, 1]
     assert collate(features, 0, True, 10)['ids'].shape == (2, 2, 10)
 
@@ -299,7 +303,8 @@ def test_the_best_span_is_that_of_all_pairs():
                 for last in range(first, min(9, first + longest)):
                     pairs[first, last] = (start[i, first] + end[i, last]).item()
             best = max(pairs, key=pairs.get)
-            assert (span.first, span.last) == best and span.score == pairs[best]
+            assert (span.first, span.last) == best
+            assert span.score == pairs[best]
             assert span.none_score == (start[i, 0] + end[i, 0]).item()
 
 
@@ -353,7 +358,8 @@ def test_a_hugging_face_bert_gives_its_own_logits(bert, tmp_path):
     ids, segments, mask = batch['ids'], batch['segments'], batch['attention_mask']
     assert ids[0, :3].tolist() == [2, 5, 6]
     expected = theirs(ids, token_type_ids=segments, attention_mask=mask).logits
-    assert (ours.eval()(ids, segments, mask) - expected).abs().max() < 1e-5 and expected.std() > 0.1
+    assert (ours.eval()(ids, segments, mask) - expected).abs().max() < 1e-5
+    assert expected.std() > 0.1
 
 
 @pytest.mark.parametrize('attention', ATTENTION)
@@ -494,7 +500,8 @@ def test_answers_are_scored_by_the_official_definition(names, oracle, vocabulary
         for name, value in zip(names, (*expected, np.mean(expected)), strict=False):
             assert METRICS[name](targets, [guess]) == pytest.approx(value), (answers, guess)
     mean_exact, mean_f1 = np.mean(scores, 0)
-    assert len(scores) > 250 and 0.1 < mean_exact < mean_f1 < 0.9
+    assert len(scores) > 250
+    assert 0.1 < mean_exact < mean_f1 < 0.9
 
 
 @pytest.mark.parametrize('text, tokens', [
@@ -540,7 +547,8 @@ def test_every_task_from_its_records_to_its_predictions(name, trial):
         else:
             rows = [json.loads(line) for line in path.read_text().splitlines()]
             key = 'idx' if name in ('boolq', 'multirc') else 'id'
-            assert len(rows) == 6 and [*rows[1]] == [key, 'label']
+            assert len(rows) == 6
+            assert [*rows[1]] == [key, 'label']
 
 
 @pytest.mark.parametrize('name, rate, epochs, least', [('stsb', 1e-2, 20, 0.75), ('c3', 5e-3, 25, 0.7)])
@@ -600,7 +608,8 @@ def test_a_process_of_torchrun_may_have_no_trial(stage, run, copies, tmp_path, m
     monkeypatch.setenv('WORLD_SIZE', '2')
     command = {'init_from': run, 'data_dir': copies, 'tasks': 'rte', 'out_dir': tmp_path / 'out', **QUICK}
     done = stage('finetune', *words(**{**command, 'trials': 1}))
-    assert done.code == 0 and done.out == '1 trials of other processes go on\n'
+    assert done.code == 0
+    assert done.out == '1 trials of other processes go on\n'
 
 
 def test_two_commands_never_share_a_trial(stage, run, copies, tmp_path):
@@ -613,7 +622,8 @@ def test_two_commands_never_share_a_trial(stage, run, copies, tmp_path):
     line = refused(stage('finetune', *command))
     kill(other)
     other.communicate()
-    assert f'{folder}: another run uses it' in line and [path.name for path in folder.iterdir()] == ['lock']
+    assert f'{folder}: another run uses it' in line
+    assert [path.name for path in folder.iterdir()] == ['lock']
     assert stage('finetune', *command).code == 0
 
 
@@ -621,9 +631,11 @@ def test_a_finished_trial_is_kept_and_another_recipe_refused(trial, stage, run, 
     command = {'init_from': run, 'data_dir': copies, 'tasks': 'rte', 'out_dir': tmp_path / 'out', **QUICK}
     place = trial('rte')['folder'] / 'result.json'
     before = place.stat().st_mtime_ns
-    assert stage('finetune', *words(**command)).code == 0 and place.stat().st_mtime_ns == before
+    assert stage('finetune', *words(**command)).code == 0
+    assert place.stat().st_mtime_ns == before
     line = refused(stage('finetune', *words(**{**command, 'epochs': 2, 'seed': 7})))
-    assert 'epochs=1, this' in line and 'out_dir' in line
+    assert 'epochs=1, this' in line
+    assert 'out_dir' in line
     other = pretrained(tmp_path / 'base', seed=1)               # of the same name and step
     assert 'other parameters' in refused(stage('finetune', *words(**{**command, 'init_from': other})))
 
@@ -650,7 +662,8 @@ def test_a_trial_of_another_person_leads_nowhere_else(changes, trial, stage, tmp
     write_json(folder / 'result.json', {**given, **changes})
     command = words(init_from=folder, tasks='rte', epochs=0, out_dir=tmp_path / 'a' / 'b' / 'c')
     assert 'result.json: missing, damaged' in refused(stage('finetune', *command))
-    assert not (tmp_path / 'mine').exists() and not (tmp_path / 'a').exists()
+    assert not (tmp_path / 'mine').exists()
+    assert not (tmp_path / 'a').exists()
 
 
 def test_a_flipped_bit_of_a_result_is_no_other_score(trial):
@@ -663,7 +676,9 @@ def test_a_flipped_bit_of_a_result_is_no_other_score(trial):
 
 def test_a_report_shows_no_escape_sequences():
     text = report([result(70, run='a\x1b[31m', notes=['\x1b[2J'])])
-    assert r'| a\x1b[31m |' in text and r'\x1b[2J' in text and '\x1b' not in text
+    assert r'| a\x1b[31m |' in text
+    assert r'\x1b[2J' in text
+    assert '\x1b' not in text
 
 
 def test_a_damaged_tokenizer_of_a_trial_is_copied_again(trial, stage, run, copies, tmp_path):
@@ -725,7 +740,8 @@ def test_a_file_is_labelled_by_a_trial_alone(trial, stage, tmp_path):
         _, title, name, chance = line.split(',')
         ids = torch.tensor([join_texts(SPECIAL_IDS, 48, tokenizer.encode([text])[0])[0].tolist()])
         chances = model(ids).softmax(-1)[0]
-        assert title == text and name == content['labels'][chances.argmax()]
+        assert title == text
+        assert name == content['labels'][chances.argmax()]
         assert float(chance) == pytest.approx(chances.max().item(), abs=1e-6)
 
 
@@ -786,7 +802,8 @@ def test_training_rows_are_not_scored_without_a_word(trial, tmp_path):
     seventh = trial('custom', 'seventh', **given)
     note = f"the dev rows are from {tmp_path / 'a.csv'}, on which"
     again = trial('custom', 'a', init_from=with_dev['folder'], epochs=0, **given)
-    assert note in again['printed'].err and note in (tmp_path / 'a' / 'results.md').read_text()
+    assert note in again['printed'].err
+    assert note in (tmp_path / 'a' / 'results.md').read_text()
     again = trial('custom', 'b', init_from=seventh['folder'], epochs=0, **given)
     assert 'on which' not in again['printed'].err
 
@@ -840,7 +857,8 @@ def test_keep_best_keeps_the_best_weights(trial, tmp_path):
     lines = train.read_metrics(result['folder'])
     logged = [line['pearson_spearman'] for line in lines if line['kind'] == 'val']
     assert result['scores']['stsb']['pearson_spearman'] == pytest.approx(max(logged))
-    assert len(logged) == 20 and max(logged) > logged[-1]
+    assert len(logged) == 20
+    assert max(logged) > logged[-1]
 
 
 def test_the_pooler_of_a_trial_goes_on(trial):
@@ -874,7 +892,8 @@ def test_processes_share_the_trials(run, copies, tmp_path):
     given = {**QUICK, 'init_from': run, 'data_dir': copies, 'tasks': 'cola,rte', 'trials': 2}
     for n, out in enumerate(('one', 'two'), 1):
         done = torchrun('finetune.py', *words(**given, out_dir=tmp_path / out), n=n)
-        assert done.code == 0 and '## Scores' in (tmp_path / out / 'results.md').read_text(), done
+        assert done.code == 0, done
+        assert '## Scores' in (tmp_path / out / 'results.md').read_text(), done
     for name in ('cola_1', 'cola_2', 'rte_1', 'rte_2'):
         one = parameters(tmp_path / 'one' / 'base' / name)
         two = parameters(tmp_path / 'two' / 'base' / name)
@@ -953,7 +972,8 @@ def test_an_array_of_records(own, tmp_path, monkeypatch):
 
 def test_numbers_are_predicted_in_their_own_scale(own, tmp_path, monkeypatch):
     task, given = own('text\tclass\n"a\t100\nb"\t300.0\nc\t500\n', 'text\tclass\nd\t350\n', '.tsv')
-    assert task.head == 'regress' and task.scale == (300, 200)
+    assert task.head == 'regress'
+    assert task.scale == (300, 200)
     examples, _ = finetune.load_examples(task, 'train', given)
     assert examples[0] == Example(0, ('"a',), -1)
     dev_examples, _ = finetune.load_examples(task, 'dev', given)
@@ -969,7 +989,8 @@ def test_an_infinite_label_is_not_in_the_scale(own):
     lines = [f'a {i},{i % 7}.5' for i in range(199)]
     task, given = own('\n'.join(['text,class', 'x,1e400', *lines]))
     mean, deviation = task.scale
-    assert 3 < mean < 4 and 1 < deviation < 3
+    assert 3 < mean < 4
+    assert 1 < deviation < 3
     _, notes = finetune.load_examples(task, 'train', given)
     assert "label class='1e400' is no number to learn" in notes[0]
 
@@ -990,7 +1011,8 @@ def test_a_finished_trial_keeps_the_scale_of_its_numbers(trial, tmp_path):
     for name in ('predicted_new.csv', 'custom.jsonl'):
         assert (again['folder'] / name).read_text() == (first['folder'] / name).read_text()
     content = train.read_checkpoint(again['folder'] / 'model.pt')
-    assert 2 < content['scale'][0] < 6 and content['labels'] == ()
+    assert 2 < content['scale'][0] < 6
+    assert content['labels'] == ()
 
 
 def test_a_seventh_is_held_out_by_its_text(own):
@@ -1001,7 +1023,8 @@ def test_a_seventh_is_held_out_by_its_text(own):
         examples, _ = finetune.load_examples(task, split, given)
         texts[split] = {example.texts for example in examples}
     assert not texts['train'] & texts['dev']
-    assert len(texts['train'] | texts['dev']) == 300 and 25 < len(texts['dev']) < 65
+    assert len(texts['train'] | texts['dev']) == 300
+    assert 25 < len(texts['dev']) < 65
 
 
 GOOD = ''.join(f'a {i},{("red", "green")[i % 2]}\n' for i in range(200))
@@ -1048,7 +1071,9 @@ def test_mistakes_in_a_file_are_one_line(train_text, dev, changes, message, own)
         task, given = own(train_text, dev, **changes)
         for split in task.splits:
             finetune.load_examples(task, split, given)
-    assert '\n' not in str(error.value) and '\x1b' not in str(error.value) and len(str(error.value)) < 400
+    assert '\n' not in str(error.value)
+    assert '\x1b' not in str(error.value)
+    assert len(str(error.value)) < 400
 
 
 def test_a_replaced_file_is_another_recipe(trial, stage, run, tmp_path):
@@ -1094,7 +1119,9 @@ def test_rows_and_classes_are_counted_and_what_is_missing_is_said(trial, tmp_pat
              '1 of 2 rows for dev have an empty text']
     report = (tmp_path / 'out' / 'results.md').read_text()
     for note in notes:
-        assert note in result['notes'] and note in report and note in result['printed'].err
+        assert note in result['notes']
+        assert note in report
+        assert note in result['printed'].err
     last = result['printed'].out.splitlines()[-1]
     assert last == f"finished: 1 trials, {tmp_path / 'out' / 'results.md'}"
 
@@ -1113,7 +1140,8 @@ def test_squad_is_evaluated_on_a_file_of_your_own(trial, tmp_path):
     assert [*predictions] == ['b0', 'b1', 'b2', 'b3']
     same_file = trial('squad1', 'same', train_file=squad('c', 40), dev_file=tmp_path / 'c.json')
     n_train, n_dev = same_file['n']['squad1']
-    assert n_train + n_dev == 40 and 0 < n_dev < 20
+    assert n_train + n_dev == 40
+    assert 0 < n_dev < 20
 
 
 @pytest.mark.parametrize('given, message', [
@@ -1135,7 +1163,8 @@ def test_a_mistake_on_the_command_line_is_one_line(given, message, stage, run, c
         given = {**given, 'predict': tmp_path / 'p.csv'}
     command = {'tasks': 'rte', 'init_from': run, 'data_dir': copies, 'out_dir': tmp_path / 'out', **QUICK}
     line = refused(stage('finetune', *words(**{**command, **given})))
-    assert message in line and not [*tmp_path.glob('out/*/*/result.json')]
+    assert message in line
+    assert not [*tmp_path.glob('out/*/*/result.json')]
 
 
 # ---- the report ----
@@ -1183,7 +1212,8 @@ def test_mean_deviation_and_interval():
         deviation = np.std(range(n), ddof=1)
         half = stats.t.ppf(0.975, n - 1) * deviation / n ** 0.5
         assert finetune.spread(pd.Series(range(n))) == f'{(n - 1) / 2:.2f} ({deviation:.2f}) ± {half:.2f}'
-    assert finetune.spread(pd.Series([4.0, np.nan])) == '4.00' and finetune.spread(pd.Series([np.nan])) == '-'
+    assert finetune.spread(pd.Series([4.0, np.nan])) == '4.00'
+    assert finetune.spread(pd.Series([np.nan])) == '-'
 
 
 def test_a_papers_table_has_its_columns_rows_and_averages():
@@ -1192,7 +1222,8 @@ def test_a_papers_table_has_its_columns_rows_and_averages():
     assert cells(text, 'ours')[0] == [*['72.00 (2.83) ± 25.41'] * 3, '73.00 (2.83) ± 25.41',
                                       *['72.00 (2.83) ± 25.41'] * 5, '72.11 (2.83) ± 25.41', '2']
     assert cells(text, 'majority')[0][:2] == ['50.00'] * 2
-    assert cells(text, 'paper: pairwise base')[0][9] == '79.36 (0.37)' and len(cells(text, 'paper:')) == 6
+    assert cells(text, 'paper: pairwise base')[0][9] == '79.36 (0.37)'
+    assert len(cells(text, 'paper:')) == 6
     assert cells(text, 'rte.other') == [['25.00 (0.00) ± 0.00', '12.50']]
     some = report([one for one in glue(70, 74) if one['task'] != 'rte'], 'courtois')
     assert cells(some, 'ours')[0][9] == '-'             # no average without all of its tasks

@@ -24,7 +24,8 @@ def test_columns_and_averages_of_papers_json():
             columns = table['columns'].split()
             for column in columns:
                 task, metric = column.replace('_mm', '').split('.')
-                assert metric in finetune.METRICS and metric in finetune.TASKS[task].metrics, column
+                assert metric in finetune.METRICS, column
+                assert metric in finetune.TASKS[task].metrics, column
             for row in table['rows']:
                 cells = [float(cell) for cell in re.findall(r'[\d.]+', row.partition(';')[2])]
                 averages = table.get('averages', {}).values()
@@ -102,14 +103,16 @@ def test_prices():
     for names, steps, shape, tokens, flops, hours in rows:
         for config in map(ON_PAGE.get, re.findall(r'`(\w+)`', names)):
             size = config['total_batch'] * config['block_size'] * config['max_iters']
-            assert steps == f"{config['max_iters']:,}" and tokens == f'{size / 1e9:.1f}'
+            assert steps == f"{config['max_iters']:,}"
+            assert tokens == f'{size / 1e9:.1f}'
             assert shape == f"{config['total_batch']} x {config['block_size']}"
         assert abs(float(flops) * 1e18 / 4e14 / 3600 - float(hours)) < 0.09
     sizes = dict(row.split('; ') for row in PAPERS['kowsher']['sizes']['rows'])
     examples = sum(float(cells.split('k')[0]) for name, cells in sizes.items() if 'squad' not in name)
     tokens = 25 * 1000 * examples * 128                 # 5 epochs, 5 seeds
     flops = tokens * 12 * (6 * 12 * 768 ** 2 + 12 * 128 * 768)
-    assert round(examples) == 950 and f'at most {flops / 1e18:.1f}e18 FLOPs' in PAGE
+    assert round(examples) == 950
+    assert f'at most {flops / 1e18:.1f}e18 FLOPs' in PAGE
     (one, a), (other, b) = (79.36, 0.37 ** 2 / 5), (78.74, 0.63 ** 2 / 5)      # Courtois et al., table 3
     t, freedom = (one - other) / math.sqrt(a + b), (a + b) ** 2 / (a * a / 4 + b * b / 4)
     assert f"Welch's t is {t:.2f} with {freedom:.1f} degrees" in PAGE

@@ -35,7 +35,8 @@ def searched_everywhere(plateau):
 def test_the_plan_is_that_of_the_page(plateau):
     page = read('results', 'plateau.md')
     for size, (_, parameters) in plateau.SIZES.items():
-        assert size in page and f'{parameters:,}' in page
+        assert size in page
+        assert f'{parameters:,}' in page
         plan = plateau.Plan('count', size, 'original', 1, 2e-3)
         _, knobs = resolved(f"python {' '.join(plan.command)}")
         with without_storage():
@@ -88,11 +89,14 @@ def test_a_run_of_the_search_ends_when_its_rate_cannot_be_the_best(plateau):
         return plateau.is_beaten(plan, [(step, 6, 0.0)], pd.DataFrame(rows + [*more]))
 
     # the median of 1e-3 is 1,536,000 tokens, 1,500 steps; alone, a run that has no row beside it needs twice
-    assert not beaten(3000) and beaten(3050)
+    assert not beaten(3000)
+    assert beaten(3050)
     first = search_row(plateau, *cell, 2e-3, 101, 1_024_000)
-    assert not beaten(2000, first) and beaten(2050, first)
+    assert not beaten(2000, first)
+    assert beaten(2050, first)
     # the other seed ended without a gap at its last validation, of step 50
-    assert not beaten(2950, {**first, 'tokens': None}) and beaten(2951, {**first, 'tokens': None})
+    assert not beaten(2950, {**first, 'tokens': None})
+    assert beaten(2951, {**first, 'tokens': None})
     # another system's rate, and one that has not all its seeds, beat nobody
     assert not plateau.is_beaten(plan._replace(system='pairwise'), [(4900, 6, 0.0)], pd.DataFrame(rows))
     assert not plateau.is_beaten(plan, [(4900, 6, 0.0)], pd.DataFrame(rows[:1]))
@@ -120,7 +124,9 @@ def test_a_run_ends_when_its_gap_stays_and_has_a_row(plateau, monkeypatch, tmp_p
     plateau.make(plan)
     [row] = plateau.read_rows().to_dict('records')
     assert {key: row[key] for key in plan._fields} == plan._asdict()
-    assert row['tokens'] == 50 * 1024 and row['revision'] == 'abc' and row['machine']
+    assert row['tokens'] == 50 * 1024
+    assert row['revision'] == 'abc'
+    assert row['machine']
     assert row['validations'] == [[0, 6.0, 0.0], [50, 6.0, 0.2], [100, 6.0, 0.3]]
     # a repeated command makes no run twice
     plateau.make_all(lambda rows: [plan], '0/1')
@@ -140,7 +146,9 @@ def test_the_model_finds_slopes_also_with_censored_runs(plateau):
     assert 0.1 < table['tokens'].isna().mean() < 0.5
     columns = plateau.line_columns(table)
     difference, low, high, p = plateau.profile(table, columns, 'b symmetric', 'b original')
-    assert low < -0.6 < high and abs(difference + 0.6) < 0.12 and p < 1e-6
+    assert low < -0.6 < high
+    assert abs(difference + 0.6) < 0.12
+    assert p < 1e-6
     assert 0.15 < high - low < 0.4
 
 

@@ -80,7 +80,8 @@ def read_split(folder, meta, split):
         stem = os.path.join(folder, shard['stem'])
         ids = np.fromfile(f'{stem}.bin', meta['dtype'])
         edges = np.fromfile(f'{stem}.idx', '<i8')
-        assert edges[0] == 0 and edges[-1] == len(ids) == shard['tokens']
+        assert edges[0] == 0
+        assert edges[-1] == len(ids) == shard['tokens']
         assert len(edges) - 1 == shard['documents']
         # each document ends with [SEP], which is nowhere else
         assert np.array_equal(edges[1:] - 1, np.flatnonzero(ids == meta['special']['sep']))
@@ -127,7 +128,8 @@ def test_every_document_once_in_order_and_literal_mask_is_text(tmp_path, specs, 
     folder, meta = prepare(tmp_path, texts, tokenizer=specs[kind], unit_bytes=10_000)
     direct = encoded(folder, texts)
     held_out = [prepare_data.text_hash(text, prepare_data.HASH_SEED) < 0.1 * 2**64 for text in texts]
-    assert len(meta['splits']['val']) > 3 and any(held_out)
+    assert len(meta['splits']['val']) > 3
+    assert any(held_out)
     assert read_split(folder, meta, 'val') == list(itertools.compress(direct, held_out))
     assert read_split(folder, meta, 'train') == list(itertools.compress(direct, np.logical_not(held_out)))
     assert meta['unigram_entropy'] == entropy_of(read_split(folder, meta, 'train'))
@@ -158,7 +160,8 @@ def test_which_pieces_start_a_word(tmp_path, specs, kind):
     expected = [STARTS_WORD[kind](piece) for piece in tokenizer.pieces]
     for i in tokenizer.special_ids.values():
         expected[i] = True
-    assert starts.tolist() == expected and not all(expected)
+    assert starts.tolist() == expected
+    assert not all(expected)
 
 
 @pytest.mark.parametrize('kind', prepare_data.TOKENIZERS)
@@ -197,10 +200,12 @@ def test_case_and_size_of_a_bert_vocabulary(tmp_path):
         (tmp_path / 'vocab.txt').write_bytes('\r\n'.join([*pieces, '']).encode())
         folder, meta = prepare(tmp_path, texts, tokenizer=f'wordpiece:{tmp_path}/vocab.txt',
                                lower_case=lower_case, name=str(lower_case))
-        assert meta['vocab_size'] == len(pieces) and meta['special']['unk'] == 2
+        assert meta['vocab_size'] == len(pieces)
+        assert meta['special']['unk'] == 2
         assert {ids[:2] for ids in read_all(folder, meta)} == {first}
         pieces += [f'w{i}' for i in range(66000)] if len(pieces) < 10 else []
-    assert meta['dtype'] == 'uint32' and {ids[2] for ids in read_all(folder, meta)} == {66008}
+    assert meta['dtype'] == 'uint32'
+    assert {ids[2] for ids in read_all(folder, meta)} == {66008}
 
 
 def test_characters_by_falling_frequency(tmp_path):
@@ -277,7 +282,8 @@ def test_words_stay_with_their_tokens(tmp_path, capfd, monkeypatch):
     texts = make_texts(60, 0, CHINESE, '') + ['我来到北京清华大学']        # from jieba's README
     usual = {'tokenizer': 'character', 'vocab_size': 100, 'val_fraction': 0.2, 'unit_bytes': 5000}
     folder, meta = prepare(tmp_path, texts, **usual, segmenter='jieba')
-    assert not os.listdir(tmp_path / 'temporary') and 'jieba' not in capfd.readouterr().err
+    assert not os.listdir(tmp_path / 'temporary')
+    assert 'jieba' not in capfd.readouterr().err
     tokenizer = prepare_data.load_tokenizer(folder)
     word_start = np.array(tokenizer.word_starts())
     marks = {}                                                  # ids of a document -> its marks
@@ -292,7 +298,8 @@ def test_words_stay_with_their_tokens(tmp_path, capfd, monkeypatch):
         assert list(written) == expected
     plain, without = prepare(tmp_path, texts, **usual, name='plain')
     assert contents(plain)['train_00000.bin'] == contents(folder)['train_00000.bin']
-    assert 'segmenter' not in without and meta['segmenter'] == {'kind': 'jieba'}
+    assert 'segmenter' not in without
+    assert meta['segmenter'] == {'kind': 'jieba'}
 
 
 # ---- readers ----
@@ -308,8 +315,10 @@ def test_rows_without_text_are_counted_and_the_first_is_shown(tmp_path, capfd):
     assert read_all(folder, meta) == sorted(encoded(folder, [*make_texts(100), 'a?b']))
     assert meta['left_out'][0] == len(bad) + 1                  # a blank text counts, a blank line does not
     line, = (line for line in capfd.readouterr().err.splitlines() if 'left out' in line)
-    assert f'{len(bad) + 1} rows left out' in line and "a.jsonl: {'text': None" in line
-    assert line.isprintable() and len(line) < 400
+    assert f'{len(bad) + 1} rows left out' in line
+    assert "a.jsonl: {'text': None" in line
+    assert line.isprintable()
+    assert len(line) < 400
 
 
 def test_ranges_of_a_file_have_each_line_once(tmp_path):
@@ -382,7 +391,8 @@ def test_documents_between_blank_lines(tmp_path):
         (tmp_path / f'{k}.txt').write_bytes(
             b'\n' * k + '\n \n\n'.join(texts[20 * k:20 * k + 20]).encode() + b'\n\n\xff\n')
     folder, meta = prepare(tmp_path, corpus='cluecorpussmall', path=str(tmp_path), tokenizer='character')
-    assert read_all(folder, meta) == sorted(encoded(folder, texts)) and meta['left_out'][0] == 3
+    assert read_all(folder, meta) == sorted(encoded(folder, texts))
+    assert meta['left_out'][0] == 3
 
 
 def unit_of(tmp_path, rows, **changes):
@@ -401,7 +411,8 @@ def test_an_array_of_records(tmp_path, name, indent):
     (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith('.gz') else data)
     folder, meta = prepare(tmp_path, corpus=str(tmp_path / name), tokenizer='character', unit_bytes=100)
     assert read_all(folder, meta) == sorted(encoded(folder, make_texts(40)))
-    assert meta['left_out'][0] == 1 and len(meta['splits']['val']) == 1
+    assert meta['left_out'][0] == 1
+    assert len(meta['splits']['val']) == 1
 
 
 def test_deeply_nested_json_is_no_traceback(tmp_path):
@@ -453,7 +464,8 @@ def test_oscar_filter_on_both_schemas(tmp_path):
     unit = unit_of(tmp_path, [*rows, {'content': 'x', 'metadata': None}], corpus='oscar', field='content')
     left_out = prepare_data.LeftOut()
     texts = prepare_data.unit_texts(unit, '', left_out)
-    assert list(texts) == list(map(str, passes)) and left_out.count == len(fails) + 1
+    assert list(texts) == list(map(str, passes))
+    assert left_out.count == len(fails) + 1
 
 
 def test_docstrings_of_a_package(tmp_path, monkeypatch):
@@ -471,7 +483,8 @@ def test_docstrings_of_a_package(tmp_path, monkeypatch):
     folder, meta = prepare(tmp_path, path='tinypackage', val_fraction=0.7, text_field='body',
                            tokenizer='character')
     lines = [json.loads(line) for line in contents(folder)['docstrings.jsonl'].splitlines()]
-    assert {line['package'] for line in lines} == {'tinypackage'} and 'tinypackage' not in sys.modules
+    assert {line['package'] for line in lines} == {'tinypackage'}
+    assert 'tinypackage' not in sys.modules
     assert [(line['where'].removeprefix('tinypackage/'), line['text']) for line in lines] == [
         ('__init__.py:1', text(1)), ('__init__.py:3', text(2) + '\n\nmore'), ('b.py:5', text(4) + text(5)),
         ('b.py:4', text(3)), ('deep/a.py:1', text(6))]
@@ -497,11 +510,13 @@ def test_units_of_the_hub(tmp_path, monkeypatch):
     folder, meta = prepare(tmp_path, corpus='books+wikipedia', name='')
     assert asked == [('SamuelYang/bookcorpus', None, 'train', 'main123'),
                      ('wikimedia/wikipedia', '20231101.en', 'train', 'main123')]
-    assert meta['name'] == 'books_wikipedia' and meta['left_out'][0] == 4
+    assert meta['name'] == 'books_wikipedia'
+    assert meta['left_out'][0] == 4
     assert len(meta['splits']['val']) == 2 + 6                          # units
     assert len(read_all(folder, meta)) == 2 * 1 + 2 * 59                # joined rows: a document a file
     folder, meta = prepare(tmp_path, corpus='wikitext', name='joined', val_fraction=0.3)
-    assert len(meta['splits']['val']) == 2 and len(read_all(folder, meta)) == 2 * 11       # no article is cut
+    assert len(meta['splits']['val']) == 2
+    assert len(read_all(folder, meta)) == 2 * 11        # no article is cut
     monkeypatch.setattr(huggingface_hub.HfApi, 'dataset_info', lambda self, name, revision: 1 / 0)
     with pytest.raises(UserError, match='owner/name: cannot be read from the hub; without a network: --corp'):
         prepare(tmp_path, corpus='owner/name', name='other')
@@ -523,7 +538,8 @@ def jsonl_files(folder):
 def test_any_number_of_parts_and_processes(tmp_path, capfd):
     usual = jsonl_files(tmp_path)
     reference = contents(prepare(tmp_path / 'one', **usual)[0])
-    assert 'unit_00009.json' in reference and not any(name.endswith('.tmp') for name in reference)
+    assert 'unit_00009.json' in reference
+    assert not any(name.endswith('.tmp') for name in reference)
     assert contents(prepare(tmp_path / 'two processes', num_proc=2, **usual)[0]) == reference
     for i in (0, 2, 1):
         folder = prepare_data.prepare(knobs(tmp_path / 'parts', part=f'{i}/3', **usual))
@@ -605,7 +621,8 @@ def test_a_finished_corpus_may_be_read_only(tmp_path, monkeypatch, capfd):
     monkeypatch.setattr(os, 'access', lambda path, mode: path != folder or mode != os.W_OK)
     capfd.readouterr()
     prepare(tmp_path, make_texts(100), tokenizer='character')
-    assert ': train: ' in capfd.readouterr().err and not os.path.exists(f'{folder}/lock')
+    assert ': train: ' in capfd.readouterr().err
+    assert not os.path.exists(f'{folder}/lock')
 
 
 def test_a_file_system_without_locks(tmp_path, monkeypatch, capfd):
@@ -629,7 +646,8 @@ def test_no_split_is_empty(tmp_path, val_fraction, small):
         folder = prepare_data.prepare(knobs(tmp_path, **usual, part=part))
     meta = prepare_data.load_meta(folder)
     assert read_split(folder, meta, small) == encoded(folder, [texts[hashes.index(chosen)]])
-    assert len(read_all(folder, meta)) == len(texts) and len(meta['splits']['val']) > 2
+    assert len(read_all(folder, meta)) == len(texts)
+    assert len(meta['splits']['val']) > 2
 
 
 @pytest.mark.parametrize('val_fraction, empty', [(1e-9, 'val'), (1 - 1e-9, 'train')])
@@ -663,7 +681,8 @@ def test_max_documents_are_the_first_of_each_unit(tmp_path):
     direct, prepared = encoded(folder, make_texts(300)), read_all(folder, meta)
     n_units = len(meta['splits']['val'])
     assert len(prepared) == n_units * math.ceil(50 / n_units)
-    assert set(prepared) < set(direct) and direct[0] in prepared
+    assert set(prepared) < set(direct)
+    assert direct[0] in prepared
     assert meta['left_out'][0] == 1
 
 
@@ -682,7 +701,8 @@ def test_a_sample_is_of_the_whole_corpus(tmp_path):
     read = [[f'{k} {i:098}' for i in range(count)] for k, count in enumerate((30, 90))]
     assert sample == sorted(read[0], key=hash_of)[:3] + sorted(read[1], key=hash_of)[:9]
     held_out = {text for text in read[0] + read[1] if hash_of(text) < 0.05 * 2**64}
-    assert held_out and held_out <= set(sample)
+    assert held_out
+    assert held_out <= set(sample)
 
 
 # ---- mistakes and damage ----
@@ -718,7 +738,8 @@ def test_mistakes_are_one_line(tmp_path, monkeypatch, stage, arguments, said):
     done = stage('prepare_data', '--num_proc=1', *arguments.split())
     lines = [line for line in done.err.splitlines() if ' units of ' not in line]
     assert said in refused(done._replace(err='\n'.join(lines)))
-    assert os.listdir('texts') == ['mine.jsonl'] and not glob.glob('data/*/*.json')
+    assert os.listdir('texts') == ['mine.jsonl']
+    assert not glob.glob('data/*/*.json')
 
 
 @pytest.mark.parametrize('tokenizer', ['sentencepiece', 'character'])
@@ -760,7 +781,8 @@ def test_check_covers_every_file_and_names_what_mends_it(sound, tmp_path, stage)
     home, reference = copied(sound, tmp_path), contents(sound[0] / 'data' / 'x')
     assert stage('prepare_data', f'--check={home}').err == f'{home}: all files are as they were written\n'
     names = [name for name in reference if '0000' not in name or '00001' in name]
-    assert len(names) == 12 and {'units.json', 'tokenizer/vocab.txt', 'unit_00001.json'} < set(names)
+    assert len(names) == 12
+    assert {'units.json', 'tokenizer/vocab.txt', 'unit_00001.json'} < set(names)
     for name in names:
         flip(home / name)
         line = refused(stage('prepare_data', f'--check={home}'))
@@ -811,7 +833,8 @@ def test_json_keeps_its_shape(tmp_path, value):
     prepare_data.write_json(place, value)
     whole = json.loads(place.read_text())
     last = whole[-1] if isinstance(whole, list) else whole
-    assert len(last.pop('checksum')) == 16 and whole == value
+    assert len(last.pop('checksum')) == 16
+    assert whole == value
     assert prepare_data.read_json(str(tmp_path), 'a.json') == value
     place.write_text(json.dumps(value))                         # as it was written before
     assert prepare_data.read_json(str(tmp_path), 'a.json') == value
@@ -925,7 +948,8 @@ def test_a_file_is_replaced_once_it_is_complete(tmp_path):
     output.write(b'new')
     assert file.read_bytes() == b'old'
     output.finish()
-    assert file.read_bytes() == b'new' and os.listdir(tmp_path) == ['a.bin']
+    assert file.read_bytes() == b'new'
+    assert os.listdir(tmp_path) == ['a.bin']
 
 
 @pytest.mark.parametrize('number', range(1, 9))
@@ -974,7 +998,8 @@ def test_killed_and_repeated(tmp_path, undisturbed, number, units):
     while started.poll() is None and len(glob.glob(f'{tmp_path}/x/unit_0*.json')) < units:
         time.sleep(0.001)
     os.kill(started.pid, number)
-    assert 'Traceback' not in started.communicate(timeout=60)[1] and started.returncode != 0
+    assert 'Traceback' not in started.communicate(timeout=60)[1]
+    assert started.returncode != 0
     with pytest.raises(ProcessLookupError):                     # the workers are gone, too
         for _ in range(200):
             os.killpg(started.pid, 0)
@@ -996,7 +1021,8 @@ def test_limit_on_the_size_of_files(tmp_path, undisturbed, share):
     said = started.communicate(timeout=60)[1].splitlines()
     assert started.returncode == 2
     assert re.search("File too large: '.*[.](bin|idx|json)'$", said[-1])
-    assert 'Traceback' not in '\n'.join(said) and not list(tmp_path.rglob('*.tmp'))
+    assert 'Traceback' not in '\n'.join(said)
+    assert not list(tmp_path.rglob('*.tmp'))
     assert process(*line, f'--data_dir={tmp_path}').code == 0
     assert contents(tmp_path / 'x').items() >= reference.items()
 

@@ -287,7 +287,8 @@ def test_permutations(corpus, meta):
     ('thirds', 1, 0.28, 0.118)])
 def test_schedule(schedule, rate35, rate60, end):
     rates = [train.get_lr(step, 1.0, 0.1, 10, 110, schedule) for step in range(111)]
-    assert rates[:10] == pytest.approx(np.arange(1, 11) / 10) and rates[10] == 1
+    assert rates[:10] == pytest.approx(np.arange(1, 11) / 10)
+    assert rates[10] == 1
     assert rates[10:] == sorted(rates[10:], reverse=True)
     assert [rates[35], rates[60], rates[110]] == pytest.approx([rate35, rate60, end])
 
@@ -369,7 +370,8 @@ def test_the_order_gap(corpus, meta):
         scores = train.validate(model, {'': loader, 'b': loader}, 20, 3, True, CPU)
         assert scores['b_gap'] == scores['gap']
         gaps[position] = scores['gap']
-    assert gaps['none'] == pytest.approx(0, abs=1e-5) and abs(gaps['absolute']) > 1e-2
+    assert gaps['none'] == pytest.approx(0, abs=1e-5)
+    assert abs(gaps['absolute']) > 1e-2
     assert 'gap' not in train.validate(model, {'': loader}, 20, 3, False, CPU)
 
 
@@ -378,7 +380,8 @@ def test_dropout_is_a_function_of_seed_step_and_rank():
     for seed, step, rank in ((1, 0, 0), (1, 1, 0), (1, 0, 1), (2, 0, 0), (1, 0, 0)):
         train.seed_step(seed, step, Runtime(CPU.device, torch.float32, rank, 2, None))
         numbers.append(torch.rand(()).item())
-    assert len(set(numbers)) == 4 and numbers[0] == numbers[-1]
+    assert len(set(numbers)) == 4
+    assert numbers[0] == numbers[-1]
 
 
 @pytest.mark.parametrize('able, width, dtype', [
@@ -421,7 +424,8 @@ def test_a_resumed_run_says_in_a_line_what_differs(run, tmp_path):
     assert line.startswith('knobs that differ')
     assert 'warmup_iters' not in line
     for name, value in changes.items():
-        assert f'{name} ' in line and f'-> {value}' in line
+        assert f'{name} ' in line
+        assert f'-> {value}' in line
     assert last(tmp_path / 'a')['optimizer']['param_groups'][0]['weight_decay'] == 0.5
     assert last(tmp_path / 'a')['samples'] == 2 * 8 + 2 * 4
     assert 'in torch.bfloat16' in run('a', max_iters=5, dtype='auto').out
@@ -537,7 +541,8 @@ def test_a_signal_between_two_log_lines(run, tmp_path, monkeypatch):
 def test_a_signal_in_the_first_validation_in_the_last_save_and_under_nohup(run, tmp_path, monkeypatch):
     with signalled(monkeypatch, 'token_losses', 1):
         run('a', 143, batch_size=8)
-    assert not train.checkpoints(str(tmp_path / 'a')) and not metrics(tmp_path / 'a')
+    assert not train.checkpoints(str(tmp_path / 'a'))
+    assert not metrics(tmp_path / 'a')
     with signalled(monkeypatch, 'save', 1):
         run('a')
     signal.signal(signal.SIGHUP, signal.SIG_IGN)        # as nohup does
@@ -676,7 +681,8 @@ def test_a_tensor_of_another_size_is_one_line(run, tmp_path):
     torch.save(content, path)
     for name, knobs in (('a', {}), ('b', {'init_from': path})):
         line = refused(run(name, 2, **knobs))
-        assert f'{path}: no model of this revision: ' in line and 'size mismatch for head.bias' in line
+        assert f'{path}: no model of this revision: ' in line
+        assert 'size mismatch for head.bias' in line
 
 
 @pytest.mark.parametrize('place, error, text', [
@@ -712,7 +718,8 @@ def test_damaged_checkpoints_are_set_aside_and_work_stays(run, tmp_path, monkeyp
     with signalled(monkeypatch, 'seed_step', 1):
         done = run('run', 143, checkpoint_interval=4)
     for name in ('ckpt_0000008.pt', 'ckpt_0000300.pt'):
-        assert f'{name} is damaged' in done.err and (folder / f'{name}.damaged').exists()
+        assert f'{name} is damaged' in done.err
+        assert (folder / f'{name}.damaged').exists()
     assert list(train.checkpoints(str(folder)))[0] == 4
     assert last(folder)['step'] in (5, 6)
     run('run', checkpoint_interval=4)
@@ -720,7 +727,8 @@ def test_damaged_checkpoints_are_set_aside_and_work_stays(run, tmp_path, monkeyp
     for path in train.checkpoints(str(folder)).values():
         flip(path, 10_000)
     line = run('run', 2).err.splitlines()[-1]           # after those on the newer ones
-    assert 'every checkpoint is damaged' in line and 'remove' not in line
+    assert 'every checkpoint is damaged' in line
+    assert 'remove' not in line
     assert train.checkpoints(str(folder))               # the oldest keeps its name: no fresh start
 
 
@@ -962,7 +970,9 @@ def test_the_last_line_says_that_it_is_finished(run, tmp_path):
 def test_the_picture_or_a_line_without_matplotlib(run, stage, corpus, tmp_path):
     pytest.importorskip('matplotlib')
     done = stage('train', *tiny(corpus, tmp_path / 'b'), pictures=True)
-    assert done.code == 0 and not done.err and (tmp_path / 'b' / 'loss.png').stat().st_size > 1000
+    assert done.code == 0
+    assert not done.err
+    assert (tmp_path / 'b' / 'loss.png').stat().st_size > 1000
     assert run('a').err == f'no {tmp_path}/a/loss.png without matplotlib: pip install matplotlib\n'
 
 
@@ -1003,7 +1013,8 @@ def test_a_bar_on_a_terminal_alone_and_weights_and_biases(run, monkeypatch):
 
 def test_fill_prints_five_predictions_for_each_mask(pair, stage, meta):
     lines = stage('train', f'--init_from={pair}', '--fill=the [MASK] of a [MASK]').out.splitlines()
-    assert lines[0] == 'the [MASK] of a [MASK]' and len(lines) == 3
+    assert lines[0] == 'the [MASK] of a [MASK]'
+    assert len(lines) == 3
     model, tokenizer, _ = train.load(str(pair))
     first, second = tokenizer.encode(['the', ' of a'])
     special_ids = meta['special']
@@ -1012,7 +1023,8 @@ def test_fill_prints_five_predictions_for_each_mask(pair, stage, meta):
     for line, where in zip(lines[1:], (1 + len(first), len(ids) - 2), strict=True):
         best = chances[where].topk(5)
         pieces = [tokenizer.pieces[i].strip('\u2581') or '\u2581' for i in best.indices]
-        assert line.split()[::2] == pieces and line.split()[1::2] == [f'{p:.3f}' for p in best.values]
+        assert line.split()[::2] == pieces
+        assert line.split()[1::2] == [f'{p:.3f}' for p in best.values]
 
 
 def test_fill_shows_no_escape_sequences_of_anothers_tokenizer(capsys):
@@ -1044,7 +1056,8 @@ def test_the_masked_word_of_a_sentence(sentence, masked, after, capsys):
     lines = [line for line in capsys.readouterr().out.splitlines()[2:] if line]
     assert len(lines) == (2 * 3 if masked else 0)
     if masked:
-        assert lines[0].replace('[MASK]', masked) == sentence and lines[0].split().index('[MASK]') >= 2
+        assert lines[0].replace('[MASK]', masked) == sentence
+        assert lines[0].split().index('[MASK]') >= 2
         assert lines[2].startswith(f'    masked: {masked}, rank ')
 
 

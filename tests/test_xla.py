@@ -155,7 +155,8 @@ def test_the_cpu_goes_on_from_xlas_checkpoint_and_xla_from_the_cpus(run, tmp_pat
         shutil.copy(tmp_path / 'whole' / 'ckpt_0000008.pt', tmp_path / device)
         run(device, device=device, dropout=0, attention_dropout=0)
     ours, theirs = (metrics(tmp_path / device, 'val')[-1] for device in ('cpu', 'xla'))
-    assert ours['step'] == theirs['step'] == 12 and ours['loss'] == pytest.approx(theirs['loss'], abs=1e-4)
+    assert ours['step'] == theirs['step'] == 12
+    assert ours['loss'] == pytest.approx(theirs['loss'], abs=1e-4)
     run('cpu', max_iters=15)
     assert metrics(tmp_path / 'cpu', 'train')[-1]['step'] == 15
 
@@ -163,9 +164,11 @@ def test_the_cpu_goes_on_from_xlas_checkpoint_and_xla_from_the_cpus(run, tmp_pat
 def test_torchrun_with_one_process(corpus, tmp_path):
     """DistributedDataParallel on a group of one: gradients are the plain model's."""
     done = torchrun('train.py', *tiny(corpus, tmp_path / 'a', device='xla', max_iters=2), n=1, timeout=600)
-    assert done.code == 0 and len(metrics(tmp_path / 'a', 'train')) == 2, done.err
+    assert done.code == 0, done.err
+    assert len(metrics(tmp_path / 'a', 'train')) == 2, done.err
     done = torchrun(os.path.abspath(__file__), n=1, timeout=600)
-    assert done.code == 0 and 'the same' in done.out, done
+    assert done.code == 0, done
+    assert 'the same' in done.out, done
 
 
 def wrapped_twin():
