@@ -182,7 +182,7 @@ def run(main):
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
     except (UserError, OSError, ImportError, MemoryError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and "can't allocate memory" not in str(error):       # PyTorch's
+        if isinstance(error, RuntimeError) and "can't allocate memory" not in str(error):   # PyTorch's words
             raise
         text = str(error) or type(error).__name__               # a MemoryError says nothing more
         line = 'error: ' + ' '.join(text.split())

@@ -1165,14 +1165,17 @@ def read_weights(source, model, objective, identity):
 
 
 def refuse_other_model(path, content, model, objective):
-    """Raise a UserError if the weights of a checkpoint do not fit a model or mean something else in it."""
+    """Raise a UserError if the weights of a checkpoint do not fit a model or mean something else in it.
+
+    The model takes them on: only loading shows whether the size of every tensor fits.
+    """
     theirs = {**content['model_config'], 'objective': content['config'].get('objective')}
     ours = {**asdict(model.config), 'objective': objective}
     for name in ('dropout', 'attention_dropout', 'pair_init'):      # may differ
         ours.pop(name)
     refuse_difference(path, theirs, ours)
     with refuse_misfit(path):
-        model.load_state_dict(content['model'])         # another's tensors may have other sizes all the same
+        model.load_state_dict(content['model'])         # equal settings do not tell the sizes of another's
 
 
 def refuse_difference(source, theirs, ours):
