@@ -1,8 +1,8 @@
 """The runs, the tables and the figure of results/plateau.md: tokens until a model uses their order.
 
-    $ python results/plateau.py search 0/2      makes the runs of the search of the rates; 1/2: the others
-    $ python results/plateau.py count 0/2       makes the counted runs at the rates found; 1/2: the others
-    $ python results/plateau.py                 prints the tables, writes results/plateau.png
+    $ python results/plateau.py search      makes the runs of the search of the rates
+    $ python results/plateau.py count       makes the counted runs at the rates found
+    $ python results/plateau.py             prints the tables, writes results/plateau.png
 
 1. the plan: sizes, systems, seeds; the order of the runs
 2. a run of train.py, stopped when its order gap stays; its row in plateau.jsonl
@@ -11,9 +11,12 @@
 5. the tables and the figure
 6. main
 
-A repeated command goes on with the runs that have no row yet, and each run with its newest checkpoint.
+Started once for each core, the same command shares the runs among its processes. Repeated, it goes on with
+the runs that have no row yet, and each run with its newest checkpoint.
 Needs scipy, and for the figure matplotlib: pip install -r requirements-dev.txt
 """
+import contextlib
+import fcntl
 import itertools
 import json
 import math
@@ -22,7 +25,6 @@ import platform
 import subprocess
 import sys
 import time
-import zlib
 from typing import NamedTuple
 
 import numpy as np
@@ -193,18 +195,40 @@ def read_rows():
         return pd.DataFrame([json.loads(line) for line in file])
 
 
-def make_all(plans_of, part):
-    """Make every n-th run that has no row, until none is left.  plans_of: rows -> Plans"""
-    index, n = map(int, part.split('/'))
+def without_row(plans):
+    """The plans whose run has not been made."""
+    done = set(read_rows()[[*Plan._fields]].itertuples(index=False, name=None))
+    return [plan for plan in plans if tuple(plan) not in done]
+
+
+def make_all(plans_of):
+    """Make all runs that have no row, the first one first; processes share them.  plans_of: rows -> Plans"""
     while True:
-        rows = read_rows()
-        done = set(rows[[*Plan._fields]].itertuples(index=False, name=None))
-        # by its name: while the search asks for further rates, places in the list change
-        mine = [plan for plan in plans_of(rows) if zlib.crc32(plan.name.encode()) % n == index]
-        left = [plan for plan in mine if tuple(plan) not in done]
+        left = without_row(plans_of(read_rows()))
         if not left:
             return
-        make(left[0])
+        for plan in left:
+            with lock(plan) as is_ours:
+                # another process may have made it since the rows were read
+                if is_ours and without_row([plan]):
+                    make(plan)
+                    break
+        else:
+            time.sleep(10)                              # others make all that is left
+
+
+@contextlib.contextmanager
+def lock(plan):
+    """Gives whether this process is the one to make a run; a process that ends, however, gives it back."""
+    path = os.path.join('out', 'plateau', f'{plan.name}.lock')
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(path, 'w') as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
 
 
 # ---- 3. the rates ----
@@ -535,14 +559,12 @@ def draw(of_cells):
 # ---- 6. main ----
 
 def main():
-    if sys.argv[1:2] == ['search'] and len(sys.argv) == 3:
-        make_all(search_plans, sys.argv[2])
-        return
-    if sys.argv[1:2] == ['count'] and len(sys.argv) == 3:
-        make_all(count_plans, sys.argv[2])
+    plans_of = {'search': search_plans, 'count': count_plans}
+    if len(sys.argv) == 2 and sys.argv[1] in plans_of:
+        make_all(plans_of[sys.argv[1]])
         return
     if sys.argv[1:]:
-        sys.exit('plateau.py: search I/N, count I/N, or nothing')
+        sys.exit('plateau.py: search, count, or nothing')
     rows = read_rows()
     print_search(rows)
     counted = rows[rows['arm'] == 'count']

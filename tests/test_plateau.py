@@ -1,6 +1,7 @@
 """results/plateau.py: its plan is that of results/plateau.md, its model finds what was put in."""
 import importlib
 import itertools
+import json
 import os
 
 import numpy as np
@@ -129,8 +130,30 @@ def test_a_run_ends_when_its_gap_stays_and_has_a_row(plateau, monkeypatch, tmp_p
     assert row['machine']
     assert row['validations'] == [[0, 6.0, 0.0], [50, 6.0, 0.2], [100, 6.0, 0.3]]
     # a repeated command makes no run twice
-    plateau.make_all(lambda rows: [plan], '0/1')
+    plateau.make_all(lambda rows: [plan])
     assert len(plateau.read_rows()) == 1
+
+
+def test_processes_share_the_runs(plateau, monkeypatch, tmp_path):
+    """A run that another process makes is left to it; the next ones are made in their order."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(plateau, 'ROWS', str(tmp_path / 'rows.jsonl'))
+    plans = [plateau.Plan('count', '2 x 64', 'shared', seed, 2e-3) for seed in (1, 2, 3)]
+    made = []
+
+    def append_row(plan):
+        made.append(plan)
+        with open(plateau.ROWS, 'a') as file:
+            file.write(json.dumps(plan._asdict()) + '\n')
+
+    monkeypatch.setattr(plateau, 'make', append_row)
+    with plateau.lock(plans[0]) as is_ours:
+        assert is_ours
+        # all that is left is made by another process: this one waits, until that has ended
+        monkeypatch.setattr(plateau.time, 'sleep', lambda seconds: append_row(plans[0]))
+        plateau.make_all(lambda rows: plans)
+    assert made == [plans[1], plans[2], plans[0]]
+    assert plateau.without_row(plans) == []
 
 
 def test_the_model_finds_slopes_also_with_censored_runs(plateau):
