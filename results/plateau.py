@@ -370,6 +370,13 @@ def profile(table, columns, name, base=None):
     return estimate, low, high, chi2.sf(max(0.0, statistic(0.0)), 1)
 
 
+def balanced(rows):
+    """The rows of the first and of the second arm, of the seeds of which every run has been made."""
+    unfinished = {plan.seed for plan in without_row(count_plans(rows))}
+    counted = rows[(rows['arm'] != 'search') & ~rows['seed'].isin(unfinished)]
+    return counted[counted['arm'] == 'count'], counted[counted['arm'] == 'full']
+
+
 def with_medians(counted):
     """The runs of the cells (a system at a size) of which at most half are censored; not the control's."""
     share = counted['tokens'].isna().groupby([counted['system'], counted['size']]).transform('mean')
@@ -392,6 +399,36 @@ def medians(counted):
         estimate, low, high, _ = profile(table, columns, f'{system} {size}')
         found[system, size] = 2 ** estimate, 2 ** low, 2 ** high
     return found
+
+
+def ratios(counted):
+    """{(system, size): (T over T of `original`, low, high)}, by the same model"""
+    table = with_medians(counted)
+    columns = cell_columns(table)
+    found = {}
+    for system, size in itertools.product(SEARCHED[1:], SIZES):
+        ours, theirs = f'{system} {size}', f'original {size}'
+        if {ours, theirs} <= {*columns}:
+            estimate, low, high, _ = profile(table, columns, ours, theirs)
+            found[system, size] = 2 ** estimate, 2 ** low, 2 ** high
+    return found
+
+
+def contrasts(counted):
+    """{system: (slope less that of `original`, low, high, p)}, by the model with a line for each system"""
+    table = with_slopes(counted)
+    columns = line_columns(table)
+    systems = [system for system in SEARCHED[1:] if {f'b {system}', 'b original'} <= {*columns}]
+    return {system: profile(table, columns, f'b {system}', 'b original') for system in systems}
+
+
+def primary_p(of_systems):
+    """Holm's p of the two primary contrasts; without a slope p is 1.  of_systems: as of contrasts()"""
+    p = dict.fromkeys(PRIMARY, 1.0)
+    for system in PRIMARY:
+        if system in of_systems:
+            *_, p[system] = of_systems[system]
+    return holm(pd.Series(p))
 
 
 # ---- 5. the tables and the figure ----
@@ -436,17 +473,13 @@ def print_medians(of_cells):
     print_cells('Million tokens until the gap: median by the model (95 %)', SEARCHED, cell)
 
 
-def print_ratios(counted):
-    """T of each system over that of `original` at each size: exploratory."""
-    table = with_medians(counted)
-    columns = cell_columns(table)
-
+def print_ratios(of_cells):
+    """T of each system over that of `original` at each size: exploratory.  of_cells: as of ratios()"""
     def cell(system, size):
-        ours, theirs = f'{system} {size}', f'original {size}'
-        if ours not in columns or theirs not in columns:
+        if (system, size) not in of_cells:
             return '-'
-        estimate, low, high, _ = profile(table, columns, ours, theirs)
-        return f'{2 ** estimate:.2f} ({2 ** low:.2f} to {2 ** high:.2f})'
+        ratio, low, high = of_cells[system, size]
+        return f'{ratio:.2f} ({low:.2f} to {high:.2f})'
     print_cells('T over T of `original` (95 %)', SEARCHED[1:], cell)
 
 
@@ -454,19 +487,14 @@ def print_slopes(counted):
     """The slope of each system, and the contrasts, of which two are primary."""
     table = with_slopes(counted)
     columns = line_columns(table)
-    systems = {*table['system']}
-    lines = {system: [f'`{system}`', 'none: censored', '', ''] for system in SEARCHED}
-    p = dict.fromkeys(PRIMARY, 1.0)                     # without a slope a primary contrast shows nothing
-    for system in systems:
+    lines = {system: [f'`{system}`', 'none: censored', '', '', ''] for system in SEARCHED}
+    for system in {*table['system']}:
         lines[system][1] = shown_interval(profile(table, columns, f'b {system}'))
-    for system in systems - {'original'}:
-        contrast = profile(table, columns, f'b {system}', 'b original')
-        lines[system][2:] = shown_interval(contrast), f'{contrast[3]:.3g}'
-        if system in PRIMARY:
-            p[system] = contrast[3]
-    adjusted = holm(pd.Series(p))
-    for system, line in lines.items():
-        line.append(f'{adjusted[system]:.3g}' if system in PRIMARY else '')
+    of_systems = contrasts(counted)
+    for system, contrast in of_systems.items():
+        lines[system][2:4] = shown_interval(contrast), f'{contrast[3]:.3g}'
+    for system, p in primary_p(of_systems).items():
+        lines[system][4] = f'{p:.3g}'
     print_table('Doublings of T for each doubling of the parameters in the blocks of `original`',
                 ['system', 'slope (95 %)', 'less that of `original`', 'p', 'Holm, of the two primary ones'],
                 lines.values())
@@ -488,15 +516,14 @@ def shown_interval(found):
     return f'{estimate:+.2f} ({low:+.2f} to {high:+.2f})'
 
 
-def print_full(rows):
+def print_full(full):
     """The second arm: last loss and gap, and differences from `original` with one deviation for all."""
-    full = rows[rows['arm'] == 'full']
     ends = pd.DataFrame([validations[-1] for validations in full['validations']], full.index,
                         ['step', 'loss', 'gap'])
     full = full.assign(loss=ends['loss'], gap=ends['gap'])
     lines = {system: [f'`{system}`', str((full['system'] == system).sum())] for system in FULL_SYSTEMS}
     for measure in 'loss', 'gap':
-        scores = full.pivot(index='system', columns='seed', values=measure).dropna(axis=1)
+        scores = full.pivot(index='system', columns='seed', values=measure)
         # runs without positions have no gap and another deviation
         learned = scores.drop(index='none')
         others = [system for system in FULL_SYSTEMS if system not in ('original', 'none')]
@@ -567,16 +594,17 @@ def main():
         sys.exit('plateau.py: search, count, or nothing')
     rows = read_rows()
     print_search(rows)
-    counted = rows[rows['arm'] == 'count']
-    if len(counted):
-        print_counts(counted)
-        of_cells = medians(counted)
-        print_medians(of_cells)
-        print_ratios(counted)
-        print_slopes(counted)
-        draw(of_cells)
-    if 'full' in {*rows['arm']}:
-        print_full(rows)
+    counted, full = balanced(rows)
+    if counted['seed'].nunique() < 2:
+        print('plateau.py: no intervals before all runs of two seeds are made', file=sys.stderr)
+        return
+    print_counts(counted)
+    of_cells = medians(counted)
+    print_medians(of_cells)
+    print_ratios(ratios(counted))
+    print_slopes(counted)
+    print_full(full)
+    draw(of_cells)
 
 
 if __name__ == '__main__':

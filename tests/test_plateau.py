@@ -48,6 +48,27 @@ def test_the_plan_is_that_of_the_page(plateau):
     assert f'{plateau.CAP:,}' in page
 
 
+def test_the_tables_of_the_page_are_those_of_its_rows(plateau, tmp_path, monkeypatch, capsys):
+    """Every line of every table that results/plateau.py prints is on the page; it draws the figure."""
+    pytest.importorskip('matplotlib')
+    monkeypatch.setattr(plateau, 'FIGURE', str(tmp_path / 'plateau.png'))
+    monkeypatch.setattr('sys.argv', ['plateau.py'])
+    plateau.main()
+    printed = [line for line in capsys.readouterr().out.splitlines() if line.startswith('|')]
+    page = read('results', 'plateau.md').splitlines()
+    assert len(printed) > 15
+    assert [line for line in printed if line not in page] == []
+    assert (tmp_path / 'plateau.png').exists() == ('![' in '\n'.join(page))
+
+
+def test_tokens_of_every_row_are_those_of_its_validations(plateau):
+    rows = plateau.read_rows()
+    assert len(rows) > 100
+    for row in rows.to_dict('records'):
+        tokens = plateau.tokens_to_gap(row['validations'])
+        assert row['tokens'] == tokens or pd.isna(row['tokens']) and tokens is None, row
+
+
 def test_counted_runs_are_balanced_and_in_the_same_order_again(plateau):
     rows = pd.DataFrame(searched_everywhere(plateau))
     plans = plateau.count_plans(rows)
