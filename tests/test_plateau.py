@@ -65,6 +65,8 @@ def test_tokens_of_every_row_are_those_of_its_validations(plateau):
     rows = plateau.read_rows()
     assert len(rows) > 100
     for row in rows.to_dict('records'):
+        if plateau.GAP in [gap for _, _, gap in row['validations']]:
+            continue                                    # four digits do not say whether it was below
         tokens = plateau.tokens_to_gap(row['validations'])
         assert row['tokens'] == tokens or pd.isna(row['tokens']) and tokens is None, row
 
