@@ -1,5 +1,4 @@
 """results/claims.md: the tables of its script, with the commands of reproduce.md, values of papers.json."""
-import importlib
 import json
 import math
 import os
@@ -7,7 +6,6 @@ import re
 
 import pandas as pd
 import pytest
-from conftest import ROOT
 from test_configs import PAGE, called, read, resolved
 
 import train
@@ -17,11 +15,8 @@ CLAIMS = [(paper, claim) for paper, book in PAPERS.items() for claim in book['cl
 
 
 @pytest.fixture
-def claims(monkeypatch):
-    """results/claims.py as a module."""
-    pytest.importorskip('scipy')
-    monkeypatch.syspath_prepend(os.path.join(ROOT, 'results'))
-    return importlib.import_module('claims')
+def claims(script):
+    return script('claims')
 
 
 def test_the_tables_are_those_that_the_script_prints(claims, capsys):

@@ -1,24 +1,19 @@
 """results/plateau.py: its plan is that of results/plateau.md, its model finds what was put in."""
-import importlib
 import itertools
 import json
-import os
 
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import ROOT, without_storage
+from conftest import without_storage
 from test_configs import read, resolved
 
 from model import MaskedLM, model_config
 
 
 @pytest.fixture
-def plateau(monkeypatch):
-    """results/plateau.py as a module."""
-    pytest.importorskip('scipy')
-    monkeypatch.syspath_prepend(os.path.join(ROOT, 'results'))
-    return importlib.import_module('plateau')
+def plateau(script):
+    return script('plateau')
 
 
 def search_row(plateau, size, system, rate, seed, tokens, loss=5.0):
@@ -48,17 +43,12 @@ def test_the_plan_is_that_of_the_page(plateau):
     assert f'{plateau.CAP:,}' in page
 
 
-def test_the_tables_of_the_page_are_those_of_its_rows(plateau, tmp_path, monkeypatch, capsys):
-    """Every line of every table that results/plateau.py prints is on the page; it draws the figure."""
-    pytest.importorskip('matplotlib')
-    monkeypatch.setattr(plateau, 'FIGURE', str(tmp_path / 'plateau.png'))
-    monkeypatch.setattr('sys.argv', ['plateau.py'])
-    plateau.main()
-    printed = [line for line in capsys.readouterr().out.splitlines() if line.startswith('|')]
+def test_the_tables_of_the_page_are_those_of_its_rows(plateau, table_lines):
+    """Every line of every table that results/plateau.py prints is on the page."""
+    printed = table_lines(plateau)
     page = read('results', 'plateau.md').splitlines()
-    assert len(printed) > 15
+    assert len(printed) > 40
     assert [line for line in printed if line not in page] == []
-    assert (tmp_path / 'plateau.png').exists() == ('![' in '\n'.join(page))
 
 
 def test_tokens_of_every_row_are_those_of_its_validations(plateau):

@@ -3,7 +3,6 @@
 `-m slow` runs every command of README.md on one machine, made small, in the order of the page.
 """
 import functools
-import importlib
 import json
 import os
 import re
@@ -141,24 +140,16 @@ def test_the_parameters_of_other_sizes_are_those_of_the_model():
 
 
 @pytest.fixture
-def study(monkeypatch):
-    """results/study.py as a module."""
-    pytest.importorskip('scipy')
-    monkeypatch.syspath_prepend(os.path.join(ROOT, 'results'))
-    return importlib.import_module('study')
+def study(script):
+    return script('study')
 
 
-def test_the_tables_of_the_study_are_those_of_its_rows(study, tmp_path, monkeypatch, capsys):
-    """Every line of every table that results/study.py prints is on the page; it draws the figure."""
-    pytest.importorskip('matplotlib')
-    monkeypatch.setattr(study, 'FIGURE', str(tmp_path / 'study.png'))
-    monkeypatch.setattr('sys.argv', ['study.py'])
-    study.main()
-    printed = [line for line in capsys.readouterr().out.splitlines() if line.startswith('|')]
+def test_the_tables_of_the_study_are_those_of_its_rows(study, table_lines):
+    """Every line of every table that results/study.py prints is on the page."""
+    printed = table_lines(study)
     page = read('results', 'study.md').splitlines()
     assert len(printed) > 80
     assert [line for line in printed if line not in page] == []
-    assert (tmp_path / 'study.png').exists()
 
 
 def test_the_intervals_of_the_study_are_the_textbooks(study):
