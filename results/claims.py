@@ -15,6 +15,7 @@ import os
 import re
 import statistics
 
+import plateau
 import study
 
 CANNOT_SEE = 'cannot see'
@@ -156,28 +157,42 @@ def courtois_parameters():
 
 
 def courtois_plateau():
+    at_sizes, slopes, words = plateau_contrasts()
     level = SCORES['loss'].loc['no_position'].mean() - study.PLATEAU_MARGIN
     with_rope = []
     absolute = []
-    small = []
     for name in ('original', 'symmetric', 'pairwise'):
         ends = [study.plateau_end(curve, level) for curve in study_curves(f'{name}_rope')]
         with_rope.append(f'`{name}` {listed(ends)}')
         absolute += [study.plateau_end(curve, level) for curve in study_curves(name)]
-        # S of pairwise starts from the identity
-        run = {'pairwise': 'pairwise_identity'}.get(name, name)
-        ends = [study.plateau_end(curve, 5.56) for curve in curves('tiny.jsonl', f'{run}-2e-3')]
-        small.append(f'`{name}` {listed(end if end else "never" for end in ends)}')
     left = sum(end is not None for end in absolute)
-    seen = (f"study, step at which the plateau ends: with `rope` {'; '.join(with_rope)}; with `absolute` in "
-            f'{left} of {len(absolute)} runs. 1 million parameters, `absolute`, rate 2e-3, step from which '
-            f"the loss stays below 5.56: {'; '.join(small)} "
-            '([systems.md](systems.md#operators-and-initial-values-of-s))')
-    rows = '\n'.join(PAPERS['courtois']['bench']['convergence'])
-    theirs = re.findall(r'small; .* from ([\d,]+)', rows)               # of original, symmetric, pairwise
-    return seen, (f'{CANNOT_SEE}: the claim is of base, with S from N(0, 1); their own small runs pass 5.5 '
-                  f"nats at {', '.join(theirs[:2])} and {theirs[2]}; with `rope` `original` leaves first, "
-                  'with `absolute` (1 million) `pairwise` leaves last')
+    seen = (f"[plateau.md](plateau.md), tokens until a model uses their order, over those of `original`, at "
+            f"{listed(plateau.SIZES)}: {'; '.join(at_sizes)}; slope with size less that of `original`: "
+            f"{'; '.join(slopes)}. Study, step at which the plateau ends: with `rope` "
+            f"{'; '.join(with_rope)}; with `absolute` in {left} of {len(absolute)} runs")
+    return seen, (f"{CANNOT_SEE}: the claim is of base; of the slopes {'; '.join(words)}; "
+                  'with `rope` `original` leaves first')
+
+
+def plateau_contrasts():
+    """For `symmetric` and `pairwise` from N(0, 1): ratios at each size, contrast of slopes, what it says."""
+    counted, _ = plateau.balanced(plateau.read_rows())
+    ratios = plateau.ratios(counted)
+    contrasts = plateau.contrasts(counted)
+    adjusted = plateau.primary_p(contrasts)
+    at_sizes = []
+    slopes = []
+    words = []
+    for system in plateau.PRIMARY:
+        cells = [plateau.shown_estimate(ratios[system, size]) for size in plateau.SIZES]
+        at_sizes.append(f'`{system}` {listed(cells)}')
+        interval = plateau.shown_interval(contrasts[system])
+        p = study.shown_p(adjusted[system])
+        slopes.append(f"`{system}` {interval.replace('-', '−')}, Holm's p {p}")
+        slope, *_ = contrasts[system]
+        sign = 'agrees in sign' if slope < 0 else 'disagrees in sign'
+        words.append(f"`{system}` {sign if adjusted[system] < study.LEVEL else 'not told apart'}")
+    return at_sizes, slopes, words
 
 
 def courtois_final_loss():
@@ -192,17 +207,21 @@ def courtois_final_loss_of_symmetric():
     return beside_original('symmetric', ['loss'], 1)
 
 
+OF_ONE_MODEL = 'in brackets their deviation of five fine-tunings of one pretrained model'
+
+
 def courtois_glue():
     seen, verdict = beside_original('pairwise', GLUE_TASKS, 1)
     claimed = printed_average('courtois', 'pairwise base') - printed_average('courtois', 'original base')
     halves = [FOUND['original_rope'][task].loc['pairwise_rope', 'half'] for task in GLUE_TASKS]
     if claimed < min(halves):
         verdict += f'; their {claimed:.2f} points are less than each ±'
-    return seen, verdict
+    return seen, f'{verdict}; {OF_ONE_MODEL}'
 
 
 def courtois_glue_of_symmetric():
-    return beside_original('symmetric', GLUE_TASKS, -1)
+    seen, verdict = beside_original('symmetric', GLUE_TASKS, -1)
+    return seen, f'{verdict}; {OF_ONE_MODEL}'
 
 
 def courtois_glue_by_step():

@@ -468,8 +468,7 @@ def print_medians(of_cells):
     def cell(system, size):
         if (system, size) not in of_cells:
             return f'above {CAP / 1e6:.2f}'
-        middle, low, high = (tokens / 1e6 for tokens in of_cells[system, size])
-        return f'{middle:.2f} ({low:.2f} to {high:.2f})'
+        return shown_estimate([tokens / 1e6 for tokens in of_cells[system, size]])
     print_cells('Million tokens until the gap: median by the model (95 %)', SEARCHED, cell)
 
 
@@ -478,9 +477,13 @@ def print_ratios(of_cells):
     def cell(system, size):
         if (system, size) not in of_cells:
             return '-'
-        ratio, low, high = of_cells[system, size]
-        return f'{ratio:.2f} ({low:.2f} to {high:.2f})'
+        return shown_estimate(of_cells[system, size])
     print_cells('T over T of `original` (95 %)', SEARCHED[1:], cell)
+
+
+def shown_estimate(found):
+    ratio, low, high = found
+    return f'{ratio:.2f} ({low:.2f} to {high:.2f})'
 
 
 def print_slopes(counted):
@@ -502,13 +505,14 @@ def print_slopes(counted):
 
 
 def print_fit(table):
-    """Do lines say as much as a mean for each cell?"""
+    """Do lines say as much as a mean for each cell? And how far may two runs of a cell be apart?"""
     _, _, of_lines = fit(table, line_columns(table))
     _, deviation, of_cells = fit(table, cell_columns(table))
     freedom = table['system'].nunique() * (len(SIZES) - 2)              # a line has two numbers
     p = chi2.sf(2 * (of_cells - of_lines), freedom)
-    print(f'\nDeviation of log2 T within cells: {deviation:.2f}. A mean for each cell against the lines: '
-          f'p {p:.3g}')
+    ratio = 2 ** (norm.ppf(0.975) * math.sqrt(2) * deviation)           # of two independent runs
+    print(f'\nDeviation of log2 T within cells: {deviation:.2f}; T of one run over T of another of the cell, '
+          f'95 %: {1 / ratio:.2f} to {ratio:.2f}.\nA mean for each cell against the lines: p {p:.2g}')
 
 
 def shown_interval(found):
