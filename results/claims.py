@@ -110,15 +110,21 @@ def differences(reference, system, measures):
     return listed(cells)
 
 
+def told_sign(found, claimed):
+    """Whether a difference has the claimed sign (1 or -1), if Dunnett's test tells it from 0."""
+    if found['dunnett'] >= study.LEVEL:
+        return 'not told apart'
+    return 'agrees in sign' if found['difference'] * claimed > 0 else 'disagrees in sign'
+
+
 def signs(reference, system, measures, claimed):
-    """Whether differences have the claimed sign (1 or -1), of those that Dunnett's test tells from 0."""
-    told = {'agrees': [], 'disagrees': []}
+    """told_sign() of several measures, naming those that Dunnett's test tells from 0."""
+    told = {'agrees in sign': [], 'disagrees in sign': []}
     for measure in measures:
-        found = FOUND[reference][measure].loc[system]
-        if found['dunnett'] < study.LEVEL:
-            word = 'agrees' if found['difference'] * claimed > 0 else 'disagrees'
+        word = told_sign(FOUND[reference][measure].loc[system], claimed)
+        if word in told:
             told[word].append(measure)
-    parts = [f"{word} in sign on {' and '.join(names)}" for word, names in told.items() if names]
+    parts = [f"{word} on {' and '.join(names)}" for word, names in told.items() if names]
     return listed(parts) if parts else 'not told apart'
 
 
@@ -197,14 +203,33 @@ def plateau_contrasts():
 
 def courtois_final_loss():
     seen, verdict = beside_original('pairwise', ['loss'], -1)
-    found = FOUND['original_rope']['loss'].loc['pairwise_rope']
-    low = found['difference'] - found['half']
-    high = found['difference'] + found['half']
-    return seen, f'{verdict}; with `rope` it is {low:+.2f} to {high:+.2f}'.replace('-', '−')
+    with_rope = shown_range(FOUND['original_rope']['loss'].loc['pairwise_rope'])
+    small = plateau_loss('pairwise')
+    return (f'{seen}; {AT_ONE_RATE} {study.shown_difference("loss", small)}',
+            f'{verdict}; with `rope` it is {with_rope}, at 2 x 128 {shown_range(small)}')
 
 
 def courtois_final_loss_of_symmetric():
-    return beside_original('symmetric', ['loss'], 1)
+    seen, verdict = beside_original('symmetric', ['loss'], 1)
+    small = plateau_loss('symmetric')
+    return (f'{seen}; {AT_ONE_RATE} {study.shown_difference("loss", small)}',
+            f'{verdict}; at 2 x 128 {told_sign(small, 1)}')
+
+
+AT_ONE_RATE = '[plateau.md](plateau.md#the-second-arm), 2 x 128 with `absolute`, one rate for all: loss'
+
+
+def plateau_loss(system):
+    """The last loss less that of `original` in the second arm of plateau.md: a row of study.compare."""
+    _, full = plateau.balanced(plateau.read_rows())
+    return plateau.full_differences(plateau.full_scores(full)['loss']).loc[system]
+
+
+def shown_range(found):
+    """The 95 % interval of a difference."""
+    low = found['difference'] - found['half']
+    high = found['difference'] + found['half']
+    return f'{low:+.2f} to {high:+.2f}'.replace('-', '−')
 
 
 OF_ONE_MODEL = 'in brackets their deviation of five fine-tunings of one pretrained model'

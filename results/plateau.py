@@ -431,6 +431,22 @@ def primary_p(of_systems):
     return holm(pd.Series(p))
 
 
+def full_scores(full):
+    """{'loss', 'gap': a table of systems x seeds}, of the last validations of the second arm"""
+    ends = pd.DataFrame([validations[-1] for validations in full['validations']], full.index,
+                        ['step', 'loss', 'gap'])
+    full = full.assign(loss=ends['loss'], gap=ends['gap'])
+    return {measure: full.pivot(index='system', columns='seed', values=measure)
+            for measure in ('loss', 'gap')}
+
+
+def full_differences(scores):
+    """study.compare's table of differences from `original`, with one deviation for all but the control."""
+    learned = scores.drop(index='none')         # runs without positions have no gap and another deviation
+    others = [system for system in FULL_SYSTEMS if system not in ('original', 'none')]
+    return compare(learned, 'original', others)
+
+
 # ---- 5. the tables and the figure ----
 
 def print_search(rows):
@@ -521,28 +537,21 @@ def shown_interval(found):
 
 
 def print_full(full):
-    """The second arm: last loss and gap, and differences from `original` with one deviation for all."""
-    ends = pd.DataFrame([validations[-1] for validations in full['validations']], full.index,
-                        ['step', 'loss', 'gap'])
-    full = full.assign(loss=ends['loss'], gap=ends['gap'])
+    """The second arm: last loss and gap, and differences from `original`."""
     lines = {system: [f'`{system}`', str((full['system'] == system).sum())] for system in FULL_SYSTEMS}
-    for measure in 'loss', 'gap':
-        scores = full.pivot(index='system', columns='seed', values=measure)
-        # runs without positions have no gap and another deviation
-        learned = scores.drop(index='none')
-        others = [system for system in FULL_SYSTEMS if system not in ('original', 'none')]
-        differences = compare(learned, 'original', others)
+    for scores in full_scores(full).values():
+        differences = full_differences(scores)
         for system, line in lines.items():
             own = scores.loc[system]
             line.append(f'{own.mean():.3f} ({own.std():.3f})')
-            if system in differences.index:
-                found = differences.loc[system]
-                line.append(f"{found['difference']:+.3f} ± {found['half']:.3f} ({shown_p(found['dunnett'])})")
-            else:
-                line.append('')
+            line.append(shown_difference(differences.loc[system]) if system in differences.index else '')
     print_table("Second arm: mean (deviation), less `original` (Dunnett's p)",
                 ['system', 'runs', 'last loss', 'less `original`', 'last gap', 'less `original`'],
                 lines.values())
+
+
+def shown_difference(found):
+    return f"{found['difference']:+.3f} ± {found['half']:.3f} ({shown_p(found['dunnett'])})"
 
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart
