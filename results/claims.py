@@ -110,22 +110,37 @@ def differences(reference, system, measures):
     return listed(cells)
 
 
+NOT_TOLD = 'not told apart'
+
+
 def told_sign(found, claimed):
     """Whether a difference has the claimed sign (1 or -1), if Dunnett's test tells it from 0."""
     if found['dunnett'] >= study.LEVEL:
-        return 'not told apart'
+        return NOT_TOLD
     return 'agrees in sign' if found['difference'] * claimed > 0 else 'disagrees in sign'
 
 
-def signs(reference, system, measures, claimed):
-    """told_sign() of several measures, naming those that Dunnett's test tells from 0."""
+def told_below(found, limit):
+    """Whether (estimate, low, high, ...) is below a limit, as is claimed, if its interval excludes that."""
+    _, low, high, *_ = found
+    if low < limit < high:
+        return NOT_TOLD
+    return 'agrees in sign' if high <= limit else 'disagrees in sign'
+
+
+def signs(words, at='on'):
+    """words: {where: as of told_sign()} -> in which places a sign was told"""
     told = {'agrees in sign': [], 'disagrees in sign': []}
-    for measure in measures:
-        word = told_sign(FOUND[reference][measure].loc[system], claimed)
-        if word in told:
-            told[word].append(measure)
-    parts = [f"{word} on {' and '.join(names)}" for word, names in told.items() if names]
-    return listed(parts) if parts else 'not told apart'
+    for where, word in words.items():
+        if word != NOT_TOLD:
+            told[word].append(where)
+    parts = [f"{word} {at} {' and '.join(places)}" for word, places in told.items() if places]
+    return listed(parts) if parts else NOT_TOLD
+
+
+def signs_of(reference, system, measures, claimed):
+    """signs() of a system of the study, less a reference, of each measure."""
+    return signs({measure: told_sign(FOUND[reference][measure].loc[system], claimed) for measure in measures})
 
 
 def beside_original(system, measures, claimed):
@@ -133,8 +148,8 @@ def beside_original(system, measures, claimed):
     with_rope = differences('original_rope', f'{system}_rope', measures)
     with_absolute = differences('original', system, measures)
     seen = f'study: with `rope` {with_rope}; with `absolute` {with_absolute}'
-    rope_signs = signs('original_rope', f'{system}_rope', measures, claimed)
-    absolute_signs = signs('original', system, measures, claimed)
+    rope_signs = signs_of('original_rope', f'{system}_rope', measures, claimed)
+    absolute_signs = signs_of('original', system, measures, claimed)
     verdict = f'{CANNOT_SEE}; with `rope` {rope_signs}, with `absolute` {absolute_signs}'
     return seen, verdict
 
@@ -163,7 +178,28 @@ def courtois_parameters():
 
 
 def courtois_plateau():
-    at_sizes, slopes, words = plateau_contrasts()
+    counted, _ = plateau.balanced(plateau.read_rows())
+    ratios = plateau.ratios(counted)
+    contrasts = plateau.contrasts(counted)
+    adjusted = plateau.primary_p(contrasts)
+    seen = []
+    verdicts = []
+    for system in plateau.PRIMARY:
+        of_sizes = {size: ratios[system, size] for size in plateau.SIZES}
+        cells = listed(map(plateau.shown_estimate, of_sizes.values()))
+        slope = plateau.shown_interval(contrasts[system]).replace('-', '−')
+        p = study.shown_p(adjusted[system])
+        seen.append(f'`{system}` {cells}, slope with size less that of `original` {slope}, '
+                    f"Holm's p of two {p}")
+        words = signs({size: told_below(ratio, 1) for size, ratio in of_sizes.items()}, 'at')
+        slope_word = told_below(contrasts[system], 0) if adjusted[system] < study.LEVEL else NOT_TOLD
+        verdicts.append(f'`{system}` {words}, its slope {slope_word}')
+    return ('[plateau.md](plateau.md), tokens until a model uses their order, over those of `original`, at '
+            f"{listed(plateau.SIZES)}: {'; '.join(seen)}. {study_plateaus()}",
+            f"{CANNOT_SEE}: the claim is of base; {'; '.join(verdicts)}; with `rope` `original` leaves first")
+
+
+def study_plateaus():
     level = SCORES['loss'].loc['no_position'].mean() - study.PLATEAU_MARGIN
     with_rope = []
     absolute = []
@@ -172,33 +208,8 @@ def courtois_plateau():
         with_rope.append(f'`{name}` {listed(ends)}')
         absolute += [study.plateau_end(curve, level) for curve in study_curves(name)]
     left = sum(end is not None for end in absolute)
-    seen = (f"[plateau.md](plateau.md), tokens until a model uses their order, over those of `original`, at "
-            f"{listed(plateau.SIZES)}: {'; '.join(at_sizes)}; slope with size less that of `original`: "
-            f"{'; '.join(slopes)}. Study, step at which the plateau ends: with `rope` "
-            f"{'; '.join(with_rope)}; with `absolute` in {left} of {len(absolute)} runs")
-    return seen, (f"{CANNOT_SEE}: the claim is of base; of the slopes {'; '.join(words)}; "
-                  'with `rope` `original` leaves first')
-
-
-def plateau_contrasts():
-    """For `symmetric` and `pairwise` from N(0, 1): ratios at each size, contrast of slopes, what it says."""
-    counted, _ = plateau.balanced(plateau.read_rows())
-    ratios = plateau.ratios(counted)
-    contrasts = plateau.contrasts(counted)
-    adjusted = plateau.primary_p(contrasts)
-    at_sizes = []
-    slopes = []
-    words = []
-    for system in plateau.PRIMARY:
-        cells = [plateau.shown_estimate(ratios[system, size]) for size in plateau.SIZES]
-        at_sizes.append(f'`{system}` {listed(cells)}')
-        interval = plateau.shown_interval(contrasts[system])
-        p = study.shown_p(adjusted[system])
-        slopes.append(f"`{system}` {interval.replace('-', '−')}, Holm's p {p}")
-        slope, *_ = contrasts[system]
-        sign = 'agrees in sign' if slope < 0 else 'disagrees in sign'
-        words.append(f"`{system}` {sign if adjusted[system] < study.LEVEL else 'not told apart'}")
-    return at_sizes, slopes, words
+    return (f"Study, step at which the plateau ends: with `rope` {'; '.join(with_rope)}; "
+            f'with `absolute` in {left} of {len(absolute)} runs')
 
 
 def courtois_final_loss():
@@ -277,7 +288,7 @@ def kowsher_glue_of_the_others():
         for name in 'symmetric', 'pairwise':
             pair = f'shared{position}', f'{name}{position}'
             seen.append(f'{words} `{name}` {differences(*pair, GLUE_TASKS)}')
-            verdicts.append(f'{words} `{name}` {signs(*pair, GLUE_TASKS, -1)}')
+            verdicts.append(f'{words} `{name}` {signs_of(*pair, GLUE_TASKS, -1)}')
     return f"study, less `shared`: {'; '.join(seen)}", f'{CANNOT_SEE}; {listed(verdicts)}'
 
 
@@ -355,7 +366,7 @@ def tian_steps():
 def tian_glue():
     seen = (f"study: {differences('original', 'shatter', GLUE_TASKS)}; a BERT without positions: "
             f"{differences('original', 'no_position', GLUE_TASKS)}")
-    told = signs('original', 'shatter', GLUE_TASKS, 1)
+    told = signs_of('original', 'shatter', GLUE_TASKS, 1)
     return seen, f'{CANNOT_SEE}{whether_bert_learned()}; {told}'
 
 
@@ -414,7 +425,7 @@ def liu_clue():
     measures = ['loss', *GLUE_TASKS]
     seen = ('nothing in Chinese. Study: `gau` less RoFormerV1, which is `original` with `rope`: '
             f"{differences('original_rope', 'gau', measures)}")
-    return seen, f"{CANNOT_SEE}; in English {signs('original_rope', 'gau', GLUE_TASKS, 1)}"
+    return seen, f"{CANNOT_SEE}; in English {signs_of('original_rope', 'gau', GLUE_TASKS, 1)}"
 
 
 # ---- 4. the tables ----

@@ -306,6 +306,12 @@ def line_columns(table):
     return pd.DataFrame({**columns, **machine_columns(table)})
 
 
+def bent_columns(table):
+    """line_columns(), and a bend at the middle size that is the same for all systems."""
+    _, middle, _ = SIZES
+    return line_columns(table).assign(bend=(table['size'] == middle).to_numpy(float))
+
+
 def cell_columns(table):
     """The columns of log2 T = the mean of its cell, a system at a size, and of machines."""
     cells = table['system'] + ' ' + table['size']
@@ -414,10 +420,10 @@ def ratios(counted):
     return found
 
 
-def contrasts(counted):
+def contrasts(counted, columns_of=line_columns):
     """{system: (slope less that of `original`, low, high, p)}, by the model with a line for each system"""
     table = with_slopes(counted)
-    columns = line_columns(table)
+    columns = columns_of(table)
     systems = [system for system in SEARCHED[1:] if {f'b {system}', 'b original'} <= {*columns}]
     return {system: profile(table, columns, f'b {system}', 'b original') for system in systems}
 
@@ -429,6 +435,21 @@ def primary_p(of_systems):
         if system in of_systems:
             *_, p[system] = of_systems[system]
     return holm(pd.Series(p))
+
+
+def other_contrasts(counted):
+    """{another fit, which was not planned: as of contrasts()}: does the verdict depend on the plan's?"""
+    alone = {}
+    for system in PRIMARY:
+        alone |= contrasts(counted[counted['system'].isin(['original', system])])
+    of_original = counted[(counted['system'] == 'original') & (counted['size'] == '4 x 128')]
+    late = of_original['tokens'].astype(float).fillna(math.inf).nlargest(2)
+    return {
+        'as planned': contrasts(counted),
+        'a bend at 2 x 128, the same for all systems': contrasts(counted, bent_columns),
+        '`original` and the system alone': alone,
+        'without the two latest runs of `original` at 4 x 128': contrasts(counted.drop(late.index)),
+    }
 
 
 def full_scores(full):
@@ -521,14 +542,58 @@ def print_slopes(counted):
 
 
 def print_fit(table):
-    """Do lines say as much as a mean for each cell? And how far may two runs of a cell be apart?"""
+    """Do lines say as much as a mean for each cell?"""
     _, _, of_lines = fit(table, line_columns(table))
-    _, deviation, of_cells = fit(table, cell_columns(table))
+    _, _, of_bent = fit(table, bent_columns(table))
+    _, _, of_cells = fit(table, cell_columns(table))
     freedom = table['system'].nunique() * (len(SIZES) - 2)              # a line has two numbers
-    p = chi2.sf(2 * (of_cells - of_lines), freedom)
-    ratio = 2 ** (norm.ppf(0.975) * math.sqrt(2) * deviation)           # of two independent runs
-    print(f'\nDeviation of log2 T within cells: {deviation:.2f}; T of one run over T of another of the cell, '
-          f'95 %: {1 / ratio:.2f} to {ratio:.2f}.\nA mean for each cell against the lines: p {p:.2g}')
+    p_lines = chi2.sf(2 * (of_cells - of_lines), freedom)
+    p_bent = chi2.sf(2 * (of_cells - of_bent), freedom - 1)
+    print(f'\nA mean for each cell against lines: p {p_lines:.2g}; against lines with one bend for all: '
+          f'p {p_bent:.2g}.')
+
+
+def cell_deviation(counted, system, size):
+    """Deviation of log2 T over seeds; NaN with a censored run."""
+    here = (counted['system'] == system) & (counted['size'] == size)
+    return np.log2(counted['tokens'][here].astype(float)).std(skipna=False)
+
+
+def print_deviations(counted):
+    def cell(system, size):
+        deviation = cell_deviation(counted, system, size)
+        return '-' if math.isnan(deviation) else f'{deviation:.2f}'
+    print_cells('Deviation of log2 T; -: with a censored run', SEARCHED, cell)
+
+
+def print_pairs(counted):
+    """How far are two runs of one cell apart, by one deviation or another?"""
+    with_slope = with_slopes(counted)
+    with_median = with_medians(counted)
+    _, of_slopes, _ = fit(with_slope, cell_columns(with_slope))
+    _, of_medians, _ = fit(with_median, cell_columns(with_median))
+    deviations = {'one for the cells of systems with a slope': of_slopes,
+                  'one for all cells with a median': of_medians,
+                  '`original` at 4 x 128': cell_deviation(counted, 'original', '4 x 128')}
+    lines = []
+    for words, deviation in deviations.items():
+        ratio = 2 ** (norm.ppf(0.975) * math.sqrt(2) * deviation)       # of two independent runs
+        lines.append([words, f'{deviation:.2f}', f'{1 / ratio:.2f} to {ratio:.2f}'])
+    header = ['deviation of log2 T', '', 'T of one over T of the other (95 %)']
+    print_table('Two runs of one cell', header, lines)
+
+
+def print_other_contrasts(counted):
+    lines = []
+    for words, of_systems in other_contrasts(counted).items():
+        adjusted = primary_p(of_systems)
+        line = [words]
+        for system in PRIMARY:
+            line.append(shown_interval(of_systems[system]) if system in of_systems else '-')
+            line.append(shown_p(adjusted[system]))
+        lines.append(line)
+    header = ['fit', *itertools.chain(*((f'`{system}`', "Holm's p") for system in PRIMARY))]
+    print_table('The primary contrasts by other fits', header, lines)
 
 
 def shown_interval(found):
@@ -616,6 +681,9 @@ def main():
     print_medians(of_cells)
     print_ratios(ratios(counted))
     print_slopes(counted)
+    print_other_contrasts(counted)
+    print_deviations(counted)
+    print_pairs(counted)
     print_full(full)
     draw(of_cells)
 

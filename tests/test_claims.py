@@ -90,9 +90,12 @@ def test_shared_is_compared_with_its_papers_other_baselines(claims):
 def test_a_sign_counts_only_if_it_is_told_from_zero(claims, monkeypatch):
     table = pd.DataFrame({'difference': [-2.0, 3.0], 'half': 1.0, 'dunnett': [0.04, 0.06]}, ['shared', 'gau'])
     monkeypatch.setattr(claims, 'FOUND', {'original': {'CoLA': table, 'MRPC': table.assign(dunnett=0.001)}})
-    assert claims.signs('original', 'shared', ['CoLA', 'MRPC'], 1) == 'disagrees in sign on CoLA and MRPC'
-    assert claims.signs('original', 'shared', ['CoLA'], -1) == 'agrees in sign on CoLA'
-    assert claims.signs('original', 'gau', ['CoLA'], 1) == 'not told apart'
-    assert claims.signs('original', 'gau', ['CoLA', 'MRPC'], 1) == 'agrees in sign on MRPC'
+    assert claims.signs_of('original', 'shared', ['CoLA', 'MRPC'], 1) == 'disagrees in sign on CoLA and MRPC'
+    assert claims.signs_of('original', 'shared', ['CoLA'], -1) == 'agrees in sign on CoLA'
+    assert claims.signs_of('original', 'gau', ['CoLA'], 1) == 'not told apart'
+    assert claims.signs_of('original', 'gau', ['CoLA', 'MRPC'], 1) == 'agrees in sign on MRPC'
     assert [claims.ratio_signs(ratios) for ratios in ([0.9, 0.8], [1.1, 1.2], [0.9, 1.1])] == [
         'agrees in sign', 'disagrees in sign', 'both signs']
+    intervals = {'a': (0.7, 0.6, 0.9), 'b': (1.2, 1.1, 1.4), 'c': (0.9, 0.8, 1.1), 'd': (0.5, 0.4, 0.6)}
+    words = {where: claims.told_below(interval, 1) for where, interval in intervals.items()}
+    assert claims.signs(words, 'at') == 'agrees in sign at a and d, disagrees in sign at b'
