@@ -574,7 +574,8 @@ def print_pairs(counted):
     _, of_medians, _ = fit(with_median, cell_columns(with_median))
     deviations = {'one for the cells of systems with a slope': of_slopes,
                   'one for all cells with a median': of_medians,
-                  '`original` at 4 x 128': cell_deviation(counted, 'original', '4 x 128')}
+                  '`original` at 4 x 128': cell_deviation(counted, 'original', '4 x 128'),
+                  '`pairwise` at 2 x 64': cell_deviation(counted, 'pairwise', '2 x 64')}
     lines = []
     for words, deviation in deviations.items():
         ratio = 2 ** (norm.ppf(0.975) * math.sqrt(2) * deviation)       # of two independent runs
