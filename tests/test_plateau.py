@@ -43,6 +43,14 @@ def test_the_plan_is_that_of_the_page(plateau):
     assert f'{plateau.CAP:,}' in page
 
 
+def test_the_page_has_the_knobs_of_every_run(plateau):
+    page = read('results', 'plateau.md')
+    by_name = [[], *([f'--attention={system}'] for system in plateau.SYSTEMS)]
+    sizes = [knobs for knobs, _ in plateau.SIZES.values()]
+    for knobs in [*sizes, *plateau.SYSTEMS.values(), plateau.FULL]:
+        assert knobs in by_name or f"`{' '.join(knobs)}`" in page
+
+
 def test_the_tables_of_the_page_are_those_of_its_rows(plateau, table_lines):
     """Every line of every table that results/plateau.py prints is on the page."""
     printed = table_lines(plateau)
