@@ -3,6 +3,7 @@
     $ python results/plateau.py search      makes the runs of the search of the rates
     $ python results/plateau.py count       makes the counted runs at the rates found
     $ python results/plateau.py             prints the tables, writes results/plateau.png
+    $ python results/plateau.py train config/results/plateau.py --seed=2       makes one run, as train.py does
 
 1. the plan: sizes, systems, seeds; the order of the runs
 2. a run of train.py, stopped when its order gap stays; its row in plateau.jsonl
@@ -35,6 +36,7 @@ from study import HERE, compare, holm, print_table, shown_p
 
 sys.path.insert(0, os.path.dirname(HERE))
 import train
+from configurator import run
 
 ROWS = os.path.join(HERE, 'plateau.jsonl')
 FIGURE = os.path.join(HERE, 'plateau.png')
@@ -124,6 +126,40 @@ def count_plans(rows):
 
 # ---- 2. a run ----
 
+class WithoutOrder(train.Loader):
+    """The samples of a Loader, but the visible tokens of each row are permuted.
+
+    A sample is permuted in the same way each time. Predicted and special tokens stay where they are. How much
+    the loss rises tells how much the model depends on the order of tokens: not at all without positions.
+    """
+
+    def batch(self, samples):
+        batch = super().batch(samples)
+        ids = batch['ids'].numpy()                      # (B, T), the memory of the tensor
+        for row, sample in enumerate(samples):
+            is_visible = ~self.masker.is_special[ids[row]]
+            is_predicted = batch['weights'][row] > 0    # (k,)
+            is_visible[batch['positions'][row][is_predicted]] = False
+            places = np.flatnonzero(is_visible)
+            rng = np.random.default_rng([self.seed, sample, 1])         # not the numbers of its masks
+            ids[row, places] = ids[row, rng.permutation(places)]
+        return batch
+
+
+def make_loaders(config, plain=train.make_loaders):
+    """As train.py's, with one more validation, `permuted`: the run's own rows without their order."""
+    meta, loader, val_loaders = plain(config)
+    own = val_loaders['']
+    return meta, loader, {**val_loaders, 'permuted': WithoutOrder(own.rows, own.masker, own.seed)}
+
+
+def train_with_gap(words):
+    """train.py with these words on its command line; its log has permuted_loss."""
+    train.make_loaders = make_loaders
+    sys.argv = ['train.py', *words]
+    run(train.main)
+
+
 def tokens_to_gap(validations):
     """Tokens at the first of two validations in a row whose gap is GAP or more, or None.
 
@@ -137,7 +173,7 @@ def tokens_to_gap(validations):
 
 def read_validations(folder):
     lines = [line for line in train.read_metrics(folder) if line['kind'] == 'val']
-    return [(line['step'], line['loss'], line['gap']) for line in lines]
+    return [(line['step'], line['loss'], line['permuted_loss'] - line['loss']) for line in lines]
 
 
 def may_end(plan, validations):
@@ -155,7 +191,8 @@ def make(plan):
     environment = {**os.environ, 'OMP_NUM_THREADS': '1'}
     started = time.time()
     ends_early = False
-    process = subprocess.Popen([sys.executable, *plan.command], env=environment, stdout=subprocess.DEVNULL)
+    process = subprocess.Popen([sys.executable, __file__, 'train', *plan.command[1:]], env=environment,
+                               stdout=subprocess.DEVNULL)
     try:
         while process.poll() is None:
             time.sleep(1)
@@ -170,8 +207,9 @@ def make(plan):
         sys.exit(f'plateau.py: {plan.name} ended with status {process.returncode}')
     validations = read_validations(folder)
     reached = tokens_to_gap(validations)
-    with open(os.path.join(folder, 'run.json')) as file:
-        revision = json.load(file)[-1]['revision']
+    with open(os.path.join(folder, 'launches.jsonl')) as file:
+        *_, launch = file
+    revision = json.loads(launch)['revision']
     row = {**plan._asdict(), 'tokens': reached, 'minutes': round((time.time() - started) / 60, 1),
            'machine': machine(), 'revision': revision,
            'validations': [[step, round(loss, 4), round(gap, 4)] for step, loss, gap in validations]}
@@ -669,8 +707,11 @@ def main():
     if len(sys.argv) == 2 and sys.argv[1] in plans_of:
         make_all(plans_of[sys.argv[1]])
         return
+    if sys.argv[1:2] == ['train']:
+        train_with_gap(sys.argv[2:])
+        return
     if sys.argv[1:]:
-        sys.exit('plateau.py: search, count, or nothing')
+        sys.exit('plateau.py: search, count, train, or nothing')
     rows = read_rows()
     print_search(rows)
     counted, full = balanced(rows)

@@ -74,12 +74,11 @@ def test_auto_classes_open_the_folder(exported):
 
 
 def test_the_folder_has_a_card_and_our_tokenizer(exported):
-    model, _, folder = exported
+    _, _, folder = exported
     assert (folder / 'sentencepiece.model').exists()
     card = (folder / 'README.md').read_text()
-    size = sum(x.numel() for x in model.parameters())
     assert "attention='shared'" in card
-    assert f'tiny, with {size:,} parameters' in card
+    assert 'Trained on tiny' in card
 
 
 @pytest.mark.slow

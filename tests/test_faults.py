@@ -142,7 +142,7 @@ def test_a_killed_worker_is_started_again(pair, corpus, tmp_path):
     _, err = started.communicate(timeout=180)
     assert started.returncode == 0, err
     same_run(pair, tmp_path / 'run')
-    assert len(train.read_json(str(tmp_path / 'run'), 'run.json')) == 2
+    assert len((tmp_path / 'run' / 'launches.jsonl').read_text().splitlines()) == 2
 
 
 @pytest.mark.parametrize('number', [signal.SIGSTOP, signal.SIGKILL])

@@ -1,14 +1,17 @@
 """results/plateau.py: its plan is that of results/plateau.md, its model finds what was put in."""
 import itertools
 import json
+import os
 
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from conftest import without_storage
 from test_configs import read, resolved
+from test_train import CPU
 
-from model import MaskedLM, model_config
+from model import EncoderConfig, MaskedLM, model_config
 
 
 @pytest.fixture
@@ -128,11 +131,11 @@ STUB = """                           # of train.py: its files, then a run that d
 import json, os, sys, time
 [folder] = [word.partition('=')[2] for word in sys.argv if word.startswith('--out_dir=')]
 os.makedirs(folder)
-with open(f'{folder}/run.json', 'w') as file:
-    json.dump([{'revision': 'abc'}], file)
+with open(f'{folder}/launches.jsonl', 'w') as file:
+    json.dump({'revision': 'abc'}, file)
 with open(f'{folder}/metrics.jsonl', 'w') as file:
     for step, gap in (0, 0.0), (50, 0.2), (100, 0.3):
-        line = {'kind': 'val', 'step': step, 'loss': 6.0, 'gap': gap}
+        line = {'kind': 'val', 'step': step, 'loss': 6.0, 'permuted_loss': 6.0 + gap}
         file.write(json.dumps(line) + chr(10))
 time.sleep(100)
 """
@@ -141,7 +144,8 @@ time.sleep(100)
 def test_a_run_ends_when_its_gap_stays_and_has_a_row(plateau, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(plateau, 'ROWS', str(tmp_path / 'rows.jsonl'))
-    (tmp_path / 'train.py').write_text(STUB)
+    (tmp_path / 'stub.py').write_text(STUB)
+    monkeypatch.setattr(plateau, '__file__', str(tmp_path / 'stub.py'))
     plan = plateau.Plan('count', '2 x 64', 'shared', 3, 2e-3)
     plateau.make(plan)
     [row] = plateau.read_rows().to_dict('records')
@@ -207,3 +211,35 @@ def test_without_censored_runs_the_model_is_least_squares(plateau):
     expected, squares, *_ = np.linalg.lstsq(columns.to_numpy(), y, rcond=None)
     assert coefficients.to_numpy() == pytest.approx(expected, abs=1e-3)
     assert deviation == pytest.approx(np.sqrt(squares[0] / len(y)), abs=1e-3)
+
+
+def test_the_order_gap(plateau, corpus):
+    """Visible tokens change places within their row, the same for any batch; 0 for a bag of words."""
+    data_dir, dataset = os.path.split(corpus)
+    config = {'data_dir': data_dir, 'dataset': dataset, 'validation': '', 'block_size': 32, 'seed': 1,
+              'packing': 'documents', 'objective': 'mlm', 'mask_fraction': 0.15, 'whole_word': False}
+    meta, _, loaders = plateau.make_loaders(config)
+    loader, permuted = loaders[''], loaders['permuted']
+    batch, without = loader.batch(range(20)), permuted.batch(range(20))
+    assert torch.equal(permuted.batch([7, 8])['ids'], without['ids'][7:9])
+    n_moved = 0
+    for row in range(20):
+        ids, others = batch['ids'][row], without['ids'][row]
+        stays = torch.isin(ids, torch.tensor([*meta['special'].values()]))
+        stays[batch['positions'][row][batch['weights'][row] > 0]] = True
+        assert torch.equal(ids[stays], others[stays])
+        assert torch.equal(ids.sort()[0], others.sort()[0])
+        n_moved += (ids != others).sum().item()
+    assert n_moved > 300                                # of 640
+
+    gaps = {}
+    for position in ('absolute', 'none'):
+        torch.manual_seed(0)
+        config = EncoderConfig(meta['vocab_size'], 32, 2, 2, 16, 32, position=position)
+        model = MaskedLM(config)
+        for matrix in filter(lambda parameter: parameter.dim() == 2, model.parameters()):
+            torch.nn.init.normal_(matrix, std=0.5)      # else order hardly matters
+        scores = plateau.train.validate(model, loaders, 20, 3, CPU)
+        gaps[position] = scores['permuted_loss'] - scores['loss']
+    assert gaps['none'] == pytest.approx(0, abs=1e-5)
+    assert abs(gaps['absolute']) > 1e-2

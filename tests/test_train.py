@@ -344,37 +344,6 @@ def test_evaluation_equals_full_logits(corpus, meta):
     assert scores['accuracy'] == pytest.approx((logits.argmax(-1) == targets).double().mean().item())
 
 
-def test_the_order_gap(corpus, meta):
-    """Visible tokens change places within their row, the same for any batch; 0 for a bag of words."""
-    loader = Loader(Rows(corpus, meta, 'val', 32, 'documents'), Masker(meta, 32, 0.15, 'mlm', False), 0)
-    permuted = train.WithoutOrder(loader.rows, loader.masker, loader.seed)
-    batch, without = loader.batch(range(20)), permuted.batch(range(20))
-    assert torch.equal(permuted.batch([7, 8])['ids'], without['ids'][7:9])
-    n_moved = 0
-    for row in range(20):
-        ids, others = batch['ids'][row], without['ids'][row]
-        stays = torch.isin(ids, torch.tensor([*meta['special'].values()]))
-        stays[batch['positions'][row][batch['weights'][row] > 0]] = True
-        assert torch.equal(ids[stays], others[stays])
-        assert torch.equal(ids.sort()[0], others.sort()[0])
-        n_moved += (ids != others).sum().item()
-    assert n_moved > 300                                # of 640
-
-    gaps = {}
-    for position in ('absolute', 'none'):
-        torch.manual_seed(0)
-        config = EncoderConfig(meta['vocab_size'], 32, 2, 2, 16, 32, position=position)
-        model = MaskedLM(config)
-        for matrix in filter(lambda parameter: parameter.dim() == 2, model.parameters()):
-            torch.nn.init.normal_(matrix, std=0.5)      # else order hardly matters
-        scores = train.validate(model, {'': loader, 'b': loader}, 20, 3, True, CPU)
-        assert scores['b_gap'] == scores['gap']
-        gaps[position] = scores['gap']
-    assert gaps['none'] == pytest.approx(0, abs=1e-5)
-    assert abs(gaps['absolute']) > 1e-2
-    assert 'gap' not in train.validate(model, {'': loader}, 20, 3, False, CPU)
-
-
 def test_dropout_is_a_function_of_seed_step_and_rank():
     numbers = []
     for seed, step, rank in ((1, 0, 0), (1, 1, 0), (1, 0, 1), (2, 0, 0), (1, 0, 0)):
@@ -640,7 +609,7 @@ def test_damage_is_found_or_changes_nothing(pair, tmp_path):
     assert n_refused > 20                               # the others change dates, attributes, padding
     for damaged in (b'', bytes(len(whole)), whole[:70], whole[:-1]):
         path.write_bytes(damaged)
-        with pytest.raises(train.DamagedError, match='x.pt is damaged, or not a checkpoint'):
+        with pytest.raises(UserError, match='x.pt cannot be loaded: .*if it is damaged, remove it'):
             train.read_checkpoint(str(path))
 
 
@@ -686,7 +655,7 @@ def test_a_tensor_of_another_size_is_one_line(run, tmp_path):
 
 
 @pytest.mark.parametrize('place, error, text', [
-    ('zipfile.ZipFile', MemoryError(), 'cannot be read: too little memory'),
+    ('zipfile.ZipFile', MemoryError(), 'cannot be loaded: MemoryError'),
     ('torch.load', MemoryError(), 'cannot be loaded: MemoryError'),
     ('torch.load', RuntimeError('cannot allocate'), 'cannot be loaded: RuntimeError: cannot allocate')])
 def test_too_little_memory_is_no_damage(place, error, text, run, tmp_path, monkeypatch):
@@ -699,6 +668,7 @@ def test_too_little_memory_is_no_damage(place, error, text, run, tmp_path, monke
         patch.setattr(place, fail)
         line = refused(run('a', 2))
     assert f'ckpt_0000002.pt {text}' in line
+    error.__traceback__ = None                          # it holds the frame of main(), and so the lock
     assert list(train.checkpoints(str(tmp_path / 'a'))) == [1, 2]
     assert 'from step 2 of' in run('a', max_iters=3).out
 
@@ -771,7 +741,7 @@ def test_a_log_line_on_a_full_disk_names_the_file(run, tmp_path, monkeypatch):
 
 def test_a_second_run_in_a_folder_is_refused(run, tmp_path):
     (tmp_path / 'a').mkdir()
-    code = 'import fcntl; f = open("lock", "a+"); fcntl.lockf(f, fcntl.LOCK_SH); print(flush=True); input()'
+    code = 'import fcntl; f = open("lock", "a+"); fcntl.flock(f, fcntl.LOCK_SH); print(flush=True); input()'
     with subprocess.Popen([sys.executable, '-c', code], stdin=-1, stdout=-1, cwd=tmp_path / 'a') as other:
         other.stdout.readline()
         assert 'another run uses it' in refused(run('a', 2))
@@ -781,9 +751,11 @@ def test_a_second_run_in_a_folder_is_refused(run, tmp_path):
 
 
 def test_a_file_system_without_locks(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr('fcntl.lockf', lambda *arguments: os.stat('/no/lock'))      # raises an OSError
-    train.lock_folder(str(tmp_path)).close()
-    assert 'cannot be locked (No such file or directory)' in capsys.readouterr().err
+    def fail(*arguments):
+        raise OSError(errno.ENOLCK, 'No locks available')
+    monkeypatch.setattr('fcntl.flock', fail)
+    with train.lock_folder(str(tmp_path)):
+        assert 'cannot be locked (No locks available)' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize('dtype', ['float32', 'float16'])
@@ -976,7 +948,7 @@ def test_the_picture_or_a_line_without_matplotlib(run, stage, corpus, tmp_path):
     assert run('a').err == f'no {tmp_path}/a/loss.png without matplotlib: pip install matplotlib\n'
 
 
-def test_the_picture_has_losses_by_step_and_by_time(tmp_path, monkeypatch):
+def test_the_picture_has_losses_by_step(tmp_path, monkeypatch):
     lines = [{'kind': 'val', 'step': 0, 'unigram': 6, 'loss': 8},
              {'kind': 'train', 'step': 10, 'loss': 7, 'tokens_per_second': 100},
              {'kind': 'val', 'step': 15, 'unigram': 6, 'loss': 5},
@@ -984,12 +956,10 @@ def test_the_picture_has_losses_by_step_and_by_time(tmp_path, monkeypatch):
     (tmp_path / 'metrics.jsonl').write_text(''.join(json.dumps(line) + '\n' for line in lines))
     seen = []
     monkeypatch.setattr(train, 'plot', lambda path, panels, label: seen.append(panels))
-    train.plot_losses(tmp_path, 600)                    # tokens a step: 1 minute, and then 2
+    train.plot_losses(tmp_path)
     assert seen == [{
         'step': {'val unigram': [(0, 6), (15, 6)], 'val loss': [(0, 8), (15, 5)],
-                 'train loss': [(10, 7), (20, 4)]},
-        'minutes of training': {'val unigram': [(0, 6), (2, 6)], 'val loss': [(0, 8), (2, 5)],
-                                'train loss': [(1, 7), (3, 4)]}}]
+                 'train loss': [(10, 7), (20, 4)]}}]
 
 
 def test_a_bar_on_a_terminal_alone_and_weights_and_biases(run, monkeypatch):
@@ -1077,8 +1047,8 @@ def test_one_process_takes_the_steps_of_two_or_goes_on_from_them(pair, run, tmp_
             assert one['accuracy'] == two['accuracy']
         for name, x in last(folder)['model'].items():
             assert (x - last(pair)['model'][name]).abs().max() < 6e-5, name     # Adam's steps are 1e-4 each
-    launches = json.loads((tmp_path / 'rest' / 'run.json').read_text())
-    assert [launch['world_size'] for launch in launches] == [2, 1]
+    launches = (tmp_path / 'rest' / 'launches.jsonl').read_text().splitlines()
+    assert [json.loads(launch)['world_size'] for launch in launches] == [2, 1]
 
 
 def test_a_mistake_ends_with_status_2_and_one_line():
