@@ -14,6 +14,7 @@ import torch
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 sys.path.insert(0, ROOT)
+sys.path.append(os.path.join(ROOT, 'results'))         # for its scripts
 os.environ.setdefault('HF_HUB_OFFLINE', '1')            # Hugging Face's names: local files only
 os.environ.setdefault('OMP_NUM_THREADS', '1')           # else two pytest workers get in each other's way
 TINY = {'n_layer': 2, 'n_head': 4, 'n_embd': 16, 'n_inner': 32, 'block_size': 32, 'total_batch': 8,

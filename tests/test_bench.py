@@ -1,4 +1,4 @@
-"""bench.py: counts, turns and ratios on a fake clock, memory, finished runs, rank, pictures and tables."""
+"""bench.py and results/curves.py: counts, turns and ratios on a fake clock, memory; runs, rank, pictures."""
 import errno
 import fnmatch
 import json
@@ -18,25 +18,31 @@ from test_papers import COMMANDS
 from test_train import CPU
 
 import bench
+import curves
 import train
-from bench import MATRICES, PARAMETER_GROUPS, SYSTEMS
+from bench import PARAMETER_GROUPS, SYSTEMS
 from configurator import UserError
+from curves import MATRICES
 from model import SHATTER, MaskedLM, PermutationLM, SequenceClassifier
 from prepare_data import copy_tokenizer, load_tokenizer
 
 SHAPE = {'n_layer': 2, 'n_head': 4, 'n_embd': 16, 'n_inner': 32, 'vocab_size': 60, 'device': 'cpu',
          'dtype': 'float32'}
 CONFIG = {**knobs_of(bench), **SHAPE}
+RUNS = {**knobs_of(curves), **{key: value for key, value in SHAPE.items() if key != 'vocab_size'}}
 OWN_WORDS = [name for name in SYSTEMS if 'vocab_size' in SYSTEMS[name]]
 
 
 @pytest.fixture
 def call(stage, tmp_path):
-    """call('--what=...', key=value, ...) -> (the stage, bench.csv as a DataFrame)."""
+    """call('--what=...', key=value, ...) -> (the stage, bench.csv or curves.csv as a DataFrame)."""
     def run(*arguments, pictures=False, **knobs):
-        knobs = words(**{**SHAPE, 'out_dir': tmp_path, **knobs})
-        done = stage('bench', *knobs, *arguments, pictures=pictures)
-        return done, pd.read_csv(tmp_path / 'bench.csv') if done.code == 0 else None
+        is_bench = '--what=params' in arguments or '--what=sped' in arguments
+        name = 'bench' if is_bench else 'curves'
+        shape = {'device': 'cpu', 'dtype': 'float32'} if name == 'curves' else SHAPE
+        knobs = words(**{**shape, 'out_dir': tmp_path, **knobs})
+        done = stage(name, *knobs, *arguments, pictures=pictures)
+        return done, pd.read_csv(tmp_path / f'{name}.csv') if done.code == 0 else None
     return run
 
 
@@ -262,7 +268,7 @@ def test_memory_without_proc_is_refused(monkeypatch):
 
 def test_where_a_curve_leaves_the_plateau():
     def end(losses, level):
-        return bench.plateau_end([(10 * i, loss) for i, loss in enumerate(losses)], level)
+        return curves.plateau_end([(10 * i, loss) for i, loss in enumerate(losses)], level)
     assert end([9, 7, 6.4, 6.6, 6.3, 6.0], 6.5) == 40           # not yet at 20: above it again
     assert end([9, 7, 6.6], 6.5) is None
     assert end([6, 5], 6.5) == 0
@@ -286,7 +292,7 @@ def test_tokens_to_an_order_gap(call, tmp_path):
     _, frame = call('--what=runs', runs)
     assert 'million tokens to gap' not in frame
     os.remove(tmp_path / 'seen-1' / 'run.json')
-    assert 'seen-1: no run.json' in refused(call('--what=runs', runs, '--target_gap=0.2')[0])
+    assert 'seen-1: no record of a launch' in refused(call('--what=runs', runs, '--target_gap=0.2')[0])
 
 
 def test_hours_of_a_run(call, tmp_path):
@@ -387,8 +393,8 @@ def test_examples_of_the_tasks_beside_a_paper(monkeypatch):
         asked.append((hub, split, data_dir))
         return [None] * len(asked)
 
-    monkeypatch.setattr(bench, 'read_hub', read_hub)
-    rows = {(row['task'], row['split']): row for row in bench.examples({**CONFIG, 'data_dir': 'copies'}, CPU)}
+    monkeypatch.setattr(curves, 'read_hub', read_hub)
+    rows = {(row['task'], row['split']): row for row in curves.examples({**RUNS, 'data_dir': 'copies'}, CPU)}
     assert asked[0] == ('rajpurkar/squad', 'train', 'copies')
     assert len(asked) == len(rows) == 30
     assert rows['squad1', 'dev'] == {'task': 'squad1', 'split': 'dev', 'examples': 2, 'printed': '10.6k'}
@@ -404,7 +410,7 @@ def test_each_printed_run_is_made_by_a_command():
     for command in COMMANDS:
         module, knobs = resolved(command)
         made.add(re.sub(r'-\d+$', '', knobs.get('out_dir', '')))
-        if module is bench and knobs['what'] == 'runs':
+        if module is curves and knobs['what'] == 'runs':
             shown += knobs['runs'].split(',')
     for kind in 'convergence', 'accuracy', 'ptb_loss':
         for row in bench.printed_rows(kind):
@@ -429,9 +435,9 @@ def test_names_of_other_people_are_printed_without_control_characters(call, tmp_
 def test_rank_of_matrices_of_known_rank(r):
     torch.manual_seed(0)
     left, right = torch.randn(2, 3, 16, r).double(), torch.randn(2, 3, r, 16).double()
-    assert bench.rank_and_zeros(left @ right) == (r / 16, 0.0)
+    assert curves.rank_and_zeros(left @ right) == (r / 16, 0.0)
     noisy = torch.tensor([1.0] * r + [1e-9] * (16 - r)).double().diag()         # below float32's precision
-    assert bench.rank_and_zeros(noisy) == (r / 16, (256 - r) / 256)
+    assert curves.rank_and_zeros(noisy) == (r / 16, (256 - r) / 256)
 
 
 def test_matrices_of_scores():
@@ -451,7 +457,7 @@ def test_scores_are_those_that_the_model_uses(name):
     model = bench.build(name, CONFIG, 16)
     ids = torch.randint(60, (1, 16))
     config = model.config
-    maps = list(bench.attention_maps(model, ids))
+    maps = list(curves.attention_maps(model, ids))
     heads = 1 if config.attention == 'gau' else 4
     assert [a.shape for a in maps] == [(heads, 16, 16)] * config.n_layer
     if config.attention not in SHATTER:
@@ -471,17 +477,17 @@ def test_scores_of_squared_relu_are_scaled_as_inside_softmax():
     scores = []
     for normaliser in ('softmax', 'squared_relu'):
         torch.manual_seed(0)
-        config = bench.EncoderConfig(60, 16, 1, 4, 16, 32, attention='gau', position='rope', key_size=8,
+        config = curves.EncoderConfig(60, 16, 1, 4, 16, 32, attention='gau', position='rope', key_size=8,
                                      normaliser=normaliser)
-        scores += bench.scores_of(MaskedLM(config), torch.arange(16)[None])
+        scores += curves.scores_of(MaskedLM(config), torch.arange(16)[None])
     assert [name for name, _ in scores] == ['softmax', 'relu^2']
     torch.testing.assert_close(scores[0][1], scores[1][1])
 
 
 def test_attention_of_an_untrained_gau():
     """Half of the weights of a training step are dropped here; scores of 8 dimensions have rank 8 of 32."""
-    config = {**CONFIG, 'dropout': 0.5, 'key_size': 8, 'lengths': (32,)}
-    rows = {(row['mode'], row['matrix']): row for row in bench.untrained(config, CPU)}
+    config = {**RUNS, 'dropout': 0.5, 'key_size': 8, 'lengths': (32,)}
+    rows = {(row['mode'], row['matrix']): row for row in curves.untrained(config, CPU)}
     assert [*rows] == [(mode, kind) for mode in ('train', 'eval') for kind in ('QK^T', 'softmax', 'relu^2')]
     for mode in 'train', 'eval':
         assert rows[mode, 'QK^T']['rank / T'] == 8 / 32
@@ -492,8 +498,8 @@ def test_attention_of_an_untrained_gau():
     assert rows['train', 'softmax']['printed'] == '0.9983, 10.03% (liu: table 3)'
     assert rows['eval', 'softmax']['printed'] is None
     torch.manual_seed(1)
-    model = bench.build('gau_12k', {**config, 'normaliser': 'squared_relu'}, 32)
-    scores = [layer for _, layer in bench.scores_of(model, torch.randint(12_000, (1, 32)))]
+    model = bench.build('gau_12k', {**config, 'finetune': False, 'normaliser': 'squared_relu'}, 32)
+    scores = [layer for _, layer in curves.scores_of(model, torch.randint(12_000, (1, 32)))]
     negative = (torch.stack(scores) <= 0).double().mean().item()
     assert rows['eval', 'relu^2']['zeros'] == pytest.approx(negative)
 
@@ -522,21 +528,22 @@ def test_a_run_of_train_and_its_rank_and_pictures(stage, call, corpus, tmp_path)
 
 @pytest.mark.parametrize('knob, message', [
     ('--what=sped', "what='sped': choose one of params, speed"),
-    ('--variants=original,pair', "variants='pair': choose one of original, symmetric"),
+    ('--what=params --variants=original,pair', "variants='pair': choose one of original, symmetric"),
+    ('--what=speed', "what='speed': choose one of runs, rank"),
     ('--what=runs', "runs='': no such folder"),
     ('--runs=\x1b[2J', r"runs='\x1b[2J': no such folder"),
     ('--lengths=0', 'lengths=(0,) must be finite and at least 1'),
 ])
 def test_bad_input_is_refused(knob, message, call):
-    assert message in refused(call('--what=runs', knob)[0])
+    assert message in refused(call(*knob.split())[0])
 
 
-def test_a_full_disk_names_the_file(call, tmp_path, monkeypatch):
+def test_a_full_disk_is_one_line(call, monkeypatch):
     def fail(file):
         raise OSError(errno.ENOSPC, 'No space left on device')
     monkeypatch.setattr(os, 'fsync', fail)
     line = refused(call('--what=params', '--variants=original')[0])
-    assert line.endswith(f"No space left on device: '{tmp_path}/bench.csv'")
+    assert line.endswith('No space left on device')
 
 
 def test_folders_that_are_no_runs_are_refused(call, corpus, tmp_path):

@@ -88,12 +88,13 @@ def stage_of(name):
 
 
 def called(script):
-    """Command lines 'python train.py ...' that bash comes to in a script, each with its arguments."""
+    """Command lines 'python train.py ...' of stages that bash comes to in a script, with their arguments."""
     with tempfile.TemporaryDirectory() as empty:        # no glob matches a file there, no program is found
         done = subprocess.run([shutil.which('bash'), '-c', PRINTS + script], capture_output=True, text=True,
                               cwd=empty, env={'PATH': empty})
     assert (done.returncode, done.stderr) == (0, ''), done.stderr
-    return [shlex.join(command.split('\037')[:-1]) for command in done.stdout.split('\036')[:-1]]
+    commands = [shlex.join(command.split('\037')[:-1]) for command in done.stdout.split('\036')[:-1]]
+    return [command for command in commands if not command.startswith('python results/')]
 
 
 def commands_of(page):
@@ -112,7 +113,7 @@ def resolved(command):
     """(stage, its knobs) of a command line, as the stage's main() gets them."""
     words = shlex.split(command)
     at = next(i for i, word in enumerate(words) if word.endswith('.py'))
-    module = importlib.import_module(words[at].removesuffix('.py'))
+    module = importlib.import_module(os.path.basename(words[at]).removesuffix('.py'))
     return module, configure(dict(vars(module)), module.MINIMUM, words[at + 1:])
 
 

@@ -7,7 +7,6 @@ import re
 
 from test_configs import COMMANDS, ON_PAGE, PAGE, read, resolved
 
-import bench
 import finetune
 import prepare_data
 import train
@@ -81,7 +80,7 @@ def test_every_command_finds_what_those_above_it_made():
             names = {os.path.basename(path) for path in paths}
             runs |= {f"{config['out_dir']}/{name}/*": {'milestones': ()} for name in names}
         else:
-            assert set(config['what'].split(',')) <= set(bench.SECTIONS), command
+            assert set(config['what'].split(',')) <= set(module.SECTIONS), command
     assert len(COMMANDS) > 100
 
 

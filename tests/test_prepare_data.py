@@ -1,7 +1,6 @@
 """prepare_data.py: the same bytes from any reader, process and part; no unit lost, no text in both splits."""
 import contextlib
 import errno
-import fcntl
 import glob
 import gzip
 import itertools
@@ -104,7 +103,7 @@ def encoded(folder, texts):
 def contents(folder):
     """{path within a folder: bytes} of all files."""
     files = (item for item in sorted(pathlib.Path(folder).rglob('*')) if item.is_file()
-             and item.name != 'lock')
+             and not item.name.startswith('lock'))
     return {str(item.relative_to(folder)): item.read_bytes() for item in files}
 
 
@@ -256,6 +255,52 @@ def test_exported_copy_gives_our_ids(tmp_path, specs, kind, lower_case):
     assert (theirs.model_max_length, theirs.pad_token_id, theirs.mask_token_id) == (64, pad, mask)
 
 
+@pytest.mark.parametrize('kind', prepare_data.TOKENIZERS)
+def test_a_text_with_masks_gives_the_ids_of_training_with_some_replaced(tmp_path, kind, specs):
+    """Before punctuation, inside and at the end; as the exported tokenizer."""
+    texts = ['the red river.', 'the river of red', 'river (of) the, red and the'] * 40
+    pieces = [*VOCAB[:8], *'().,', 'the', 'of', 'and', 'red', 'river']
+    (tmp_path / 'vocab.txt').write_text('\n'.join(pieces) + '\n')
+    folder, _ = prepare(tmp_path, [f'{text} {i}' for i, text in enumerate(texts)], tokenizer=specs[kind],
+                        vocab_size=50)
+    tokenizer = prepare_data.load_tokenizer(folder)
+    mask = tokenizer.special_ids['mask']
+    n_checked = 0
+    for text, place in itertools.product(texts[:3], range(9)):
+        words = list(re.finditer(r'\w+|[^\w\s]', text))[place:place + 1]
+        (ids, offsets), = tokenizer.encode_offsets([text])
+        for word in words:
+            tokens = [i for i, (begin, end) in enumerate(offsets) if word.start() < end <= word.end()]
+            after_space = text[:word.start()].endswith(' ')
+            if kind in ('sentencepiece', 'tiktoken') and after_space:           # not a space and a word
+                tokens = [i for i in tokens if offsets[i][0] < word.start()] or [0, 1]
+            if len(tokens) == 1 and offsets[tokens[0]][1] == word.end():
+                expected = [mask if i in tokens else token for i, token in enumerate(ids)]
+                masked = f'{text[:word.start()]}[MASK]{text[word.end():]}'
+                first, *others = tokenizer.encode_parts(masked.split('[MASK]'))
+                assert [*first, *itertools.chain.from_iterable([mask, *part] for part in others)] == expected
+                if kind != 'tiktoken':
+                    exported = prepare_data.fast_tokenizer(tokenizer, 64)
+                    assert exported(masked, add_special_tokens=False)['input_ids'] == expected
+                n_checked += 1
+    assert n_checked > 2
+
+
+def test_a_small_corpus_gets_a_small_vocabulary(tmp_path, capfd):
+    _, meta = prepare(tmp_path, make_texts(30), vocab_size=4096)
+    assert 30 < meta['vocab_size'] < 4096
+    assert 'vocab_size=4096 is too high for so small a corpus' in capfd.readouterr().err
+
+
+def test_a_vocabulary_of_another_language_is_said(tmp_path, specs, capfd):
+    _, meta = prepare(tmp_path, make_texts(30, pieces=CHINESE[:7]), tokenizer=specs['wordpiece'])
+    assert meta['unknown'] > 0.9
+    assert '% of the tokens are [UNK]: the vocabulary does not suit it' in capfd.readouterr().err
+    _, meta = prepare(tmp_path, make_texts(30), name='y')
+    assert meta['unknown'] == 0
+    assert '[UNK]' not in capfd.readouterr().err
+
+
 # ---- Chinese words ----
 
 @pytest.mark.parametrize('text, cut, tokens', [
@@ -304,21 +349,19 @@ def test_words_stay_with_their_tokens(tmp_path, capfd, monkeypatch):
 
 # ---- readers ----
 
-def test_rows_without_text_are_counted_and_the_first_is_shown(tmp_path, capfd):
-    """The file begins with a byte order mark; what is shown has no control characters."""
+def test_rows_without_text_are_counted_by_reason(tmp_path, capfd):
+    """The file begins with a byte order mark."""
     good = [json.dumps({'text': text}).encode() for text in make_texts(100)]
-    bad = [b'{"text": null, "x": "a\\u001b[31m' + b'b' * 300 + b'"}', b'{"text": 3}', b'{"text": "\xff"}',
-           b'{"text": "cut', b'[1, 2]', b'{"title": "x"}', b'{"text": "\\u200b"}']     # the last has no token
-    more = [b'', b'{"text": " \\n"}', b'{"text": "a\\ud800b"}']               # a lone surrogate is a '?'
+    bad = [b'{"text": null, "x": "b"}', b'{"text": 3}', b'{"text": "\xff"}', b'{"text": "cut', b'[1, 2]',
+           b'{"title": "x"}', b'{"text": "\\u200b"}']            # the last has no token
+    more = [b'', b'{"text": " \\n"}', b'{"text": "a\\ud800b"}']           # a lone surrogate is a '?'
     (tmp_path / 'a.jsonl').write_bytes(b'\xef\xbb\xbf' + b'\n'.join([*good[:50], *bad, *more, *good[50:]]))
     folder, meta = prepare(tmp_path, corpus=str(tmp_path / 'a.jsonl'))
     assert read_all(folder, meta) == sorted(encoded(folder, [*make_texts(100), 'a?b']))
-    assert meta['left_out'][0] == len(bad) + 1                  # a blank text counts, a blank line does not
+    assert meta['dropped'] == {"rows without text in 'text'": 4, 'rows that are no JSON or no UTF-8': 2,
+                               'texts without a token': 1, 'blank rows': 1}     # a blank line is no row
     line, = (line for line in capfd.readouterr().err.splitlines() if 'left out' in line)
-    assert f'{len(bad) + 1} rows left out' in line
-    assert "a.jsonl: {'text': None" in line
-    assert line.isprintable()
-    assert len(line) < 400
+    assert "left out: 4 rows without text in 'text', 2 rows that are no JSON or no UTF-8, 1 blank" in line
 
 
 def test_ranges_of_a_file_have_each_line_once(tmp_path):
@@ -341,7 +384,7 @@ def test_readers_agree(tmp_path):
     half = data.index(b'\n', len(data) // 2) + 1
     frames = [zstandard.ZstdCompressor().compress(part) for part in (data[:half], data[half:])]
     (tmp_path / 'zst' / 'a.jsonl.zst').write_bytes(b''.join(frames))
-    (tmp_path / 'plain' / 'notes.md').write_text('of no use')
+    (tmp_path / 'plain' / 'notes.csv').write_text('of no use')
     (tmp_path / 'gz' / 'deep' / 'a.jsonl.gz').write_bytes(gzip.compress(data))
     for i in range(2):
         rows = pyarrow.table({'n': range(20), 'text': texts[20 * i:20 * i + 20]})
@@ -359,7 +402,7 @@ def test_each_file_once(tmp_path):
     """A link to the folder itself, of which two would give 2^40 paths; to a file; hidden files."""
     deep = tmp_path / 'texts' / 'deep'
     deep.mkdir(parents=True)
-    for name in ('b.txt', '.hidden.txt', 'notes.md'):
+    for name in ('b.txt', '.hidden.txt', 'notes.csv'):
         (deep / name).write_text('text')
     (tmp_path / 'texts' / '.git').mkdir()
     (tmp_path / 'texts' / '.git' / 'c.txt').write_text('text')
@@ -368,9 +411,25 @@ def test_each_file_once(tmp_path):
     (tmp_path / 'elsewhere').mkdir()
     (tmp_path / 'elsewhere' / 'a.txt').write_text('text')
     (tmp_path / 'texts' / 'link').symlink_to(tmp_path / 'elsewhere')
-    files = prepare_data.find_files(str(tmp_path / 'texts'))
-    assert [os.path.relpath(file, tmp_path / 'texts') for file in files] == ['deep/b.txt', 'link/a.txt']
-    assert prepare_data.find_files(f'{tmp_path}/texts/*/[ab].txt') == files
+    files, others = prepare_data.find_files(str(tmp_path / 'texts'))
+    assert {os.path.realpath(file) for file in files} == {str(deep / 'b.txt'), f'{tmp_path}/elsewhere/a.txt'}
+    assert len(files) == 2
+    assert [os.path.basename(file) for file in others] == ['notes.csv']
+    assert prepare_data.find_files(f'{tmp_path}/texts/*/[ab].txt')[1] == []
+
+
+def test_suffixes_in_any_case_and_files_of_other_kinds(tmp_path, capfd):
+    texts = make_texts(60)
+    (tmp_path / 'mix').mkdir()
+    for name, text in zip(('a.txt', 'B.TXT', 'c.md'), texts, strict=False):
+        (tmp_path / 'mix' / name).write_text(text)
+    write_jsonl(tmp_path / 'mix' / 'd.ndjson', texts[3:30])
+    packed = gzip.compress(pathlib.Path(write_jsonl(tmp_path / 'e', texts[30:])).read_bytes())
+    (tmp_path / 'mix' / 'E.JSONL.GZ').write_bytes(packed)
+    (tmp_path / 'mix' / 'f.csv').write_text('of no use')
+    folder, meta = prepare(tmp_path, corpus=str(tmp_path / 'mix'))
+    assert read_all(folder, meta) == sorted(encoded(folder, texts))
+    assert 'x: left out: 1 files of other kinds, such as f.csv' in capfd.readouterr().err
 
 
 @pytest.mark.parametrize('data, texts', [
@@ -392,7 +451,7 @@ def test_documents_between_blank_lines(tmp_path):
             b'\n' * k + '\n \n\n'.join(texts[20 * k:20 * k + 20]).encode() + b'\n\n\xff\n')
     folder, meta = prepare(tmp_path, corpus='cluecorpussmall', path=str(tmp_path), tokenizer='character')
     assert read_all(folder, meta) == sorted(encoded(folder, texts))
-    assert meta['left_out'][0] == 3
+    assert meta['dropped'] == {'rows that are no JSON or no UTF-8': 3}
 
 
 def unit_of(tmp_path, rows, **changes):
@@ -411,33 +470,19 @@ def test_an_array_of_records(tmp_path, name, indent):
     (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith('.gz') else data)
     folder, meta = prepare(tmp_path, corpus=str(tmp_path / name), tokenizer='character', unit_bytes=100)
     assert read_all(folder, meta) == sorted(encoded(folder, make_texts(40)))
-    assert meta['left_out'][0] == 1
+    assert sum(meta['dropped'].values()) == 1
     assert len(meta['splits']['val']) == 1
 
 
-def test_deeply_nested_json_is_no_traceback(tmp_path):
-    """A line of it is left out; an array, or a folder's .json, is refused."""
-    deep = '[' * 10 ** 5
-    file = write_jsonl(tmp_path / 'a.jsonl', make_texts(40))
-    with open(file, 'a') as lines:
-        lines.write(deep + '\n')
-    _, meta = prepare(tmp_path, corpus=file, tokenizer='character')
-    assert meta['left_out'][0] == 1
-    (tmp_path / 'a.json').write_text(deep)
-    with pytest.raises(UserError, match='a.json: cannot be read: maximum recursion depth'):
-        prepare(tmp_path, corpus=str(tmp_path / 'a.json'), tokenizer='character', name='y')
-    with pytest.raises(UserError, match='a.json: missing, damaged'):
-        prepare_data.read_json(str(tmp_path), 'a.json')
-
-
-@pytest.mark.parametrize('tokenizer', ['sentencepiece', 'wordpiece'])
-@pytest.mark.parametrize('name, data, first', [
-    ('a.json', b'{\n "text":\n 3\n}\n', "4 rows left out, no text or filtered; the first: .*a.json: b'{"),
-    ('a.txt', 'one two'.encode('utf-16'), "1 rows left out, .*a.txt: b'.xff.xfeo.x00n.x00e"),
-    ('a.jsonl', b'', 'no row either')])
-def test_a_corpus_without_text_is_one_line(tmp_path, specs, tokenizer, name, data, first):
+@pytest.mark.parametrize('tokenizer, said', [('sentencepiece', 'no text in the corpus'),
+                                             ('wordpiece', 'holds out 0 of 0 documents: two are needed')])
+@pytest.mark.parametrize('name, data, reason', [
+    ('a.json', b'{\n "text":\n 3\n}\n', "3 rows that are no JSON or no UTF-8, 1 rows without text in 'text'"),
+    ('a.txt', 'one two'.encode('utf-16'), '1 rows that are no JSON or no UTF-8'),
+    ('a.jsonl', b'', 'nothing')])
+def test_a_corpus_without_text_is_one_line(tmp_path, specs, tokenizer, said, name, data, reason):
     (tmp_path / name).write_bytes(data)
-    with pytest.raises(UserError, match=f'x: no text in the corpus: {first}'):
+    with pytest.raises(UserError, match=f'{said}.*; left out: {reason}'):
         prepare(tmp_path, corpus=str(tmp_path / name), tokenizer=specs[tokenizer])
 
 
@@ -446,9 +491,9 @@ def test_a_corpus_without_text_is_one_line(tmp_path, specs, tokenizer, name, dat
     (2, [' = A = \none', ' = = s = = \n = B = ', 'two']), (9, [' = A = \none\n = = s = = \n = B = \ntwo'])])
 def test_rows_are_joined(tmp_path, joined, documents):
     rows = [{'text': text} for text in (' = A = \n', '', 'one\n', ' = = s = = \n', ' = B = \n', None, 'two')]
-    unit, left_out = unit_of(tmp_path, rows, joined=joined), prepare_data.LeftOut()
-    assert list(prepare_data.unit_texts(unit, '', left_out)) == documents
-    assert left_out.count == 1
+    unit, dropped = unit_of(tmp_path, rows, joined=joined), prepare_data.Counter()
+    assert list(prepare_data.unit_texts(unit, '', dropped)) == documents
+    assert dropped.total() == 1
 
 
 def test_oscar_filter_on_both_schemas(tmp_path):
@@ -462,10 +507,10 @@ def test_oscar_filter_on_both_schemas(tmp_path):
         'malware', 'mixed_adult', 'sect')]
     rows = [{'content': str(more), 'metadata': english | more} for more in passes + fails]
     unit = unit_of(tmp_path, [*rows, {'content': 'x', 'metadata': None}], corpus='oscar', field='content')
-    left_out = prepare_data.LeftOut()
-    texts = prepare_data.unit_texts(unit, '', left_out)
+    dropped = prepare_data.Counter()
+    texts = prepare_data.unit_texts(unit, '', dropped)
     assert list(texts) == list(map(str, passes))
-    assert left_out.count == len(fails) + 1
+    assert dropped.total() == len(fails) + 1
 
 
 def test_docstrings_of_a_package(tmp_path, monkeypatch):
@@ -511,14 +556,14 @@ def test_units_of_the_hub(tmp_path, monkeypatch):
     assert asked == [('SamuelYang/bookcorpus', None, 'train', 'main123'),
                      ('wikimedia/wikipedia', '20231101.en', 'train', 'main123')]
     assert meta['name'] == 'books_wikipedia'
-    assert meta['left_out'][0] == 4
+    assert sum(meta['dropped'].values()) == 4
     assert len(meta['splits']['val']) == 2 + 6                          # units
     assert len(read_all(folder, meta)) == 2 * 1 + 2 * 59                # joined rows: a document a file
     folder, meta = prepare(tmp_path, corpus='wikitext', name='joined', val_fraction=0.3)
     assert len(meta['splits']['val']) == 2
     assert len(read_all(folder, meta)) == 2 * 11        # no article is cut
     monkeypatch.setattr(huggingface_hub.HfApi, 'dataset_info', lambda self, name, revision: 1 / 0)
-    with pytest.raises(UserError, match='owner/name: cannot be read from the hub; without a network: --corp'):
+    with pytest.raises(UserError, match='owner/name: no file here, and cannot be read from the hub; with'):
         prepare(tmp_path, corpus='owner/name', name='other')
 
 
@@ -579,7 +624,7 @@ def test_a_plan_is_kept_or_begun_again(tmp_path):
 
 HOLD = """
 import sys, prepare_data
-with prepare_data.lock_part(sys.argv[1], int(sys.argv[2])):
+with prepare_data.lock_folder(sys.argv[1], 'lock_' + sys.argv[2]):
     print('locked', flush=True)
     sys.stdin.read()
 """
@@ -596,64 +641,31 @@ def other_command(folder, part):
         started.communicate('')
 
 
-def test_two_commands_do_not_replace_each_other(tmp_path):
-    """Each part is locked; only who begins a corpus must be alone."""
+def test_two_commands_do_not_prepare_one_part(tmp_path):
     usual = {**jsonl_files(tmp_path), 'tokenizer': 'character'}
     folder = str(tmp_path / 'data' / 'x')
-    with other_command(folder, 0), pytest.raises(UserError, match='x: another command prepares it at this'):
+    with other_command(folder, 0), pytest.raises(UserError, match='x: another run uses it: end that one'):
         prepare_data.prepare(knobs(tmp_path, **usual))
-    assert os.listdir(folder) == ['lock']
+    assert os.listdir(folder) == ['lock_0']
     prepare_data.prepare(knobs(tmp_path, part='0/2', **usual))
-    with other_command(folder, 1), pytest.raises(UserError, match='another command'):
+    with other_command(folder, 1), pytest.raises(UserError, match='another run'):
         prepare_data.prepare(knobs(tmp_path, part='1/2', **usual))
-    with other_command(folder, 1):
-        os.rename(f'{folder}/units.json', f'{folder}/removed')
-        with pytest.raises(UserError, match='another command'):             # part 1 writes by the old one
-            prepare_data.prepare(knobs(tmp_path, part='0/2', **usual))
-        os.rename(f'{folder}/removed', f'{folder}/units.json')
     with other_command(folder, 0):
         prepare(tmp_path, part='1/2', **usual)
 
 
-def test_a_finished_corpus_may_be_read_only(tmp_path, monkeypatch, capfd):
-    folder, _ = prepare(tmp_path, make_texts(100), tokenizer='character')
-    os.remove(f'{folder}/lock')
-    monkeypatch.setattr(os, 'access', lambda path, mode: path != folder or mode != os.W_OK)
-    capfd.readouterr()
-    prepare(tmp_path, make_texts(100), tokenizer='character')
-    assert ': train: ' in capfd.readouterr().err
-    assert not os.path.exists(f'{folder}/lock')
-
-
-def test_a_file_system_without_locks(tmp_path, monkeypatch, capfd):
-    def lockf(*_):
-        raise OSError(errno.ENOLCK, 'No locks available')
-    monkeypatch.setattr(fcntl, 'lockf', lockf)
-    prepare(tmp_path, make_texts(100), tokenizer='character')
-    assert 'x cannot be locked (No locks available): start no second' in capfd.readouterr().err
-
-
-@pytest.mark.parametrize('val_fraction, small', [(1e-9, 'val'), (1 - 1e-9, 'train')])
-def test_no_split_is_empty(tmp_path, val_fraction, small):
-    """The text of the least or greatest hash, decided for all parts; one without a token does not count."""
-    texts = make_texts(40)
-    invisible = ['\u200b' * n for n in range(1, 200)]
-    hashes = [prepare_data.text_hash(text, prepare_data.HASH_SEED) for text in texts]
-    chosen = min(hashes) if small == 'val' else max(hashes)
-    usual = {'corpus': write_jsonl(tmp_path / 'a.jsonl', texts + invisible), 'val_fraction': val_fraction,
-             'tokenizer': 'character', 'unit_bytes': 1500}
-    for part in ('0/2', '1/2'):
-        folder = prepare_data.prepare(knobs(tmp_path, **usual, part=part))
-    meta = prepare_data.load_meta(folder)
-    assert read_split(folder, meta, small) == encoded(folder, [texts[hashes.index(chosen)]])
-    assert len(read_all(folder, meta)) == len(texts)
-    assert len(meta['splits']['val']) > 2
-
-
-@pytest.mark.parametrize('val_fraction, empty', [(1e-9, 'val'), (1 - 1e-9, 'train')])
-def test_one_document_is_one_line(tmp_path, val_fraction, empty):
-    with pytest.raises(UserError, match=f'leaves no document for {empty}: remove .*/units.json and'):
-        prepare(tmp_path, ['red'] * 3, val_fraction=val_fraction, tokenizer='character')
+@pytest.mark.parametrize('val_fraction', [1e-9, 1 - 1e-9])
+def test_an_empty_split_is_one_line_that_says_what_would_do(tmp_path, val_fraction):
+    """The command with that val_fraction holds one document out; a single document is not enough."""
+    texts = make_texts(12)
+    with pytest.raises(UserError, match=' of 12 documents: --val_fraction=0.[0-9]+ does') as error:
+        prepare(tmp_path, texts, val_fraction=val_fraction, tokenizer='character')
+    share = float(re.search('--val_fraction=([0-9.]+)', str(error.value))[1])
+    folder, meta = prepare(tmp_path, texts, val_fraction=share, tokenizer='character')
+    assert len(read_split(folder, meta, 'val')) == 1
+    assert len(read_all(folder, meta)) == 12
+    with pytest.raises(UserError, match='holds out 0 of 1 documents: two are needed'):
+        prepare(tmp_path, ['red'], val_fraction=1e-9, tokenizer='character', name='one')
 
 
 def test_a_corpus_with_both_splits_is_split_by_the_hash_alone(tmp_path):
@@ -683,7 +695,7 @@ def test_max_documents_are_the_first_of_each_unit(tmp_path):
     assert len(prepared) == n_units * math.ceil(50 / n_units)
     assert set(prepared) < set(direct)
     assert direct[0] in prepared
-    assert meta['left_out'][0] == 1
+    assert sum(meta['dropped'].values()) == 1
 
 
 def test_a_sample_is_of_the_whole_corpus(tmp_path):
@@ -711,23 +723,21 @@ def test_a_sample_is_of_the_whole_corpus(tmp_path):
     ('--corpus=nowhere.jsonl', "corpus='nowhere.jsonl': no such file; choose one of docstrings"),
     ('--corpus=good.jsonl --val_fraction=0', 'val_fraction=0.0: must be above 0 and at most 1'),
     ('--corpus=good.jsonl --tokenizer=wordpeice', "tokenizer='wordpeice': choose one of sentencepiece"),
-    ('--corpus=good.jsonl --tokenizer=\x1b[2Jred', r"tokenizer='\x1b[2Jred': choose one of sentencepiece"),
-    ('--corpus=good.jsonl --tokenizer=character:\x1b[2J', r"tokenizer='character:\x1b[2J': "),
     ('--corpus=good.jsonl --tokenizer=data/x',
-     'data/x: not prepared: run python prepare_data.py --corpus=FILES --name=x; config/data/docstrings.py'),
-    ('--check=data/wikitext', 'run python prepare_data.py config/data/wikitext.py, whose header'),
+     'data/x: not prepared: run python prepare_data.py --corpus=FILES --name=x'),
+    ('--check=data/wikitext', 'run python prepare_data.py config/data/wikitext.py'),
     ('--corpus=cluecorpussmall', 'needs --path='),
     ('--corpus=good.jsonl --text_field=body', "text_field='body': the first row has id, text"),
-    ('--corpus=good.jsonl --vocab_size=90000', 'high (90000). Please set it to a value <= '),
-    ('--corpus=good.jsonl --tokenizer=wordpiece:good.jsonl', "KeyError: '[PAD]'"),
+    ('--corpus=good.jsonl --vocab_size=9', 'smaller than required_chars. 9 vs '),
+    ('--corpus=good.jsonl --tokenizer=wordpiece:good.jsonl', 'tokenizer/vocab.txt: no line is [PAD]'),
     ('--corpus=good.jsonl --tokenizer=sentencepiece:good.jsonl', "tokenizer='sentencepiece:good.jsonl': "),
     ('--corpus=good.jsonl --tokenizer=character:no.txt', 'no.txt'),
     ('--corpus=good.jsonl --segmenter=jieba', "segmenter='jieba': must be jieba, with tokenizer=wordpiece"),
     ('--corpus=cut.jsonl.gz', 'cut.jsonl.gz: cannot be read: '),
     ('--path=nosuchpackage', "'nosuchpackage' is"),
     ('--corpus=good.jsonl --part=4/4', "part='4/4': must be i/n with i from 0 to n - 1, as in 0/4"),
-    ('--corpus=texts --data_dir=.', 'texts lies in ./texts, for the result: give another --name'),
-    ('--check=texts', 'texts: not prepared: run python prepare_data.py --corpus=FILES --name=texts --data')])
+    ('--corpus=texts --data_dir=.', './texts has the corpus, and the result would be put there: give'),
+    ('--check=texts', 'texts: not prepared: run python prepare_data.py --corpus=FILES --name=texts')])
 def test_mistakes_are_one_line(tmp_path, monkeypatch, stage, arguments, said):
     """And leave nothing behind that a corrected command would trip over."""
     monkeypatch.chdir(tmp_path)
@@ -736,7 +746,7 @@ def test_mistakes_are_one_line(tmp_path, monkeypatch, stage, arguments, said):
     os.mkdir('texts')
     shutil.copy(good, 'texts/mine.jsonl')
     done = stage('prepare_data', '--num_proc=1', *arguments.split())
-    lines = [line for line in done.err.splitlines() if ' units of ' not in line]
+    lines = [line for line in done.err.splitlines() if not re.search(' units of | is trained on ', line)]
     assert said in refused(done._replace(err='\n'.join(lines)))
     assert os.listdir('texts') == ['mine.jsonl']
     assert not glob.glob('data/*/*.json')
@@ -786,20 +796,20 @@ def test_check_covers_every_file_and_names_what_mends_it(sound, tmp_path, stage)
     for name in names:
         flip(home / name)
         line = refused(stage('prepare_data', f'--check={home}'))
-        assert f'{home}/{name}: missing, damaged or of another version: remove {home}/' in line
-        os.remove(line.partition(': remove ')[2].partition(' and ')[0])
+        if name != 'meta.json':                                 # which may have another file's sum changed
+            assert f'{home}/{name}: ' in line
+        assert f': missing, damaged or of another version: remove {home}/' in line
+        removed = line.partition(': remove ')[2].partition(' and ')[0]
+        os.remove(f'{home}/meta.json' if name == 'meta.json' else removed)
         assert contents(prepare(tmp_path, **sound[1])[0]) == reference, name
 
 
 def test_a_run_checks_what_it_reads(sound, tmp_path):
-    """Sizes, the tokenizer's files, and that starts ascend from 0 to the number of tokens."""
+    """Sizes, and the tokenizer's files."""
     home = copied(sound, tmp_path)
     meta = prepare_data.load_meta(str(home))
     for name, change in (('train_00000.bin', lambda data: data[:-1]), ('train_00002.words', lambda data: b''),
                          ('val_00001.idx', lambda data: data + b'\0'),
-                         ('train_00000.idx', lambda data: data[:9] + b'\x80' + data[10:]),
-                         ('train_00000.idx', lambda data: b'\1' + data[1:]),
-                         ('train_00000.idx', lambda data: data[:-1] + b'\1'),
                          ('tokenizer/word_start.bin', lambda data: b'\2' + data[1:])):
         prepare_data.check_corpus(str(home), meta)
         whole = (home / name).read_bytes()
@@ -812,119 +822,18 @@ def test_a_run_checks_what_it_reads(sound, tmp_path):
         prepare_data.check_corpus(str(home), meta)
 
 
-@pytest.mark.parametrize('name', ['meta.json', 'units.json', 'unit_00001.json', 'tokenizer/settings.json'])
-def test_any_flipped_bit_of_a_json_names_it(sound, tmp_path, name):
-    """Also in the word checksum, at the end, where every byte is tried."""
+def test_a_folder_of_an_earlier_revision_goes_on(sound, tmp_path):
+    """Its .json have a checksum as last key: done units stay, a lost one is made."""
     home = copied(sound, tmp_path)
-    value = prepare_data.read_json(str(home), name)
-    size = (home / name).stat().st_size
-    for place in [*range(0, size, max(1, size // 50)), *range(size - 35, size - 3)]:
-        flip(home / name, place, place % 8)
-        with pytest.raises(UserError, match=f'/{name}: missing, damaged or .*: remove '):
-            prepare_data.read_json(str(home), name)
-        flip(home / name, place, place % 8)
-    assert prepare_data.read_json(str(home), name) == value
-
-
-@pytest.mark.parametrize('value', [{'a': 1.5, 'b': [None, 'é']}, [{'a': 1}, {'a': 2}], {'n': {'x': 1}}])
-def test_json_keeps_its_shape(tmp_path, value):
-    """Other readers see one key more in the dict or in the list's last one; no checksum is fine, too."""
-    place = tmp_path / 'a.json'
-    prepare_data.write_json(place, value)
-    whole = json.loads(place.read_text())
-    last = whole[-1] if isinstance(whole, list) else whole
-    assert len(last.pop('checksum')) == 16
-    assert whole == value
-    assert prepare_data.read_json(str(tmp_path), 'a.json') == value
-    place.write_text(json.dumps(value))                         # as it was written before
-    assert prepare_data.read_json(str(tmp_path), 'a.json') == value
-    prepare_data.write_json(place, {10: 1, 9: 2})
-    assert prepare_data.read_json(str(tmp_path), 'a.json') == {'10': 1, '9': 2}
-
-
-def test_a_folder_of_before_checksums_goes_on(sound, tmp_path):
-    """Without the sums in units.json, unit_*.json and settings.json: done units stay, a lost one is made."""
-    home = copied(sound, tmp_path)
-    for name in ['units.json', 'tokenizer/settings.json', *(file.name for file in home.glob('unit_*.json'))]:
-        (home / name).write_text(json.dumps(prepare_data.read_json(str(home), name), indent=1) + '\n')
+    for file in [home / 'units.json', home / 'tokenizer' / 'settings.json', *home.glob('unit_*.json')]:
+        value = json.loads(file.read_text())
+        file.write_text(json.dumps({**value, 'checksum': prepare_data.digest_of(value)}, indent=1) + '\n')
     (home / 'meta.json').unlink()
     (home / 'unit_00001.json').unlink()
     before = (home / 'unit_00000.json').stat().st_mtime_ns
     _, meta = prepare(tmp_path, **sound[1])
     assert meta['identity'] == prepare_data.load_meta(str(sound[0] / 'data' / 'x'))['identity']
     assert (home / 'unit_00000.json').stat().st_mtime_ns == before
-
-
-@pytest.mark.parametrize('name', ['../../mine', '/etc/passwd', 'a\x1b[2Jb', 'tokenizer/../../x', ''])
-def test_meta_of_another_person_leads_nowhere_else(sound, tmp_path, name):
-    """A message may tell to remove what it names; a checksum is easily made."""
-    home = copied(sound, tmp_path)
-    for change in ('stem', 'ending', 'files'):
-        meta = prepare_data.load_meta(str(sound[0] / 'data' / 'x'))
-        if change == 'stem':
-            meta['splits']['val'][0]['stem'] = name
-        elif change == 'ending':
-            meta['splits']['val'][0]['sha256'][name] = '0'
-        else:
-            meta['files'][name] = '0'
-        prepare_data.write_json(home / 'meta.json', meta)
-        with pytest.raises(UserError, match='/meta.json: missing, damaged') as error:
-            prepare_data.load_meta(str(home))
-        assert str(error.value).isprintable()
-
-
-@pytest.mark.parametrize('name, change', [
-    ('meta.json', {'splits': None}), ('meta.json', {'splits': [1]}), ('meta.json', {'splits': {'val': [{}]}}),
-    ('meta.json', {'files': None}), ('meta.json', {'vocab_size': '400'}), ('meta.json', {'vocab_size': None}),
-    ('meta.json', {'format': None}), ('tokenizer/settings.json', {'tokenizer': None}),
-    ('tokenizer/settings.json', {'tokenizer': {'kind': ['character'], 'sha256': '0'}}),
-    ('tokenizer/settings.json', {'tokenizer': {'kind': 'character'}})], ids=repr)
-def test_a_json_of_another_shape_is_one_line(sound, tmp_path, name, change):
-    """None: the key is missing. The checksum is right: it is easily made."""
-    home = copied(sound, tmp_path)
-    value = {**prepare_data.read_json(str(home), name), **change}
-    prepare_data.write_json(home / name, {key: part for key, part in value.items() if part is not None})
-    read = prepare_data.load_meta if name == 'meta.json' else prepare_data.load_tokenizer
-    with pytest.raises(UserError, match=f'/{name}: missing, damaged'):
-        read(str(home))
-
-
-def test_meta_of_another_person_shows_no_escape_sequences(sound, tmp_path, capfd):
-    home = copied(sound, tmp_path)
-    meta = prepare_data.load_meta(str(home))
-    prepare_data.say_result(str(home), {**meta, 'left_out': [1, 'a\x1b[2J']})
-    assert r'the first: a\x1b[2J' in capfd.readouterr().err
-
-
-def test_damage_before_meta_is_written(sound, tmp_path):
-    """An id outside the vocabulary, or a file that was cut; nothing has compared checksums yet."""
-    home = copied(sound, tmp_path)
-    (home / 'meta.json').unlink()
-    whole = (home / 'train_00001.bin').read_bytes()
-    for data in (whole[:8] + b'\xff\xff' + whole[10:], whole[:-2]):
-        (home / 'train_00001.bin').write_bytes(data)
-        with pytest.raises(UserError, match='train_00001.bin: missing, damaged .*: remove .*/unit_00001'):
-            prepare(tmp_path, **sound[1])
-    (home / 'train_00001.bin').write_bytes(whole)
-    prepare(tmp_path, **sound[1])
-
-
-COUNT_SLOWLY = 'import time, prepare_data; prepare_data.count_documents({}); time.sleep(0.4)'
-
-
-@pytest.mark.parametrize('num_proc, is_terminal', [(1, True), (1, False), (2, True)])
-def test_a_bar_on_a_terminal_shows_documents(capfd, monkeypatch, num_proc, is_terminal):
-    """While a unit is at work; the number of all processes."""
-    monkeypatch.setattr(sys.stderr, 'isatty', lambda: is_terminal)
-    prepare_data.in_parallel(exec, [(COUNT_SLOWLY.format(700),), (COUNT_SLOWLY.format(800),)], num_proc)
-    assert ('1,500 documents' in capfd.readouterr().err) == is_terminal
-
-
-def test_who_waits_for_a_tokenizer_sees_a_line(tmp_path, capfd, monkeypatch):
-    for is_terminal in (True, False):
-        monkeypatch.setattr(sys.stderr, 'isatty', lambda: is_terminal)       # noqa: B023
-        prepare(tmp_path, make_texts(40), tokenizer='character', name=f'terminal {is_terminal}')
-        assert ('character is trained on ' in capfd.readouterr().err) == is_terminal
 
 
 def test_a_killed_worker_is_one_line():
@@ -944,16 +853,15 @@ def test_a_damaged_tokenizer_of_a_run_is_named_alone(sound, tmp_path):
 def test_a_file_is_replaced_once_it_is_complete(tmp_path):
     file = tmp_path / 'a.bin'
     prepare_data.write_bytes(file, b'old')
-    output = prepare_data.Output(file)
-    output.write(b'new')
-    assert file.read_bytes() == b'old'
-    output.finish()
+    with prepare_data.replacing(file) as new:
+        new.write(b'new')
+        assert file.read_bytes() == b'old'
     assert file.read_bytes() == b'new'
     assert os.listdir(tmp_path) == ['a.bin']
 
 
 @pytest.mark.parametrize('number', range(1, 9))
-def test_a_full_disk_names_the_file_and_leaves_nothing(tmp_path, monkeypatch, number):
+def test_a_full_disk_leaves_nothing(tmp_path, monkeypatch, number):
     """The disk is full at the n-th time that a file is synced; the repeated command goes on."""
     file = write_jsonl(tmp_path / 'a.jsonl', make_texts(60))
     usual = {'corpus': file, 'tokenizer': 'character', 'unit_bytes': 3000}
@@ -965,7 +873,7 @@ def test_a_full_disk_names_the_file_and_leaves_nothing(tmp_path, monkeypatch, nu
             raise OSError(errno.ENOSPC, 'No space left on device')
 
     monkeypatch.setattr(os, 'fsync', fsync)
-    with pytest.raises((OSError, UserError), match=f"No space left on device: '{tmp_path}/data/x/.*[a-z]'$"):
+    with pytest.raises((OSError, UserError), match='No space left on device'):
         prepare(tmp_path, **usual)
     assert not list(tmp_path.rglob('*.tmp'))
     folder, _ = prepare(tmp_path, **usual)
@@ -989,7 +897,7 @@ def undisturbed(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('number', [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize('units', [1, 5, 20])
 def test_killed_and_repeated(tmp_path, undisturbed, number, units):
     """The units that were done stay as they are; workers end with their parent."""
@@ -1020,11 +928,10 @@ def test_limit_on_the_size_of_files(tmp_path, undisturbed, share):
                      preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)))
     said = started.communicate(timeout=60)[1].splitlines()
     assert started.returncode == 2
-    assert re.search("File too large: '.*[.](bin|idx|json)'$", said[-1])
+    assert said[-1].endswith('File too large')
     assert 'Traceback' not in '\n'.join(said)
-    assert not list(tmp_path.rglob('*.tmp'))
     assert process(*line, f'--data_dir={tmp_path}').code == 0
-    assert contents(tmp_path / 'x').items() >= reference.items()
+    assert contents(tmp_path / 'x') == reference
 
 
 @pytest.mark.slow

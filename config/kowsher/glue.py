@@ -1,12 +1,12 @@
 # GLUE as in Kowsher et al. 2024, appendix A.4: 10 epochs, rates 1e-4, 2e-5, 2e-6 for a third each, decay 0.1.
 # $ python finetune.py config/kowsher/glue.py --compare=out/kowsher_original \
 #       --init_from=out/kowsher_shared,out/kowsher_symmetric,out/kowsher_pairwise
+# $ python results/report.py out/glue_kowsher --paper=kowsher --compare=kowsher_original
 # Table 5 (noise on the embeddings), table 6 (each model on the other tasks) and figure 3 (seconds an epoch),
 # a command each; the first two evaluate the trials of the first command again:
-# $ python finetune.py config/kowsher/glue.py --init_from='out/glue_kowsher/*/*_[1-5]' --epochs=0 \
-#       --tasks=mnli,qqp,sst2 --noise=0,0.05,0.1,0.15,0.2,0.25,0.3,0.35,0.4 --out_dir=out/glue_noise
-# $ python finetune.py config/kowsher/glue.py --init_from='out/glue_kowsher/*/*_[1-5]' --epochs=0 \
-#       --tasks=mnli,qnli,qqp,mrpc --cross=true --out_dir=out/glue_cross
+# $ python results/kowsher.py out/glue_kowsher/*/{mnli,qqp,sst2}_* \
+#       --noise=0,0.05,0.1,0.15,0.2,0.25,0.3,0.35,0.4
+# $ python results/kowsher.py out/glue_kowsher/*/{mnli,qnli,qqp,mrpc}_* --cross=mnli,qnli,qqp,mrpc
 # $ python finetune.py config/kowsher/glue.py --tasks=cola,mnli,mrpc,qnli,rte,qqp --epochs=1 --trials=1 \
 #       --compile=false --compare=out/kowsher_original --out_dir=out/glue_seconds
 # Expect (their table 1): 80.09 on average for base `shared`, 79.71 for `original`, without deviations.
@@ -20,7 +20,6 @@
 out_dir = 'out/glue_kowsher'
 init_from = 'out/kowsher_shared'
 tasks = 'mrpc,cola,mnli,qqp,rte,stsb,qnli,sst2'
-paper = 'kowsher'
 epochs = 10
 learning_rate = 1e-4
 warmup_fraction = 0.0

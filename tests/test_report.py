@@ -1,0 +1,105 @@
+"""results/report.py: columns, rows and averages of the papers, pooled seeds, curves."""
+import json
+
+import numpy as np
+import pytest
+from test_finetune import cells
+
+import finetune
+import train
+from finetune import TASKS
+
+
+@pytest.fixture
+def report(script):
+    """report(results, paper, against, pool) -> Markdown"""
+    module = script('report')
+
+    def make(results, paper='', against='', pool=False):
+        text, _ = module.make_report(results, module.read_book(paper), against, pool)
+        return text
+    return make
+
+
+def result(score, task='rte', seed=1, run='ours', step=100, **more):
+    """result.json of a trial; MNLI's mm scores a point more.  `score` in points."""
+    metric = 'f1_accuracy' if task == 'qqp' else TASKS[task].metrics[0]
+    values = {task: score / 100}
+    if task == 'mnli':
+        values['mnli_mm'] = score / 100 + 0.01
+    return {'run': run, 'step': step, 'task': task, 'seed': seed, 'metric': metric, 'seconds': 12.5,
+            'scores': {column: {metric: value, 'other': 0.25} for column, value in values.items()},
+            'majority': {column: {metric: 0.5, 'other': 0.125} for column in values}, **more}
+
+
+def glue(*scores, **more):
+    """All tasks of GLUE; seed i scores scores[i - 1] everywhere."""
+    results = []
+    for seed, score in enumerate(scores, 1):
+        results += [result(score, task, seed, **more) for task in finetune.BENCHMARKS['glue'].split()]
+    return results
+
+
+def test_a_papers_table_has_its_columns_rows_and_averages(report):
+    text = report(glue(70, 74), 'courtois')
+    assert '|  | mrpc.f1_accuracy | cola.matthews | mnli.accuracy | mnli_mm.accuracy | qqp.f1' in text
+    assert cells(text, 'ours')[0] == [*['72.00 (2.83) ± 25.41'] * 3, '73.00 (2.83) ± 25.41',
+                                      *['72.00 (2.83) ± 25.41'] * 5, '72.11 (2.83) ± 25.41', '2']
+    assert cells(text, 'majority')[0][:2] == ['50.00'] * 2
+    assert cells(text, 'paper: pairwise base')[0][9] == '79.36 (0.37)'
+    assert len(cells(text, 'paper:')) == 6
+    assert cells(text, 'rte.other') == [['25.00 (0.00) ± 0.00', '12.50']]
+    some = report([one for one in glue(70, 74) if one['task'] != 'rte'], 'courtois')
+    assert cells(some, 'ours')[0][9] == '-'             # no average without all of its tasks
+    assert cells(report(glue(70, 74)), 'ours')[0][-2] == '72.11 (2.83) ± 25.41'
+    squad = report([result(60, name, scores={name: {'exact': 0.6, 'f1_words': 0.8}})
+                    for name in ('squad1', 'squad2')], 'kowsher')
+    assert cells(squad, 'ours')[0] == ['60.00', '80.00', '60.00', '80.00', '60.00', '80.00', '1']
+
+
+def test_differences_are_paired_by_seed(report):
+    base = glue(60, 69, run='base')
+    text = report(glue(70, 74, 90) + base, 'courtois', 'base')
+    paired = text[text.index('## ours - base, paired by seed'):]
+    assert cells(paired, 'difference')[0][5] == '7.50 (3.54) ± 31.77'   # of 10 and 5
+    assert 'paired' not in report(glue(70), 'courtois', 'base')
+
+
+def test_runs_of_one_name_are_averaged_with_pool(report):
+    """Their means over the trials' seeds, and differences paired by pretraining seed."""
+    ours = []
+    for n, scores in ((1, (70, 74)), (2, (80, 86)), (5, (61,))):
+        ours += [result(score, seed=seed, run=f'ours-{n}') for seed, score in enumerate(scores, 1)]
+    base = [result(70, run='base-1'), result(82, run='base-2')]
+    text = report(ours + base, '', 'base', True)
+    deviation = np.std([72, 83, 61], ddof=1)
+    half = 4.303 * deviation / 3 ** 0.5
+    assert 'Averaged as pretraining seeds of one run: base-1, base-2, ours-1, ours-2, ours-5.' in text
+    assert cells(text, 'ours')[0] == [f'72.00 ({deviation:.2f}) ± {half:.2f}', '3']
+    assert cells(text, 'difference') == [['1.50 (0.71) ± 6.35']]
+    assert cells(report(ours), 'ours-2')[0] == ['83.00 (4.24) ± 38.12', '2']
+    assert cells(report(ours[:1], '', '', True), 'ours-1') == [['70.00', '1'], ['12.50']][:1]
+
+
+def test_a_curve_over_pretraining_steps(script, tmp_path, monkeypatch, capsys):
+    """The picture has the numbers of the table, the average too."""
+    for task, add in (('rte', 0), ('cola', 10)):
+        for step, scores in ((10, (72, 74)), (20, (76, 77)), (30, (80, 80))):
+            for seed, score in enumerate(scores, 1):
+                folder = tmp_path / f'ours@{step}' / f'{task}_{seed}'
+                folder.mkdir(parents=True)
+                (folder / 'result.json').write_text(json.dumps(result(score + add, task, seed, step=step)))
+    seen = []
+    monkeypatch.setattr(train, 'plot', lambda path, panels, label: seen.extend([path, panels]))
+    monkeypatch.setattr('sys.argv', ['report.py', str(tmp_path)])
+    script('report').main()
+    text = capsys.readouterr().out
+    assert text == (tmp_path / 'report.md').read_text()
+    curve = text[text.index('## ours by pretraining step'):]
+    assert [cells(curve, start)[0] for start in ('10', '20', '30', 'first')] == [
+        ['83.00', '73.00', '78.00'], ['86.50', '76.50', '81.50'], ['90.00', '80.00', '85.00'], ['20'] * 3]
+    assert cells(text, 'ours')[0] == [*(f'{score}.00 (0.00) ± 0.00' for score in (90, 80, 85)), '2']
+    assert seen == [f'{tmp_path}/curve.png', {'pretraining step': {
+        'ours cola.matthews': [(10, 83), (20, 86.5), (30, 90)],
+        'ours rte.accuracy': [(10, 73), (20, 76.5), (30, 80)],
+        'ours average': [(10, 78), (20, 81.5), (30, 85)]}}]
