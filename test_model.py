@@ -1303,7 +1303,7 @@ def test_export_refuses_what_it_would_leave_out(transformers):
     model = build()
     model.encoder.last_norm = nn.LayerNorm(12)
     model.encoder.blocks[1].attention.gate = nn.Linear(12, 12)
-    names = r'encoder.last_norm.weight, [^\n]*encoder.blocks.1.attention.gate.bias'
+    names = r'encoder.blocks.1.attention.gate.weight, [^\n]*encoder.last_norm.bias'
     with pytest.raises(UserError, match=f'no place for [^\n]*{names}'):
         source.to_transformers(model)
 
