@@ -11,17 +11,18 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+from dataclasses import fields
 from functools import lru_cache
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT, process, refused, without_storage
+from conftest import ROOT, knobs_of, process, refused, without_storage
 
 import finetune
 import train
 from configurator import configure
-from model import NORMALISER, SHATTER, SequenceClassifier, count_parameters, model_config
+from model import NORMALISER, SHATTER, EncoderConfig, SequenceClassifier, count_parameters, model_config
 
 FOLDER = Path(ROOT, 'config')
 NAMES = sorted(str(path.relative_to(FOLDER))[:-3] for path in FOLDER.rglob('*.py'))      # base, tian/base ...
@@ -221,6 +222,13 @@ def test_every_command_of_a_header_composes(name):
             assert settings == ON_PAGE.get(run, settings)
 
 
+def test_every_field_of_the_model_has_a_knob():
+    """Without one it would keep its default, and no run could ask for anything else."""
+    others = {'vocab_size', 'n_segment', 'n_label'}     # of the tokenizer, of BERT, of the task
+    without = {field.name for field in fields(EncoderConfig)} - {*knobs_of(train), *knobs_of(finetune)}
+    assert without == others
+
+
 # ---- the papers' values ----
 
 def test_values_of_the_authors_code():
@@ -258,7 +266,7 @@ def test_steps_of_the_papers(name):
 def test_attentions_and_positions_of_the_runs():
     """Of Tian et al.'s runs and of Liu's, by the names of the papers."""
     tian = {'tian_original': ('original', 'absolute'), 'base_no_position': ('original', 'none'),
-            'base_rpe': ('original', 'rpe'), 'base_rab': ('original', 'rab'), 'base_xlnet': ('xlnet', 'none'),
+            'base_rpe': ('rpe', 'none'), 'base_rab': ('original', 'rab'), 'base_xlnet': ('xlnet', 'none'),
             'gpu_original': ('original', 'absolute'), 'gpu_shatter': ('shatter', 'none'),
             'large_original': ('original', 'absolute'), 'large_shatter': ('shatter', 'none'),
             **{f'base_{attention}': (attention, 'none') for attention in SHATTER},
