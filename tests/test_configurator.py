@@ -1,8 +1,6 @@
 """configurator.py: knobs <- config files <- command line, and the ways to get them wrong."""
 import importlib
-import os
 import signal
-import sys
 
 import pytest
 from conftest import knobs_of, refused
@@ -17,7 +15,7 @@ STAGES = {name: importlib.import_module(name) for name in ('train', 'finetune', 
 
 def scope():
     return {'n_layer': 12, 'block_size': 0, 'learning_rate': 1e-4, 'compile': True, 'name': 'x',
-            'milestones': (), 'lengths': (128,), 'null_threshold': 0.0, 'LIMIT': 3, '_private': 1}
+            'milestones': (), 'null_threshold': 0.0, 'LIMIT': 3, '_private': 1}
 
 
 @pytest.mark.parametrize('argument, value', [
@@ -69,10 +67,6 @@ def test_config_files_are_found_from_any_folder(tmp_path, monkeypatch):
     ('broken.py', "broken.py: NameError: name 'pairwise' is not defined"),
     ('number.py', "number.py: learning_rate='1' must be a number"),
     ('--seed=10**5000', "seed='10**5000' must be a whole number"),
-    ('--seed=9223372036854775808', 'seed must be below 2^63'),
-    ('--seed=' + '9' * 4000, '...: seed must be below 2^63'), ('--seed=-' + '9' * 4000, 'must be below 2^63'),
-    ('--seed=' + '9' * 5000, '... must be a whole number'), ('--learning_rate=' + '9' * 4000, 'below 2^63'),
-    ('--milestones=1,' + '9' * 4000, 'below 2^63'), ('seed.py', 'seed.py: seed must be below 2^63'),
     ('--seed={[]}', "seed='{[]}' must be"), ('--seed=' + '(' * 100_000, '(... must be a whole number'),
     ('--seed=' + '-' * 100_000 + '1', '-... must be a whole'), ('--seed=[[], 1j]', 'seed=[[], 1j] must be'),
 ], ids=lambda text: repr(text)[1:20])
@@ -80,18 +74,10 @@ def test_malformed_command_lines_are_refused_in_one_line(argument, reason, stage
     monkeypatch.chdir(tmp_path)
     (tmp_path / 'broken.py').write_text('attention = pairwise')
     (tmp_path / 'number.py').write_text('learning_rate = "1"')
-    (tmp_path / 'seed.py').write_text('seed = 10 ** 5000')
     line = refused(stage('train', argument))
     assert line.startswith('error: ')
     assert len(line) < 320
     assert reason in line
-
-
-def test_a_tuple_that_has_numbers_by_default_needs_at_least_one():
-    names = scope()
-    with pytest.raises(UserError, match=r'^--lengths=\(\): lengths=\(\) must have at least one number$'):
-        configure(names, LEAST, ['--lengths=()'])
-    assert names == scope()
 
 
 def test_a_refused_command_line_changes_nothing():
@@ -137,24 +123,10 @@ def test_an_error_of_the_code_keeps_its_traceback():
         configurator.run(main)
 
 
-@pytest.mark.parametrize('name', ['stdout', 'stderr'])
-def test_a_stream_that_the_shell_closed_is_no_error(name, monkeypatch):
-    """As by >&- or 2>&-: Python has None there."""
-    monkeypatch.setattr(sys, name, None)
-
+def test_an_interrupt_ends_quietly(capsys):
     def main():
-        print('to', name)
-        configurator.say('a notice')
-    configurator.run(main)
-
-
-@pytest.mark.parametrize('error, number', [(BrokenPipeError, signal.SIGPIPE),
-                                           (KeyboardInterrupt, signal.SIGINT)])
-def test_a_closed_pipe_and_an_interrupt_end_quietly(error, number, monkeypatch, capsys):
-    def main():
-        raise error
-    monkeypatch.setattr(os, '_exit', sys.exit)
+        raise KeyboardInterrupt
     with pytest.raises(SystemExit) as end:
         configurator.run(main)
-    assert end.value.code == 128 + number
+    assert end.value.code == 128 + signal.SIGINT
     assert not capsys.readouterr().err

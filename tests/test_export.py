@@ -2,7 +2,6 @@
 import json
 import os
 import re
-import resource
 
 import numpy as np
 import pytest
@@ -129,57 +128,18 @@ def test_what_is_refused_writes_nothing(corpus, tmp_path, stage, monkeypatch):
     assert not (tmp_path / 'out').exists()
 
 
-def test_a_persons_folder_is_refused_and_an_export_is_replaced(corpus, tmp_path, stage):
+def test_a_folder_that_is_not_empty_is_refused(corpus, tmp_path, stage):
     source = make_run(tmp_path / 'run', corpus)
-    folder = tmp_path / 'out'
-    folder.mkdir()
-    export = 'train', f'--init_from={source}', f'--export={folder}'
-    assert stage(*export).code == 0                     # an empty folder
-    assert stage(*export).code == 0                     # an earlier export
-    (folder / 'README.md').write_text('# My paper')
-    assert 'not empty, and no earlier export' in refused(stage(*export))
-    os.remove(folder / 'README.md')
-    assert 'not empty' in refused(stage(*export))
-    assert 'not empty' in refused(stage('train', f'--init_from={source}', f'--export={source}'))
-    (tmp_path / 'file').write_text('mine')
-    assert 'not empty' in refused(stage('train', f'--init_from={source}', f'--export={tmp_path}/file'))
-    assert (tmp_path / 'file').read_text() == 'mine'
-
-
-def test_an_export_on_a_full_disk_is_one_line(corpus, tmp_path, stage):
-    """No file may grow beyond a part of the weights; the next try writes all of it."""
-    source = make_run(tmp_path / 'run', corpus, n_inner=1024)
+    (tmp_path / 'out').mkdir()
     export = 'train', f'--init_from={source}', f'--export={tmp_path}/out'
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
-    try:
-        done = stage(*export)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert done.code == 2
-    assert 'Traceback' not in done.err
-    assert 'out cannot be written: ' in done.err.splitlines()[-1]       # after a bar of transformers
     assert stage(*export).code == 0
-    transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / 'out')
-
-
-def test_the_card_speaks_of_the_tokenizer_that_is_there(corpus, tmp_path, stage, monkeypatch):
-    """Ties of scores are sentencepiece's."""
-    source = make_run(tmp_path / 'run', corpus)
-    folder = tmp_path / 'out'
-    assert stage('train', f'--init_from={source}', f'--export={folder}').code == 0
-    assert 'ties of scores' in (folder / 'README.md').read_text()
-    tokenizer = load_tokenizer(source)
-    tokenizer.facts = {**tokenizer.facts, 'kind': 'wordpiece'}
-    monkeypatch.setattr(train, 'load_tokenizer', lambda folder: tokenizer)
-    assert stage('train', f'--init_from={source}', f'--export={folder}').code == 0
-    assert 'ties of scores' not in (folder / 'README.md').read_text()
+    assert 'out: it is not empty: choose another folder' in refused(stage(*export))
 
 
 def test_a_trial_fills_no_masks(corpus, tmp_path, stage):
     source = make_run(tmp_path / 'sst2_1', corpus, SequenceClassifier, n_label=3)
     line = refused(stage('train', f'--init_from={source}', '--fill=a [MASK]'))
-    assert 'was fine-tuned for sst2 and predicts no words' in line
+    assert 'was fine-tuned and predicts no words' in line
 
 
 def test_labels_and_scale_of_a_trial_are_exported(corpus, tmp_path, stage):

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from conftest import without_storage
+from conftest import knobs_of, without_storage
 from test_configs import read, resolved
 from test_train import CPU
 
@@ -216,8 +216,8 @@ def test_without_censored_runs_the_model_is_least_squares(plateau):
 def test_the_order_gap(plateau, corpus):
     """Visible tokens change places within their row, the same for any batch; 0 for a bag of words."""
     data_dir, dataset = os.path.split(corpus)
-    config = {'data_dir': data_dir, 'dataset': dataset, 'validation': '', 'block_size': 32, 'seed': 1,
-              'packing': 'documents', 'objective': 'mlm', 'mask_fraction': 0.15, 'whole_word': False}
+    config = {**knobs_of(plateau.train), 'data_dir': data_dir, 'dataset': dataset, 'block_size': 32,
+              'packing': 'documents'}
     meta, _, loaders = plateau.make_loaders(config)
     loader, permuted = loaders[''], loaders['permuted']
     batch, without = loader.batch(range(20)), permuted.batch(range(20))
