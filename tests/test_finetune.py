@@ -734,6 +734,18 @@ def test_a_file_is_labelled_by_a_trial_alone(trial, stage, tmp_path):
         assert float(chance) == pytest.approx(chances.max().item(), abs=1e-6)
 
 
+def test_a_damaged_tokenizer_of_a_trial_is_one_line(trial, stage, run, tmp_path):
+    """And what the line says mends it."""
+    (tmp_path / 'new.csv').write_text('sentence\na river\n')
+    folder = trial('sst2')['folder']
+    for name in ('vocab.txt', 'settings.json'):
+        (folder / 'tokenizer' / name).write_bytes(b'?')
+        line = refused(stage('finetune', *words(init_from=folder, predict=tmp_path / 'new.csv')))
+        assert f'{folder}/tokenizer/{name}: missing or damaged: copy it from the corpus or run' in line
+        shutil.copy(f'{run}/tokenizer/{name}', folder / 'tokenizer')
+    predict_alone(stage, folder, tmp_path / 'new.csv')
+
+
 def test_numbers_and_published_tasks_are_predicted_by_a_trial_alone(trial, stage, tmp_path):
     """Numbers in their own scale; .jsonl stays .jsonl."""
     (tmp_path / 'a.csv').write_text('text,y\n' + ''.join(f'the river {i},{1.5 * i}\n' for i in range(30)))
@@ -781,7 +793,7 @@ def test_truncated_rows_are_counted(trial, tmp_path):
 def test_a_bar_over_predictions_on_a_terminal_alone(trial, monkeypatch):
     assert 'predictions:' not in trial('rte')['printed'].err
     monkeypatch.setattr('sys.stderr.isatty', lambda: True, raising=False)
-    assert re.search(r'predictions: *\d+%.*\| \d+/6 \[', trial('rte', 'again')['printed'].err)
+    assert re.search(r'predictions: *\d+%.*\| \d+/1 \[', trial('rte', 'again')['printed'].err)
 
 
 def test_the_norm_of_the_noise(run):
