@@ -265,7 +265,7 @@ def test_steps_of_the_papers(name):
 def test_attentions_and_positions_of_the_runs():
     """Of Tian et al.'s runs and of Liu's, by the names of the papers."""
     tian = {'tian_original': ('original', 'absolute'), 'base_no_position': ('original', 'none'),
-            'base_rpe': ('original', 'rpe'), 'base_rab': ('original', 'rab'), 'base_xlnet': ('xlnet', 'none'),
+            'base_rpe': ('rpe', 'none'), 'base_rab': ('original', 'rab'), 'base_xlnet': ('xlnet', 'none'),
             'gpu_original': ('original', 'absolute'), 'gpu_shatter': ('shatter', 'none'),
             'large_original': ('original', 'absolute'), 'large_shatter': ('shatter', 'none'),
             **{f'base_{attention}': (attention, 'none') for attention in SHATTER},

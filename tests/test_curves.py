@@ -185,8 +185,10 @@ def test_examples_of_the_tasks_beside_a_paper(monkeypatch):
     rows = {(row['task'], row['split']): row for row in found}
     assert asked[0] == ('rajpurkar/squad', 'train', 'copies')
     assert len(asked) == len(rows) == 30
-    assert rows['squad1', 'dev'] == {'task': 'squad1', 'split': 'dev', 'examples': 2, 'printed': '10.6k'}
-    assert rows['mnli', 'dev_mismatched']['printed'] == rows['mnli', 'test_matched']['printed'] == '9.8k'
+    assert rows['squad1', 'validation'] == {
+        'task': 'squad1', 'split': 'validation', 'examples': 2, 'printed': '10.6k'}
+    for split in ('validation_mismatched', 'test_matched'):
+        assert rows['mnli', split]['printed'] == '9.8k'
     assert rows['rte', 'test']['printed'] == '3k'
     assert ('squad2', 'test') not in rows
 
