@@ -472,11 +472,12 @@ def test_each_file_once(tmp_path):
     (tmp_path / 'elsewhere').mkdir()
     (tmp_path / 'elsewhere' / 'a.txt').write_text('text')
     (tmp_path / 'texts' / 'link').symlink_to(tmp_path / 'elsewhere')
+    (deep / 'once more').symlink_to(tmp_path / 'texts')
     files, others = prepare_data.find_files(str(tmp_path / 'texts'))
-    assert {os.path.realpath(file) for file in files} == {str(deep / 'b.txt'), f'{tmp_path}/elsewhere/a.txt'}
-    assert len(files) == 2
-    assert [os.path.basename(file) for file in others] == ['notes.csv']
-    assert prepare_data.find_files(f'{tmp_path}/texts/*/[ab].txt')[1] == []
+    assert [os.path.relpath(file, tmp_path / 'texts') for file in files] == ['deep/b.txt', 'link/a.txt']
+    assert [os.path.relpath(file, tmp_path / 'texts') for file in others] == ['deep/notes.csv']
+    for pattern in ('texts/*/[ab].txt', 'texts/**/[ab].txt', '**/te*/**/*.txt', 'texts/**'):
+        assert prepare_data.find_files(f'{tmp_path}/{pattern}')[0] == files, pattern
 
 
 def test_suffixes_in_any_case_and_files_of_other_kinds(tmp_path, capfd):
@@ -487,10 +488,11 @@ def test_suffixes_in_any_case_and_files_of_other_kinds(tmp_path, capfd):
     write_jsonl(tmp_path / 'mix' / 'd.ndjson', texts[3:30])
     packed = gzip.compress(pathlib.Path(write_jsonl(tmp_path / 'e', texts[30:])).read_bytes())
     (tmp_path / 'mix' / 'E.JSONL.GZ').write_bytes(packed)
-    (tmp_path / 'mix' / 'f.csv').write_text('of no use')
+    for name in ('f.csv', 'G.CSV', 'h.pdf'):
+        (tmp_path / 'mix' / name).write_text('of no use')
     folder, meta = prepare(tmp_path, corpus=str(tmp_path / 'mix'))
     assert read_all(folder, meta) == sorted(encoded(folder, texts))
-    assert 'x: left out: 1 files of other kinds, such as f.csv' in capfd.readouterr().err
+    assert f'{tmp_path}/mix: not read: 2 .csv, 1 .pdf' in capfd.readouterr().err
 
 
 @pytest.mark.parametrize('data, texts', [
@@ -535,16 +537,15 @@ def test_an_array_of_records(tmp_path, name, indent):
     assert len(meta['splits']['val']) == 1
 
 
-@pytest.mark.parametrize('tokenizer, said', [('sentencepiece', 'no text in the corpus'),
-                                             ('wordpiece', 'holds out 0 of 0 documents: two are needed')])
+@pytest.mark.parametrize('val_fraction', [0.1, 1])
 @pytest.mark.parametrize('name, data, reason', [
     ('a.json', b'{\n "text":\n 3\n}\n', "3 rows that are no JSON or no UTF-8, 1 rows without text in 'text'"),
     ('a.txt', 'one two'.encode('utf-16'), '1 rows that are no JSON or no UTF-8'),
     ('a.jsonl', b'', 'nothing')])
-def test_a_corpus_without_text_is_one_line(tmp_path, specs, tokenizer, said, name, data, reason):
+def test_a_corpus_without_text_is_one_line(tmp_path, val_fraction, name, data, reason):
     (tmp_path / name).write_bytes(data)
-    with pytest.raises(UserError, match=f'{said}.*; left out: {reason}'):
-        prepare(tmp_path, corpus=str(tmp_path / name), tokenizer=specs[tokenizer])
+    with pytest.raises(UserError, match=f'no document in the corpus.*; left out: {reason}'):
+        prepare(tmp_path, corpus=str(tmp_path / name), val_fraction=val_fraction)
 
 
 @pytest.mark.parametrize('joined, documents', [
@@ -715,18 +716,22 @@ def test_two_commands_do_not_prepare_one_part(tmp_path):
         prepare(tmp_path, part='1/2', **usual)
 
 
-@pytest.mark.parametrize('val_fraction', [1e-9, 1 - 1e-9])
-def test_an_empty_split_is_one_line_that_says_what_would_do(tmp_path, val_fraction):
-    """The command with that val_fraction holds one document out; a single document is not enough."""
+@pytest.mark.parametrize('val_fraction, small', [(1e-9, 'val'), (1 - 1e-9, 'train')])
+def test_no_split_is_empty(tmp_path, val_fraction, small):
+    """The document whose hash is nearest moves there; the same with two parts. Of one text nothing can."""
     texts = make_texts(12)
-    with pytest.raises(UserError, match=' of 12 documents: --val_fraction=0.[0-9]+ does') as error:
-        prepare(tmp_path, texts, val_fraction=val_fraction, tokenizer='character')
-    share = float(re.search('--val_fraction=([0-9.]+)', str(error.value))[1])
-    folder, meta = prepare(tmp_path, texts, val_fraction=share, tokenizer='character')
-    assert len(read_split(folder, meta, 'val')) == 1
+    hashes = {prepare_data.text_hash(text, prepare_data.HASH_SEED): text for text in texts}
+    nearest = hashes[min(hashes) if small == 'val' else max(hashes)]
+    usual = {'corpus': write_jsonl(tmp_path / 'a.jsonl', texts), 'val_fraction': val_fraction,
+             'tokenizer': 'character', 'unit_bytes': 500}
+    folder, meta = prepare(tmp_path, **usual)
+    assert read_split(folder, meta, small) == encoded(folder, [nearest])
     assert len(read_all(folder, meta)) == 12
-    with pytest.raises(UserError, match='holds out 0 of 1 documents: two are needed'):
-        prepare(tmp_path, ['red'], val_fraction=1e-9, tokenizer='character', name='one')
+    for i in range(2):
+        other = prepare_data.prepare(knobs(tmp_path, part=f'{i}/2', **{**usual, 'name': 'y'}))
+    assert prepare_data.load_meta(other)['identity'] == meta['identity']
+    with pytest.raises(UserError, match='one document in the corpus, two that differ are needed'):
+        prepare(tmp_path, ['red'] * 3, val_fraction=val_fraction, tokenizer='character', name='z')
 
 
 def test_a_corpus_with_both_splits_is_split_by_the_hash_alone(tmp_path):
@@ -958,7 +963,7 @@ def undisturbed(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize('number', [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize('units', [1, 5, 20])
 def test_killed_and_repeated(tmp_path, undisturbed, number, units):
     """The units that were done stay as they are; workers end with their parent."""
