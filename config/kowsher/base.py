@@ -4,8 +4,9 @@
 # $ torchrun --standalone --nproc_per_node=4 train.py config/kowsher/base.py --attention=shared \
 #       --out_dir=out/kowsher_shared
 # The paper says 20 epochs of 3.2 billion tokens, 236,742 steps, but its figure 2 has 200k steps, 16.9 epochs:
-# here 200k; --max_iters=236742 for 20 epochs. Not in the paper, so ours: rate 1e-4 after 10k steps, linear
-# decay and Adam's epsilon 1e-12 (Courtois et al.'s), weight decay 0.01 and clipping at 1 (BERT's), joined
+# here 200k; --max_iters=236742 takes as many steps, 11 epochs of the 5.8 billion tokens that prepare.md
+# estimates for the two corpora. Not in the paper, so ours: rate 1e-4 after 10k steps, linear decay and Adam's
+# epsilon 1e-12 (Courtois et al.'s), weight decay 0.01 and clipping at 1 (BERT's), joined
 # documents, weights from N(0, 0.02), dtype auto, a masked LM alone (the paper does not say whether BERT's
 # next sentences were predicted too), and the 10,000 held-out documents of the loss. Of `shared`: the
 # diagonals start at 1 and are not decayed; the shared Linear has a bias, before the diagonals (95,337,218 of
