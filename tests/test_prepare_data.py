@@ -24,7 +24,9 @@ import numpy as np
 import pyarrow.parquet
 import pytest
 import scipy.stats
-import tiktoken
+import tiktoken._educational
+import torch
+import transformers
 import zstandard
 from conftest import ROOT, flip, launch, process, refused, torchrun, words
 
@@ -255,35 +257,94 @@ def test_exported_copy_gives_our_ids(tmp_path, specs, kind, lower_case):
     assert (theirs.model_max_length, theirs.pad_token_id, theirs.mask_token_id) == (64, pad, mask)
 
 
-@pytest.mark.parametrize('kind', prepare_data.TOKENIZERS)
-def test_a_text_with_masks_gives_the_ids_of_training_with_some_replaced(tmp_path, kind, specs):
-    """Before punctuation, inside and at the end; as the exported tokenizer."""
-    texts = ['the red river.', 'the river of red', 'river (of) the, red and the'] * 40
-    pieces = [*VOCAB[:8], *'().,', 'the', 'of', 'and', 'red', 'river']
-    (tmp_path / 'vocab.txt').write_text('\n'.join(pieces) + '\n')
-    folder, _ = prepare(tmp_path, [f'{text} {i}' for i, text in enumerate(texts)], tokenizer=specs[kind],
-                        vocab_size=50)
-    tokenizer = prepare_data.load_tokenizer(folder)
+def maskable(kind, tokenizer, text, ids, offsets):
+    """The tokens of a text that a [MASK] can stand for."""
+    pieces = [tokenizer.pieces[i] for i in ids]
+    places = []
+    for i, (begin, _) in enumerate(offsets):
+        if kind == 'sentencepiece':
+            whole = pieces[i - 1:i] != ['\u2581']               # else the mask is of the space before it, too
+        elif kind == 'tiktoken':                                # here too; and a character may be two tokens
+            whole = text[begin] == ' ' or text[begin - 1:begin] != ' '
+            whole = whole and '\ufffd' not in pieces[i]
+        else:
+            whole = not any(piece.startswith('##') for piece in pieces[i:i + 2])
+        if whole:
+            places.append(i)
+    return places
+
+
+def check_masked(kind, tokenizer, texts):
+    """Each place alone, all of them, and a random half; returns the share of places that can be masked."""
+    exported = None if kind == 'tiktoken' else prepare_data.fast_tokenizer(tokenizer, 512)
     mask = tokenizer.special_ids['mask']
-    n_checked = 0
-    for text, place in itertools.product(texts[:3], range(9)):
-        words = list(re.finditer(r'\w+|[^\w\s]', text))[place:place + 1]
-        (ids, offsets), = tokenizer.encode_offsets([text])
-        for word in words:
-            tokens = [i for i, (begin, end) in enumerate(offsets) if word.start() < end <= word.end()]
-            after_space = text[:word.start()].endswith(' ')
-            if kind in ('sentencepiece', 'tiktoken') and after_space:           # not a space and a word
-                tokens = [i for i in tokens if offsets[i][0] < word.start()] or [0, 1]
-            if len(tokens) == 1 and offsets[tokens[0]][1] == word.end():
-                expected = [mask if i in tokens else token for i, token in enumerate(ids)]
-                masked = f'{text[:word.start()]}[MASK]{text[word.end():]}'
-                first, *others = tokenizer.encode_parts(masked.split('[MASK]'))
-                assert [*first, *itertools.chain.from_iterable([mask, *part] for part in others)] == expected
-                if kind != 'tiktoken':
-                    exported = prepare_data.fast_tokenizer(tokenizer, 64)
-                    assert exported(masked, add_special_tokens=False)['input_ids'] == expected
-                n_checked += 1
-    assert n_checked > 2
+    pick = random.Random(0)
+    n_tokens = n_places = 0
+    for text, (ids, offsets) in zip(texts, tokenizer.encode_offsets(texts), strict=True):
+        places = maskable(kind, tokenizer, text, ids, offsets)
+        n_tokens += len(ids)
+        n_places += len(places)
+        half = [i for i in places if pick.random() < 0.5]
+        for masked in [*([i] for i in places), places, half]:
+            parts, end = [], 0
+            for i in masked:
+                space = ' ' if text[offsets[i][0]] == ' ' else ''
+                parts.append(text[end:offsets[i][0]] + space)
+                end = offsets[i][1]
+            parts.append(text[end:])
+            first, *others = tokenizer.encode_parts(parts)
+            ours = [*first, *itertools.chain.from_iterable([mask, *part] for part in others)]
+            assert ours == [mask if i in masked else token for i, token in enumerate(ids)], parts
+            if exported:
+                assert exported('[MASK]'.join(parts), add_special_tokens=False)['input_ids'] == ours, parts
+    return n_places / n_tokens
+
+
+@pytest.mark.parametrize('kind', prepare_data.TOKENIZERS)
+def test_masked_text_has_the_ids_of_training_but_for_the_masks(tmp_path, kind, specs):
+    """Before punctuation, inside a word's pieces, in a row, at both ends; with the exported tokenizer too."""
+    texts = ['The river (of red).', 'the, the "of"', 'walks  riverriver 2of', 'red', '我们 来到，北京']
+    (tmp_path / 'vocab.txt').write_text('\n'.join([*VOCAB, *'().,"', '']))
+    folder, _ = prepare(tmp_path, [f'{text} {i}' for i, text in enumerate(texts * 30)], tokenizer=specs[kind])
+    assert check_masked(kind, prepare_data.load_tokenizer(folder), texts) > 0.2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('kind', prepare_data.TOKENIZERS)
+def test_masks_in_a_hundred_real_sentences(tmp_path, corpus, kind, monkeypatch):
+    lines = pathlib.Path(corpus, 'docstrings.jsonl').read_text().splitlines()
+    sentences = re.split(r'(?<=[.!?])\s+|\n+', ' '.join(json.loads(line)['text'] for line in lines))
+    sentences = [text for text in sentences if 40 < len(text) < 200]
+    chosen = random.Random(1).sample(sentences, 100)
+    words = re.findall(r'\w+', ' '.join(sentences[::2]).lower())
+    characters = sorted(set(''.join(sentences).lower()) - {' '})
+    pieces = [*VOCAB[:5], *characters, *(f'##{character}' for character in characters), *words]
+    (tmp_path / 'vocab.txt').write_text('\n'.join(dict.fromkeys(pieces)))         # each once
+    pattern = r"'s|'t| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"           # as GPT-2
+    ranks = tiktoken._educational.bpe_train(' '.join(sentences[:300]), 500, pattern, visualise=None)
+    small = tiktoken.Encoding('small', pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
+    monkeypatch.setattr(tiktoken, 'get_encoding', lambda name: small)
+    spec = {'wordpiece': f'wordpiece:{tmp_path}/vocab.txt', 'tiktoken': 'tiktoken:small'}.get(kind, kind)
+    folder, _ = prepare(tmp_path, sentences, tokenizer=spec, vocab_size=1000)
+    share = check_masked(kind, prepare_data.load_tokenizer(folder), chosen)
+    assert share > {'sentencepiece': 0.95, 'wordpiece': 0.4, 'character': 0.05, 'tiktoken': 0.97}[kind]
+
+
+@pytest.mark.parametrize('kind', ['sentencepiece', 'wordpiece'])
+def test_the_pipeline_of_transformers_fills_in_the_same_words(tmp_path, specs, kind):
+    """With random weights, so that any other row of ids would give other words."""
+    torch.manual_seed(0)
+    folder, meta = prepare(tmp_path, make_texts(100), tokenizer=specs[kind])
+    tokenizer = prepare_data.load_tokenizer(folder)
+    cls, mask, sep = (tokenizer.special_ids[key] for key in ('cls', 'mask', 'sep'))
+    model = transformers.BertForMaskedLM(transformers.BertConfig(
+        vocab_size=meta['vocab_size'], hidden_size=16, num_hidden_layers=2, num_attention_heads=2,
+        intermediate_size=32, initializer_range=1.0)).eval()
+    fill = transformers.pipeline('fill-mask', model, tokenizer=prepare_data.fast_tokenizer(tokenizer, 64))
+    for text in ('the [MASK]. red', '[MASK], of', 'walks and [MASK]', 'ri[MASK] over'):
+        before, after = tokenizer.encode_parts(text.split('[MASK]'))
+        logits = model(torch.tensor([[cls, *before, mask, *after, sep]])).logits[0, 1 + len(before)]
+        assert [item['token'] for item in fill(text)] == logits.topk(5).indices.tolist()
 
 
 def test_a_small_corpus_gets_a_small_vocabulary(tmp_path, capfd):
