@@ -34,7 +34,8 @@ from train import Loader, Masker, Rows, Runtime, shuffled
 
 CPU = Runtime(torch.device('cpu'), torch.float32, 0, 1, None)
 SYSTEMS = [
-    (signal.SIGTERM, {'attention': 'pairwise', 'position': 'rope', 'batch_size': 3}),
+    (signal.SIGTERM, {'attention': 'pairwise', 'position': 'rope', 'batch_size': 3, 'mask_fraction': 0.3,
+                      'mask_fraction_end': 0.15}),
     (signal.SIGINT, {'attention': 'gau', 'position': 'rope', 'packing': 'documents', 'whole_word': True}),
     (signal.SIGHUP, {'attention': 'xlnet', 'position': 'none', 'objective': 'plm', 'dtype': 'bfloat16'}),
     (signal.SIGTERM, {'attention': 'shatter', 'position': 'none', 'dtype': 'float16', 'grad_clip': 0})]
@@ -281,6 +282,29 @@ def test_short_rows(corpus, meta):
     assert (batch['attention_mask'] == is_real).all()
     assert not sample.masker.is_special[batch['targets'][~is_idle]].any()
     assert (sample.visible[is_idle] == batch['targets'][is_idle]).all()
+
+
+@pytest.mark.parametrize('begin, end', [(0.3, 0.15), (0.15, 0.3)])
+def test_a_fraction_that_changes_with_the_sample(begin, end, corpus, meta):
+    """In a straight line to sample 100, whatever the batch, with shapes of the larger fraction."""
+    masker = Masker(meta, 64, begin, 'mlm', False, end, 100)
+    loader = Loader(Rows(corpus, meta, 'train', 64, 'stream'), masker, 1)
+    batch = loader.batch(range(120))
+    assert batch['positions'].shape == (120, 20)
+    fractions = np.interp(range(120), [0, 100], [begin, end])
+    assert batch['weights'].sum(1).tolist() == np.ceil(64 * fractions - 1e-9).tolist()
+    for key, x in loader.batch([70, 3]).items():
+        assert torch.equal(x, batch[key][[70, 3]])
+
+
+def test_validation_has_a_fraction_of_its_own(run, tmp_path):
+    """By default that of training; what is masked there does not depend on the training's."""
+    losses = []
+    for name, knobs in (('plain', {}), ('falls', {'mask_fraction': 0.3, 'eval_mask_fraction': 0.15}),
+                        ('rises', {'mask_fraction_end': 0.3}), ('more', {'mask_fraction': 0.3})):
+        run(name, max_iters=0, **knobs)
+        losses.append(metrics(tmp_path / name)[0]['loss'])
+    assert losses[0] == losses[1] == losses[2] != losses[3]
 
 
 def test_permutations(corpus, meta):
@@ -750,8 +774,9 @@ def test_what_is_not_finite_is_never_saved(what, dtype, run, tmp_path, monkeypat
     ({'block_size': 10 ** 6, 'position': 'none'}, 'train holds less than one row of block_size=1000000'),
     ({'init_from': 'some/bert'}, 'some/bert: no run, checkpoint or BERT'), ({'init_from': 'no.pt'}, 'no.pt'),
     ({'fill': 'no mask'}, 'put a [MASK]'), ({'export': 'x', 'init_from': 'no'}, 'no: no checkpoint there'),
-    ({'block_size': 2}, 'at least 3'), ({'mask_fraction': 1.1}, 'mask_fraction=1.1: must be above 0 and at'),
-    ({'mask_fraction': 0.0}, 'mask_fraction=0.0: must be above 0'), ({'total_batch': 0}, 'at least 1'),
+    ({'block_size': 2}, 'at least 3'), ({'mask_fraction': 1.1}, 'mask_fraction=1.1: must be at most 1'),
+    ({'mask_fraction': 0.0}, 'mask_fraction=0.0: must be above 0'),
+    ({'eval_mask_fraction': 2.0}, 'eval_mask_fraction=2.0: must be at'), ({'total_batch': 0}, 'at least 1'),
     ({'beta2': 1.5}, 'beta2=1.5: must be below 1'), ({'dropout': 1.0}, 'dropout=1.0: must be below 1'),
     ({'init_from': '\x1b[31m'}, 'no run, checkpoint or BERT'), ({'init_from': '\x1b[31m.pt'}, '31m.pt')])
 def test_refusals_are_one_line(knobs, text, run, pair, monkeypatch):
