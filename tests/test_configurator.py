@@ -1,5 +1,6 @@
 """configurator.py: knobs <- config files <- command line, and the ways to get them wrong."""
 import importlib
+import io
 import signal
 
 import pytest
@@ -121,6 +122,13 @@ def test_an_error_of_the_code_keeps_its_traceback():
         raise RuntimeError('no user caused this')
     with pytest.raises(RuntimeError):
         configurator.run(main)
+
+
+def test_a_console_without_utf8_prints(monkeypatch):
+    printed = io.BytesIO()
+    monkeypatch.setattr('sys.stdout', io.TextIOWrapper(printed, 'ascii', write_through=True))
+    configurator.run(lambda: print('\u2581the'))
+    assert printed.getvalue() == b'\\u2581the\n'
 
 
 def test_an_interrupt_ends_quietly(capsys):

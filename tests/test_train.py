@@ -34,7 +34,8 @@ from train import Loader, Masker, Rows, Runtime, shuffled
 
 CPU = Runtime(torch.device('cpu'), torch.float32, 0, 1, None)
 SYSTEMS = [
-    (signal.SIGTERM, {'attention': 'pairwise', 'position': 'rope', 'batch_size': 3}),
+    (signal.SIGTERM, {'attention': 'pairwise', 'position': 'rope', 'batch_size': 3, 'mask_fraction': 0.3,
+                      'mask_fraction_end': 0.15}),
     (signal.SIGINT, {'attention': 'gau', 'position': 'rope', 'packing': 'documents', 'whole_word': True}),
     (signal.SIGHUP, {'attention': 'xlnet', 'position': 'none', 'objective': 'plm', 'dtype': 'bfloat16'}),
     (signal.SIGTERM, {'attention': 'shatter', 'position': 'none', 'dtype': 'float16', 'grad_clip': 0})]
@@ -95,17 +96,18 @@ def same_run(one, other):
 
 @contextlib.contextmanager
 def signalled(patch, name, at, number=signal.SIGTERM):
-    """Within, a signal comes before call `at`, from 1, of a function of train.py."""
+    """Within, a signal comes before call `at`, from 1, of a function of train.py.  Yields its calls."""
     function = getattr(train, name)
-    calls = itertools.count(1)
+    calls = []
 
     def called(*arguments, **keywords):
-        if next(calls) == at:
+        calls.append(arguments)
+        if len(calls) == at:
             signal.raise_signal(number)
         return function(*arguments, **keywords)
     with patch.context() as inner:
         inner.setattr(train, name, called)
-        yield
+        yield calls
 
 
 # ---- rows and their order ----
@@ -254,6 +256,21 @@ def test_whole_words_are_taken_whole(segmented, corpus, meta, tmp_path):
     assert is_predicted[is_rest].sum() > 10
 
 
+def test_a_row_in_which_no_word_fits_predicts_a_part_of_one():
+    """Two of its eleven tokens are predicted, and its words have four, or one that is special."""
+    is_special = np.isin(np.arange(11), (0, 5, 10))
+    word_starts = np.isin(np.arange(11), (1, 6))
+    seen = set()
+    for seed in range(20):
+        scores = np.random.default_rng(seed).random(11)
+        positions, n = train.whole_words(scores, word_starts, is_special, 2, 2)
+        assert n == 2
+        seen.add(tuple(positions.tolist()))
+    assert seen == {(1, 2), (6, 7)}
+    word_starts[9] = True                               # a word that fits
+    assert train.whole_words(scores, word_starts, is_special, 2, 2)[1] == 1
+
+
 def test_short_rows(corpus, meta):
     """ceil(15 %) of a row's tokens are predicted; the other positions have weight 0 and stay as they are."""
     sample = Sample(corpus, meta, 300, 'documents')
@@ -265,6 +282,29 @@ def test_short_rows(corpus, meta):
     assert (batch['attention_mask'] == is_real).all()
     assert not sample.masker.is_special[batch['targets'][~is_idle]].any()
     assert (sample.visible[is_idle] == batch['targets'][is_idle]).all()
+
+
+@pytest.mark.parametrize('begin, end', [(0.3, 0.15), (0.15, 0.3)])
+def test_a_fraction_that_changes_with_the_sample(begin, end, corpus, meta):
+    """In a straight line to sample 100, whatever the batch, with shapes of the larger fraction."""
+    masker = Masker(meta, 64, begin, 'mlm', False, end, 100)
+    loader = Loader(Rows(corpus, meta, 'train', 64, 'stream'), masker, 1)
+    batch = loader.batch(range(120))
+    assert batch['positions'].shape == (120, 20)
+    fractions = np.interp(range(120), [0, 100], [begin, end])
+    assert batch['weights'].sum(1).tolist() == np.ceil(64 * fractions - 1e-9).tolist()
+    for key, x in loader.batch([70, 3]).items():
+        assert torch.equal(x, batch[key][[70, 3]])
+
+
+def test_validation_has_a_fraction_of_its_own(run, tmp_path):
+    """By default that of training; what is masked there does not depend on the training's."""
+    losses = []
+    for name, knobs in (('plain', {}), ('falls', {'mask_fraction': 0.3, 'eval_mask_fraction': 0.15}),
+                        ('rises', {'mask_fraction_end': 0.3}), ('more', {'mask_fraction': 0.3})):
+        run(name, max_iters=0, **knobs)
+        losses.append(metrics(tmp_path / name)[0]['loss'])
+    assert losses[0] == losses[1] == losses[2] != losses[3]
 
 
 def test_permutations(corpus, meta):
@@ -342,7 +382,7 @@ def test_evaluation_equals_full_logits(corpus, meta):
     loader = Loader(Rows(corpus, meta, 'val', 32, 'documents'), Masker(meta, 32, 0.15, 'mlm', False), 0)
     model = MaskedLM(EncoderConfig(meta['vocab_size'], 32, 2, 2, 64, 32, lm_head='decoder'))
     with torch.no_grad():
-        model.encoder.token.weight.mul_(50)
+        model.encoder.token.weight.mul_(8)
     scores = train.evaluate(model.train(), loader, 60, 7, CPU)
     assert model.training
 
@@ -541,8 +581,9 @@ def test_a_signal_inside_a_validation(at, step, run, tmp_path, monkeypatch):
     """It is given up, its checkpoint written, the validation done by the next run: one line each."""
     knobs = {'batch_size': 8, 'eval_interval': 4}
     run('whole', **knobs)
-    with signalled(monkeypatch, 'token_losses', at):       # of four batches each: the second
+    with signalled(monkeypatch, 'token_losses', at) as calls:           # of four batches each: the second
         run('parts', 143, **knobs)
+    assert len(calls) == at
     assert last(tmp_path / 'parts')['step'] == step
     assert metrics(tmp_path / 'parts')[-1]['kind'] == 'train'
     run('parts', **knobs)
@@ -568,6 +609,12 @@ def test_a_signal_in_the_first_validation_in_the_last_save_and_under_nohup(run, 
         run('a', max_iters=9)
     run('a', max_iters=9)
     assert [line['step'] for line in metrics(tmp_path / 'a', 'val')] == [0, 8, 9]
+
+
+def test_a_system_without_sighup(run, monkeypatch):
+    """As Windows."""
+    monkeypatch.delattr(signal, 'SIGHUP')
+    run('a', max_iters=1)
 
 
 def test_a_log_line_that_nobody_reads_is_in_the_file(tmp_path, monkeypatch):
@@ -727,8 +774,9 @@ def test_what_is_not_finite_is_never_saved(what, dtype, run, tmp_path, monkeypat
     ({'block_size': 10 ** 6, 'position': 'none'}, 'train holds less than one row of block_size=1000000'),
     ({'init_from': 'some/bert'}, 'some/bert: no run, checkpoint or BERT'), ({'init_from': 'no.pt'}, 'no.pt'),
     ({'fill': 'no mask'}, 'put a [MASK]'), ({'export': 'x', 'init_from': 'no'}, 'no: no checkpoint there'),
-    ({'block_size': 2}, 'at least 3'), ({'mask_fraction': 1.1}, 'mask_fraction=1.1: must be above 0 and at'),
-    ({'mask_fraction': 0.0}, 'mask_fraction=0.0: must be above 0'), ({'total_batch': 0}, 'at least 1'),
+    ({'block_size': 2}, 'at least 3'), ({'mask_fraction': 1.1}, 'mask_fraction=1.1: must be at most 1'),
+    ({'mask_fraction': 0.0}, 'mask_fraction=0.0: must be above 0'),
+    ({'eval_mask_fraction': 2.0}, 'eval_mask_fraction=2.0: must be at'), ({'total_batch': 0}, 'at least 1'),
     ({'beta2': 1.5}, 'beta2=1.5: must be below 1'), ({'dropout': 1.0}, 'dropout=1.0: must be below 1'),
     ({'init_from': '\x1b[31m'}, 'no run, checkpoint or BERT'), ({'init_from': '\x1b[31m.pt'}, '31m.pt')])
 def test_refusals_are_one_line(knobs, text, run, pair, monkeypatch):
@@ -769,9 +817,34 @@ def test_another_model_or_corpus_is_refused(knobs, identity, text, stage, pair, 
     assert text in refused(stage('train', *tiny(other, pair, **{**PAIR, **knobs})))
 
 
+@pytest.mark.parametrize('name', ['RANK', 'WORLD_SIZE'])
+def test_half_a_place_among_processes_is_refused(name, run, monkeypatch):
+    monkeypatch.setenv(name, '1')
+    assert 'of RANK and WORLD_SIZE one is set' in refused(run('a', 2))
+
+
+def test_no_memory_on_the_gpu_is_one_line(run, monkeypatch):
+    def fail(*arguments):
+        raise torch.OutOfMemoryError('CUDA out of memory. Tried to allocate 2 GiB.')
+    monkeypatch.setattr(train, 'update', fail)
+    assert refused(run('a', 2)).endswith('out of memory. Tried to allocate 2 GiB.; try half the batch_size')
+
+
 def test_a_folder_that_machines_do_not_share_is_refused(run, monkeypatch):
     monkeypatch.setattr(Runtime, 'sum', lambda self, *numbers: [number + 1 for number in numbers])
     assert 'a folder that all machines share' in refused(run('a', 2))
+
+
+@pytest.mark.parametrize('ending', ['bin', 'idx'])
+def test_a_corpus_that_changed_is_refused(ending, run, corpus, meta, tmp_path, monkeypatch):
+    """A flipped bit: of 2 GB and more only the sizes are compared, else a run would start late."""
+    other = corpus_like(corpus, tmp_path, meta)
+    stem = meta['splits']['train'][0]['stem']
+    flip(f'{other}/{stem}.{ending}')
+    knobs = {'data_dir': tmp_path, 'dataset': 'other', 'max_iters': 0}
+    assert f'{stem}.{ending}: missing, damaged' in refused(run('a', 2, **knobs))
+    monkeypatch.setattr('prepare_data.SUMS_BELOW', 0)
+    run('a', **knobs)
 
 
 # ---- what a run shows ----
@@ -838,39 +911,69 @@ def test_a_picture_is_drawn(tmp_path):
     assert (tmp_path / 'a.png').stat().st_size > 1000
 
 
-def test_a_bar_on_a_terminal_alone_and_weights_and_biases(run, monkeypatch):
+def test_a_bar_on_a_terminal_alone(run, monkeypatch):
     plain = run('a', max_iters=4)
-    logged = []
-    logger = types.SimpleNamespace(log=lambda values, step: logged.append((step, *values)))
-    monkeypatch.setitem(sys.modules, 'wandb', types.SimpleNamespace(init=lambda **knobs: logger))
     monkeypatch.setattr('sys.stderr.isatty', lambda: True, raising=False)
-    with_bar = run('b', max_iters=4, batch_size=8, wandb_project='mine')
+    with_bar = run('b', max_iters=4, batch_size=8)
     assert 'step/s' not in plain.err
     assert '4/4 [' in with_bar.err
     assert 'loss=' in with_bar.err
     assert re.search(r'validation: *\d+%.*\| \d+/32 \[', with_bar.err)       # 32 rows
     assert 'validation:' not in plain.err
     assert len(plain.out.splitlines()) == len(with_bar.out.splitlines())    # above the bar
-    assert [step for step, *_ in logged] == [0, 1, 2, 3, 4, 4]
+
+
+def test_weights_and_biases(run, corpus, stage, tmp_path, monkeypatch):
+    """A run that goes on is the same run there; its name is its folder's, also with a slash at the end."""
+    begun = []                                          # arguments of wandb.init
+    logged = []
+
+    def init(**arguments):
+        begun.append(arguments)
+        log = lambda values, step: logged.append((step, *values))           # noqa: E731
+        return types.SimpleNamespace(id=arguments['id'] or f'id{len(begun)}', log=log)
+
+    monkeypatch.setitem(sys.modules, 'wandb', types.SimpleNamespace(init=init))
+    for max_iters in (2, 4):
+        stage('train', *tiny(corpus, f'{tmp_path}/a/', max_iters=max_iters, wandb_project='mine'))
+    run('b', max_iters=1, wandb_project='mine')
+    assert [(arguments['name'], arguments['id']) for arguments in begun] == [
+        ('a', None), ('a', 'id1'), ('b', None)]
+    assert {(arguments['project'], arguments['resume']) for arguments in begun} == {('mine', 'allow')}
+    assert [step for step, *_ in logged][:7] == [0, 1, 2, 2, 3, 4, 4]
     assert 'train/loss' in logged[1]
 
 
 # ---- fill ----
 
-def test_fill_prints_five_predictions_for_each_mask(pair, stage, meta):
-    lines = stage('train', f'--init_from={pair}', '--fill=the [MASK] of a [MASK]').out.splitlines()
-    assert lines[0] == 'the [MASK] of a [MASK]'
+def test_fill_prints_five_predictions_for_each_mask(pair, stage, meta, monkeypatch):
+    """The model sees the ids of training, also of a full stop behind a mask."""
+    seen = []
+
+    def forward(self, ids, *arguments, plain=MaskedLM.forward, **keywords):
+        seen.extend(ids.tolist())
+        return plain(self, ids, *arguments, **keywords)
+    monkeypatch.setattr(MaskedLM, 'forward', forward)
+    lines = stage('train', f'--init_from={pair}', '--fill=the [MASK] of a [MASK].').out.splitlines()
+    assert lines[0] == 'the [MASK] of a [MASK].'
     assert len(lines) == 3
     model, tokenizer, _ = train.load(str(pair))
-    first, second = tokenizer.encode(['the', ' of a'])
-    special_ids = meta['special']
-    ids = [special_ids['cls'], *first, special_ids['mask'], *second, special_ids['mask'], special_ids['sep']]
+    ids = [meta['special']['cls'], *tokenizer.encode(['the in of a and.'])[0], meta['special']['sep']]
+    places = [2, len(ids) - 3]                          # of " in" and " and", a token each
+    for place in places:
+        ids[place] = meta['special']['mask']
+    assert seen == [ids]
     chances = model(torch.tensor([ids]))[0].softmax(-1)
-    for line, where in zip(lines[1:], (1 + len(first), len(ids) - 2), strict=True):
+    for line, where in zip(lines[1:], places, strict=True):
         best = chances[where].topk(5)
         pieces = [tokenizer.pieces[i].strip('\u2581') or '\u2581' for i in best.indices]
         assert line.split()[::2] == pieces
         assert line.split()[1::2] == [f'{p:.3f}' for p in best.values]
+
+
+def test_a_text_longer_than_the_model_is_one_line(pair, stage):
+    line = refused(stage('train', f'--init_from={pair}', f"--fill={'a ' * 40}[MASK]"))
+    assert '43 tokens with [CLS] and [SEP]: the model takes 32' in line
 
 
 def test_fill_shows_no_escape_sequences_of_anothers_tokenizer(capsys):
