@@ -5,8 +5,8 @@
 The tests range over the tables of model.py: a new row is tested at once, and fails until these tests know it.
 A kind of attention needs one row in ATTENTIONS (its oracle, the number of its parameters, how its own ones
 start and which decay) and a position encoding one in POSITIONS. A row of another table needs its oracle in
-NORMALISERS, SCALES, NORMS, HEADS or POOLINGS, or its deviation in STARTS; an option that not all use, a value
-in KNOBS.
+NORMALISERS, SCALES, MLPS, NORMS, BLOCKS, HEADS or POOLINGS, or its deviation in STARTS; an option that not
+all use, a value in KNOBS.
 """
 import json
 import math
@@ -24,9 +24,9 @@ from torch._dynamo.utils import counters
 
 import model as source
 from configurator import UserError
-from model import (ALLOWED_POSITIONS, ATTENTION, FOLD, LM_HEAD, NORM, NORMALISER, OPTIONS, PAIR_INIT, POOLING,
-                   POSITION, RELU_SCALE, SHATTER, USED_BY, Encoder, EncoderConfig, MaskedLM, MultipleChoice,
-                   PermutationLM, SequenceClassifier, SpanClassifier, extended)
+from model import (ALLOWED_POSITIONS, ATTENTION, BLOCK, FOLD, LM_HEAD, NORM, NORMALISER, OPTIONS, OWN_BLOCK,
+                   PAIR_INIT, POOLING, POSITION, RELU_SCALE, SHATTER, USED_BY, Encoder, EncoderConfig,
+                   MaskedLM, MultipleChoice, PermutationLM, SequenceClassifier, SpanClassifier, extended)
 
 # ---- models and batches ----
 
@@ -59,12 +59,17 @@ CORE = [system(**variant, position='rope') for variant in FREE]         # every 
 CORE += [system(name, ALLOWED_POSITIONS[name][0]) for name in ALLOWED_POSITIONS]
 CORE += [system('original', name) for name in POSITION if name != 'rope']
 
+MODERN = {'norm_place': 'pre', 'mlp': 'swiglu'}
+MODERN_SAMPLE = [system('symmetric', 'rope', **MODERN), {**XLNET, **MODERN}]
+MODERN_SLOW = [pytest.param({**settings, **MODERN}, marks=pytest.mark.slow)
+               for settings in CORE if settings['attention'] not in OWN_BLOCK]
+
 KEEP = torch.arange(6) < torch.tensor([[6], [4], [5]])         # (B, T) of batch(), padded on the right
 HOLES = torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0], [0, 1, 0, 1, 1, 1], [0, 0, 0, 0, 0, 0]]).bool()
 
-each_system = pytest.mark.parametrize('settings', SYSTEMS, ids=str)
+each_system = pytest.mark.parametrize('settings', [*SYSTEMS, *MODERN_SAMPLE, *MODERN_SLOW], ids=str)
 each_core = pytest.mark.parametrize('settings', CORE, ids=str)
-each_core_or_gated = pytest.mark.parametrize('settings', [*CORE, *GATED], ids=str)
+each_core_or_gated = pytest.mark.parametrize('settings', [*CORE, *GATED, *MODERN_SAMPLE], ids=str)
 
 
 def build(kind=MaskedLM, **settings):
@@ -257,6 +262,11 @@ def pairwise(w, x):
     return np.array(q), query, linear(w, 'value', x)
 
 
+def shared_kv(w, x):
+    """Kayyam et al. 2026: the keys are the values too."""
+    return [linear(w, name, x) for name in ('query', 'key', 'key')]
+
+
 def shared(w, x):
     """Kowsher et al. 2024, section 2.3: S = x Ws, scaled by the diagonals D_q, D_k, D_v."""
     return [linear(w, 'shared', x) * w[name] for name in ('query_diag', 'key_diag', 'value_diag')]
@@ -437,6 +447,7 @@ ATTENTIONS = {
     'symmetric': AttentionFacts(partial(many_heads, project=symmetric), two),
     'pairwise': AttentionFacts(partial(many_heads, project=pairwise), with_pairs,
                                {'pair': None, 'pair_key': None}, ('pair', 'pair_key')),
+    'shared_kv': AttentionFacts(partial(many_heads, project=shared_kv), two),
     'shared': AttentionFacts(partial(many_heads, project=shared), lambda D, **sizes: D * D + D + 3 * D,
                              {**DIAGONALS, 'value_diag': ONES}),
     'rpe': AttentionFacts(relative, lambda D, c, **sizes: 3 * (D * D + D) + (2 * c - 1) * D,
@@ -462,21 +473,60 @@ def facts_of(config):
     return known(ATTENTIONS, config.attention, 'row in ATTENTIONS')
 
 
-def block_oracle(w, y, x, sees, layer):
-    """Post-LN: x = norm(x + f(x)), attention then MLP; GAU has no MLP."""
-    norm = known(NORMS, layer.config.norm, 'oracle')
+def gelu_expansion(w, x):
+    return gelu(linear(w, 'expand', x))
+
+
+def swiglu_expansion(w, x):
+    """Shazeer 2020: silu(x Wa) * (x Wb), of 16 numbers each, as 2/3 of SMALL's 20 is 13.3."""
+    both = linear(w, 'expand', x)
+    return silu(both[:16]) * both[16:]
+
+
+MLPS = {'gelu': gelu_expansion, 'swiglu': swiglu_expansion}
+
+
+def attend_oracle(w, y, x, sees, layer):
+    """Attention of the queries y to the tokens x, with its last Linear."""
     weights = part(w, 'attention.')
     mixed = facts_of(layer.config).oracle(weights, y, x, sees, layer)
-    y = [a + linear(weights, 'out', b) for a, b in zip(y, mixed, strict=True)]
+    return [linear(weights, 'out', a) for a in mixed]
+
+
+def post_norm(w, y, x, sees, layer):
+    """x = norm(x + f(x)), attention then MLP; GAU has no MLP."""
+    norm = known(NORMS, layer.config.norm, 'oracle')
+    y = [a + b for a, b in zip(y, attend_oracle(w, y, x, sees, layer), strict=True)]
     if layer.config.attention == 'gau':
         return [norm(w, 'norm', a) for a in y]
+    expand = known(MLPS, layer.config.mlp, 'oracle')
     y = [norm(w, 'attention_norm', a) for a in y]
-    return [norm(w, 'mlp_norm', a + linear(w, 'contract', gelu(linear(w, 'expand', a)))) for a in y]
+    return [norm(w, 'mlp_norm', a + linear(w, 'contract', expand(w, a))) for a in y]
+
+
+def pre_norm(w, y, x, sees, layer):
+    """Xiong et al. 2020: x = x + f(norm(x))."""
+    norm = known(NORMS, layer.config.norm, 'oracle')
+    expand = known(MLPS, layer.config.mlp, 'oracle')
+    normed_y, normed_x = ([norm(w, 'attention_norm', a) for a in states] for states in (y, x))
+    y = [a + b for a, b in zip(y, attend_oracle(w, normed_y, normed_x, sees, layer), strict=True)]
+    return [a + linear(w, 'contract', expand(w, norm(w, 'mlp_norm', a))) for a in y]
+
+
+BLOCKS = {'post': post_norm, 'pre': pre_norm}
 
 
 def layer_oracle(w, number, y, x, sees, at, config):
     layer = Layer(config, number, part(w, 'position.'), at)
-    return block_oracle(part(w, f'blocks.{number}.'), y, x, sees, layer)
+    block = known(BLOCKS, config.norm_place, 'oracle')
+    return block(part(w, f'blocks.{number}.'), y, x, sees, layer)
+
+
+def final_oracle(w, states, config):
+    """What heads and poolings read: before the last norm of pre-LN, or as it is."""
+    if config.norm_place == 'post':
+        return states
+    return [known(NORMS, config.norm, 'oracle')(w, 'final_norm', a) for a in states]
 
 
 def embedding_oracle(w, ids, segments, config):
@@ -509,12 +559,11 @@ def decoder_head(w, x, table, config):
 
 
 def cls(w, states, keep, config):
-    return np.tanh(linear(w, 'pooler.dense', states[-1][0]))
+    return np.tanh(linear(w, 'pooler.dense', first(w, states, keep, config)))
 
 
 def first(w, states, keep, config):
-    assert not part(w, 'pooler.')
-    return states[-1][0]
+    return final_oracle(part(w, 'encoder.'), states[-1], config)[0]
 
 
 def layerwise(w, states, keep, config):
@@ -523,7 +572,7 @@ def layerwise(w, states, keep, config):
     y = [w['pooler.query_embedding']]
     for number in range(config.n_layer):
         y = layer_oracle(encoder, number, y, states[number], [keep], None, config)
-    return y[0]
+    return final_oracle(encoder, y, config)[0]
 
 
 HEADS = {'bert': bert_head, 'decoder': decoder_head}
@@ -536,8 +585,9 @@ def logits_of(w, states, config):
 
 
 def masked_lm_oracle(w, ids, segments, keep, config):
-    states = states_oracle(part(w, 'encoder.'), ids, segments, keep, config)
-    return logits_of(w, states[-1], config)
+    encoder = part(w, 'encoder.')
+    states = states_oracle(encoder, ids, segments, keep, config)
+    return logits_of(w, final_oracle(encoder, states[-1], config), config)
 
 
 def classifier_oracle(w, ids, segments, keep, config):
@@ -558,7 +608,7 @@ def permutation_oracle(w, ids, segments, keep, positions, order, config):
         # both read the content of the layer below
         query = layer_oracle(encoder, number, query, content, query_sees, positions, config)
         content = layer_oracle(encoder, number, content, content, content_sees, T, config)
-    return logits_of(w, query, config)
+    return logits_of(w, final_oracle(encoder, query, config), config)
 
 
 def weights_of(model):
@@ -575,15 +625,16 @@ def agrees(model, oracle):
         assert np.abs(actual[b] - np.array(expected)).max() < 1e-10, f'row {b}'
 
 
-@pytest.mark.parametrize('settings', [*SYSTEMS, *GATED], ids=str)
+@pytest.mark.parametrize('settings', [*SYSTEMS, *GATED, *MODERN_SAMPLE, *MODERN_SLOW], ids=str)
 def test_equals_the_loops_of_the_paper(settings):
     agrees(build(**settings), masked_lm_oracle)
     agrees(build(SequenceClassifier, **settings, pooling='layerwise'), classifier_oracle)
 
 
+@pytest.mark.parametrize('norm_place', BLOCK)
 @pytest.mark.parametrize('pooling', POOLING)
-def test_pooling_equals_the_loops(pooling):
-    agrees(build(SequenceClassifier, pooling=pooling), classifier_oracle)
+def test_pooling_equals_the_loops(pooling, norm_place):
+    agrees(build(SequenceClassifier, pooling=pooling, norm_place=norm_place), classifier_oracle)
 
 
 @each_core
@@ -596,9 +647,9 @@ def test_other_norms_and_heads_equal_the_loops(settings):
         agrees(model, masked_lm_oracle)
 
 
-@pytest.mark.parametrize('drawn', [True, False])
-def test_two_streams_equal_the_loops(drawn):
-    model = build(PermutationLM, **XLNET)
+@pytest.mark.parametrize('drawn, norm_place', [(True, 'post'), (False, 'post'), (True, 'pre')])
+def test_two_streams_equal_the_loops(drawn, norm_place):
+    model = build(PermutationLM, **XLNET, norm_place=norm_place)
     w = weights_of(model)
     ids, segments = batch(rows=4)
     positions = torch.tensor([[1, 4], [3, 0], [5, 3], [2, 1]])
@@ -628,6 +679,7 @@ def test_partition_is_one_of_unity():
 COUNTS = {                              # masked LMs, small, base and large: Courtois, 2; Kowsher, 4
     'original': [28795194, 109514298, 335174458],
     'symmetric': [27744570, 102427194, 309984058],
+    'shared_kv': [27744570, 102427194, 309984058],      # of no paper: 2 (D^2 + D), as `symmetric`
     'pairwise': [27875642, 103017018, 311556922],
     'shared': [26700090, 95367738, 284867386],
 }
@@ -661,6 +713,16 @@ def test_parameter_formula_of_position(position):
     encoder = build(Encoder, **system('original', position))
     formula = known(POSITIONS, position, 'row in POSITIONS').parameters
     assert source.count_parameters(encoder.position) == formula(encoder.config)
+
+
+@pytest.mark.parametrize('bias', [True, False])
+def test_parameters_of_pre_norm_and_swiglu(bias):
+    """One more norm, and three matrices of 2/3 of the width for two."""
+    sizes = {'n_embd': 96, 'n_inner': 384, 'n_head': 6, 'n_layer': 1, 'bias': bias}
+    post, pre, swiglu = (source.count_parameters(build(**sizes, **settings))
+                         for settings in ({}, {'norm_place': 'pre'}, {'mlp': 'swiglu'}))
+    assert pre - post == 96 * (1 + bias)
+    assert swiglu - post == (2 * 256 - 384) * bias          # 3 * 256 is 2 * 384: only biases differ
 
 
 # ---- padding and gradients ----
@@ -698,16 +760,20 @@ def is_a_shift(name, settings, has_position):
     """Is it a bias of keys?  It adds the same q_i b to all scores of a softmax, unless rope rotates it."""
     rotated_key = settings.get('position') == 'rope' and has_position
     no_softmax = settings.get('normaliser', '').endswith('relu')
-    return name.endswith(('attention.key.bias', 'attention.key_bias')) and not rotated_key and not no_softmax
+    is_value = settings.get('attention') == 'shared_kv'
+    is_bias = name.endswith(('attention.key.bias', 'attention.key_bias'))
+    return is_bias and not is_value and not rotated_key and not no_softmax
 
 
 @pytest.mark.parametrize('kind, settings', [
-    *[(MaskedLM, settings) for settings in [*SYSTEMS, *GATED]], (PermutationLM, XLNET),
+    *[(MaskedLM, settings) for settings in [*SYSTEMS, *GATED, *MODERN_SAMPLE]],
+    (PermutationLM, XLNET), (PermutationLM, {**XLNET, **MODERN}),
     *[(SequenceClassifier, {**settings, 'pooling': 'layerwise'}) for settings in CORE],
     *[(kind, {}) for kind in (SequenceClassifier, SpanClassifier)]], ids=str)
 def test_every_parameter_gets_its_gradient(kind, settings):
     """The slope along a random direction, by the central difference; not 0, but where scores only shift."""
-    model = build(kind, **settings)
+    n_layer = 1 if kind is MaskedLM else 2              # the two streams and layerwise pooling end otherwise
+    model = build(kind, **settings, n_layer=n_layer)
     inputs = (*batch(), KEEP)
     generator = torch.Generator().manual_seed(11)
     onto = torch.randn(outputs(model, *inputs).shape, generator=generator, dtype=torch.float64)
@@ -749,9 +815,14 @@ def scaled_matrices(w):
     return matrices
 
 
+def keys_as_values(w):
+    return {**w, 'value.weight': w['key.weight'], 'value.bias': w['key.bias']}
+
+
 @pytest.mark.parametrize('position', POSITION)
 @pytest.mark.parametrize('one, other, translate', [
-    ('symmetric', 'pairwise', unit_pair), ('shared', 'original', scaled_matrices)])
+    ('symmetric', 'pairwise', unit_pair), ('shared', 'original', scaled_matrices),
+    ('shared_kv', 'original', keys_as_values)])
 def test_reduction(one, other, translate, position):
     ids, segments = batch()
     first_encoder = build(Encoder, attention=one, position=position)
@@ -825,6 +896,24 @@ def test_initial_values(settings, kind):
             assert abs(value.std().item() / deviation - 1) < 5 / (2 * value.numel()) ** 0.5, name
 
 
+def test_tied_start_changes_the_keys_alone():
+    """Not what is drawn for other parameters, here or later."""
+    models = []
+    drawn = []
+    for tied_start in (False, True):
+        torch.manual_seed(5)
+        models.append(MaskedLM(EncoderConfig(**SMALL, tied_start=tied_start)))
+        drawn.append(torch.rand(1))
+    assert drawn[0] == drawn[1]
+    tied = models[1].state_dict()
+    for name, x in models[0].state_dict().items():
+        is_key = name.endswith('attention.key.weight')
+        assert torch.equal(x, tied[name]) != is_key, name
+        if is_key:
+            assert torch.equal(tied[name], tied[name.replace('key', 'query')])
+            assert torch.equal(tied[name.replace('weight', 'bias')], torch.zeros(12))
+
+
 def decays(model, name):
     """Should a parameter have weight decay?  For tests/test_train.py."""
     path, _, last = name.rpartition('.')
@@ -878,6 +967,8 @@ def test_dropout_takes_what_blocks_add():
     for block in plain.blocks:
         expected = block.mlp_norm(block.attention_norm(x))
         assert torch.equal(block(x, x, source.Context(plain.position)), expected)
+    pre = build(Encoder, **system('original', 'none'), dropout=ALL, norm_place='pre').train()
+    assert torch.equal(pre.blocks[0](x, x, source.Context(pre.position)), x)
     gated = build(Encoder, **system('gau', 'rope'), dropout=ALL).train()
     for block in gated.blocks:
         assert torch.equal(block(x, x, source.Context(gated.position)), block.norm(x))
@@ -1134,9 +1225,11 @@ def test_extension_repeats_the_vectors_of_the_longest_distances():
 # ---- what a user can get wrong ----
 
 KNOBS = {                               # an option that not all use -> a value that is not its default
+    'mlp': 'swiglu', 'norm_place': 'pre', 'tied_start': True,
     'pair_rank': 2, 'pair_init': 'normal', 'normaliser': 'softmax', 'key_size': 64, 'relu_scale': 'n',
     'clip_distance': 5, 'same_partition': True, 'one_value_matrix': True,
 }
+GAU = system('gau', 'rope')             # uses what `original` does not, and the other way round
 
 
 @pytest.mark.parametrize('settings, parts', [
@@ -1144,8 +1237,8 @@ KNOBS = {                               # an option that not all use -> a value 
     *[({name: rate}, [f'{name}={rate}', 'below 1']) for name in ('dropout', 'attention_dropout')
       for rate in (-0.1, 1.0, math.nan)],
     ({'position': 'rpe'}, ['--attention=rpe --position=none']),
-    *[({option: known(KNOBS, option, 'value')}, [f'{option}={KNOBS[option]!r}', *USED_BY[option][1]])
-      for option in USED_BY],
+    *[({**(GAU if 'original' in users else {}), option: known(KNOBS, option, 'value')},
+       [f'{option}={KNOBS[option]!r}', *users]) for option, (_, users) in USED_BY.items()],
     *[(system(name, position), [f"position='{position}'", f"attention='{name}'", *ALLOWED_POSITIONS[name]])
       for name in ALLOWED_POSITIONS for position in POSITION if position not in ALLOWED_POSITIONS[name]],
     *[(system('shatter', 'none', n_head=n_head), [f'n_head={n_head}', "attention='shatter'", 'even'])
@@ -1291,7 +1384,8 @@ def test_export_says_why_there_is_no_roformer_classifier(transformers):
 @pytest.mark.parametrize('kind, settings', [
     *[(MaskedLM, settings) for settings in CORE
       if settings['attention'] not in FOLD or settings['position'] == 'rab'],
-    (MaskedLM, {'norm': 'rms'}), (MaskedLM, {'lm_head': 'decoder'}), (SpanClassifier, {}),
+    *[(MaskedLM, setting) for setting in ({'norm': 'rms'}, {'norm_place': 'pre'}, {'mlp': 'swiglu'})],
+    (MaskedLM, {'lm_head': 'decoder'}), (SpanClassifier, {}),
     (SequenceClassifier, {'pooling': 'first'}), (SequenceClassifier, {'position': 'rope'})], ids=str)
 def test_export_refuses_what_transformers_has_no_layer_for(kind, settings, transformers):
     with pytest.raises(UserError, match='^transformers has no equal of [^\n]*$'):
