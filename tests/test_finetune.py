@@ -388,6 +388,27 @@ def test_a_hugging_face_bert_gives_its_own_logits(bert, tmp_path):
     assert expected.std() > 0.1
 
 
+@pytest.mark.parametrize('files, casing, first', [
+    ({}, 'auto', 'w1'), ({}, 'cased', '[UNK]'),
+    ({'tokenizer_config.json': {'do_lower_case': False}}, 'auto', '[UNK]'),
+    ({'tokenizer_config.json': {'do_lower_case': True}}, 'uncased', 'w1'),
+    ({'tokenizer_config.json': {}, 'tokenizer.json': {'normalizer': {'lowercase': False}}}, 'auto', '[UNK]'),
+    ({'tokenizer.json': {'normalizer': None}}, 'auto', 'w1'),
+    ({'tokenizer_config.json': {'do_lower_case': False}}, 'uncased', 'config.json of .* says cased'),
+    ({'tokenizer.json': {'normalizer': {'lowercase': True}}}, 'cased', 'tokenizer.json of .* says uncased')])
+def test_the_casing_of_a_bert_is_that_of_its_files(files, casing, first, bert, tmp_path):
+    """W1 is a word of an uncased one alone."""
+    bert(BERT_PIECES)
+    for name, content in files.items():
+        (tmp_path / name).write_text(json.dumps(content))
+    if 'says' in first:
+        with pytest.raises(UserError, match=first):
+            finetune.make_model(str(tmp_path), TASKS['mnli'], 1, knobs(casing=casing))
+        return
+    _, tokenizer = finetune.make_model(str(tmp_path), TASKS['mnli'], 1, knobs(casing=casing))
+    assert [tokenizer.pieces[i] for i in tokenizer.encode(['W1'])[0]] == [first]
+
+
 @pytest.mark.parametrize('attention', ATTENTION)
 def test_any_pretrained_encoder_takes_any_head(attention, tmp_path):
     """The encoder's states are those of pretraining, at its length and, on short rows, beyond it."""
@@ -781,13 +802,28 @@ def test_training_rows_are_not_scored_without_a_word(trial, stage, tmp_path):
     assert 'custom: 60 of 60 dev rows have the text of a training row' in again['printed'].err
 
 
-def test_truncated_rows_are_counted(trial, tmp_path):
-    (tmp_path / 'a.csv').write_text(HEAD + ''.join(f'{"the " * (40 + i)},{i % 2}\n' for i in range(10)))
-    (tmp_path / 'b.csv').write_text(HEAD + 'the river,1\n')
+def test_truncated_rows_and_unknown_tokens_are_counted(trial, tmp_path):
+    """46 tokens fit beside two special ones; from 1 % on, the share of [UNK] is said."""
+    rows = [f'{"the " * (40 + i)}{"ж" * (i == 2)},{i % 2}\n' for i in range(10)]
+    (tmp_path / 'a.csv').write_text(HEAD + ''.join(rows))
+    (tmp_path / 'b.csv').write_text(HEAD + 'the ж ж river,1\n')
     done = trial('custom', train_file=tmp_path / 'a.csv', dev_file=tmp_path / 'b.csv', texts='text',
                  label='class')['printed']
-    assert 'a.csv train: 3 of 10 rows are truncated to 48 tokens' in done.err       # 46 and two special ones
-    assert 'b.csv dev: ' not in done.err
+    assert 'a.csv train: 3 of 10 rows (30.0%) are truncated to 48 tokens' in done.err
+    assert 'b.csv dev: 50.0% of the tokens are [UNK]' in done.err
+    for line in done.err.splitlines():
+        assert not line.startswith((f'{tmp_path}/a.csv train: 0', f'{tmp_path}/b.csv dev: 1'))
+
+
+def test_long_questions_and_choices_are_counted(run):
+    """A question has at most half of a window; a choice is a row of its own."""
+    tokenizer = load_tokenizer(run)
+    question = 'the river ' * 20
+    spans = [Example(0, (question, 'a house ' * 50), ()), Example(1, ('the ?', 'a house ' * 50), ())]
+    choices = [Example(0, (('a', 'the'), ('a', question * 2)), 0), Example(1, (('a', 'the'),), 0)]
+    for features in (finetune.span_features(spans, tokenizer, 48, 16),
+                     finetune.choice_features(choices, tokenizer, 48, 16)):
+        assert {feature.example for feature in features if feature.is_cut} == {0}
 
 
 def test_a_bar_over_predictions_on_a_terminal_alone(trial, monkeypatch):
@@ -938,7 +974,8 @@ def test_classes_and_numbers_of_your_own(own):
     examples = finetune.load_examples(all_rows, 'train', given)
     assert examples == [Example(0, ('a',), 2), Example(1, ('b',), 1), Example(2, ('c',), 0)]
     lines = '{"text": "a", "class": 0}\n{"text": "b", "class": 10}\n{"text": "b", "class": 2}\n'
-    assert own(lines, suffix='.jsonl')[0].labels == ('0', '10', '2')
+    for suffix in ('.jsonl', '.JSONL', '.ndjson'):
+        assert own(lines, suffix=suffix)[0].labels == ('0', '10', '2')
 
 
 def test_an_array_of_records(own):
@@ -970,25 +1007,41 @@ def test_a_finished_trial_keeps_the_scale_of_its_numbers(trial, tmp_path):
 
     first = trial('custom', train_file=numbers('a.csv', 1.5), dev_file=numbers('dev.csv', 1.5), texts='text',
                   label='class')
-    assert 'is taken as numbers, with mean 4.' in first['printed'].err
+    assert 'is taken as 7 numbers: 1.5 has a fraction' in first['printed'].err
     again = trial('custom', 'again', init_from=first['folder'], epochs=0, dev_file=numbers('b.csv', 1e3))
     before = (first['folder'] / 'custom.jsonl').read_text()
     assert (again['folder'] / 'custom.jsonl').read_text() == before
     assert again['scores']['custom'] == pytest.approx(first['scores']['custom'])
 
 
-@pytest.mark.parametrize('labels, head', [
-    ('0.0 1.0 1.0 0.0', 'classify'), ('0 1 2 3', 'classify'), ('1.0 2.0 3.5', 'regress'),
-    (' '.join(f'{i}.0' for i in range(20)), 'classify'), (' '.join(f'{i}.0' for i in range(21)), 'regress'),
-    (' '.join(map(str, range(30))), 'classify'), ('a b 1.5', 'classify'), ('1e3 2e3', 'classify')])
-def test_classes_or_numbers(labels, head, own, capsys):
-    task, _ = own(HEAD + ''.join(f'a,{label}\n' for label in labels.split()))
-    assert task.head == head
-    kind = 'numbers' if head == 'regress' else f'{len(set(labels.split()))} classes'
-    assert f"label 'class' is taken as {kind}" in capsys.readouterr().err
+@pytest.mark.parametrize('labels, kind, said', [
+    ('0.0 1.0 1.0 0.0', 'auto', '2 classes: no number has a fraction'),
+    ('0 1 2 3.0', 'auto', '4 classes: no number has a fraction'),
+    ('a b 1.5', 'auto', '3 classes: most are no numbers'),
+    ('1.0 2.0 3.5 2', 'auto', '3 numbers: 3.5 has a fraction'),
+    ('1 2 3 3.0', 'numbers', '3 numbers: label_kind says so'),
+    ('1.0 2.0 3.5 2', 'classes', '3 classes: label_kind says so')])
+def test_classes_or_numbers(labels, kind, said, own, capsys):
+    """A line says which, and why; the knob decides otherwise."""
+    text = HEAD + ''.join(f'a,{label}\n' for label in labels.split())
+    task, _ = own(text, label_kind=kind)
+    assert task.head == ('regress' if 'numbers:' in said else 'classify')
+    assert capsys.readouterr().err.endswith(f"train.csv: label 'class' is taken as {said}\n")
 
 
-def test_a_seventh_is_held_out_by_its_text(own):
+def test_whole_numbers_with_a_point_are_the_same_classes(own):
+    """As pandas writes them in a column with a gap; 01 is no 1."""
+    task, given = own(HEAD + 'a,0.0\nb,1.0\nc,1\nd,-2.00\n', HEAD + 'e,1\nf,-2\n')
+    assert task.labels == ('-2', '0', '1')
+    labels = {split: [example.label for example in finetune.load_examples(task, split, given)]
+              for split in task.splits}
+    assert labels == {'train': [1, 2, 2, 0], 'dev': [2, 0]}
+    assert own(HEAD + 'a,1\nb,01\nc,1.05\nd,x.0\n', label_kind='classes')[0].labels == (
+        '01', '1', '1.05', 'x.0')
+
+
+def test_a_seventh_is_held_out_by_its_text(own, capsys):
+    """And a line says so."""
     rows = ''.join(f'text {i % 300},{i % 2}\n' for i in range(600))
     task, given = own('text,class\n' + rows)
     texts = {}
@@ -998,6 +1051,8 @@ def test_a_seventh_is_held_out_by_its_text(own):
     assert not texts['train'] & texts['dev']
     assert len(texts['train'] | texts['dev']) == 300
     assert 25 < len(texts['dev']) < 65
+    finetune.describe('custom', task, given)
+    assert f'{task.train_file}: a seventh of the rows, by their texts, is held out' in capsys.readouterr().err
 
 
 GOOD = ''.join(f'a {i},{("red", "green")[i % 2]}\n' for i in range(200))
@@ -1005,15 +1060,21 @@ HEAD = 'text,class\n'
 
 
 @pytest.mark.parametrize('train_text, dev, changes, message', [
-    ('text, class\na,b\n', '', {}, r"csv train, row 1: no label 'class', the row has \['text', ' class'\]"),
+    ('text, class\na,b\n', '', {}, r"'class' has 0; the columns are \['text', ' class'\]"),
     (HEAD + 'a,1.5\nb,2.5\nc,n/a\nd,3\n', '', {}, "train, row 3: could not convert string to float: 'n/a'"),
     (HEAD + 'a,1.5\nb,2.5\nc,-1e400\nd,nan\ne,3\n', '', {},
      'csv train, row 3: label -inf is no number to learn'),
     ('{"text": "a", "class": 1.5}\n{"text": "b", "class": 2}\n{"text": "c", "class": NaN}\n', '',
      {'suffix': '.jsonl'}, "jsonl train, row 3: no label 'class'"),
-    ('', '', {}, 'train: no rows'), (HEAD, '', {}, 'train: no rows'), (HEAD + GOOD, HEAD, {}, 'dev: no rows'),
-    ('text;class\na;b\n', '', {}, r"row 1: 'text' is None, not a text, the row has \['text;class'\]"),
-    ('"text"\t"class"\n"a"\t"b"\n', '', {'suffix': '.tsv'}, "row 1: 'text' is None, not a text"),
+    ('', '', {}, r"two different labels are needed, 'class' has 0; the columns are \[\]"),
+    (HEAD + 'a,red\nb,red\n', '', {}, r"'class' has 1; the columns are \['text', 'class'\]"),
+    (HEAD + 'a,3.50\nb,3.5\n', '', {}, "'class' has 1; the columns"),
+    (HEAD + GOOD, HEAD, {}, 'dev: no rows'),
+    (HEAD + GOOD, '', {'label_kind': 'text'}, 'choose one of auto, '),
+    ('{\n "text": "a",\n "class": "b"\n}', '', {'suffix': '.json'}, 'neither an array of records nor SQuAD'),
+    ('text;class\na;b\n', '', {}, r"'class' has 0; the columns are \['text;class'\]"),
+    ('"text"\t"class"\n"a"\t"b"\n', '', {'suffix': '.tsv'}, "'class' has 0; the columns are"),
+    (HEAD + GOOD, '', {'texts': 'title'}, "row 1: 'title' is None, not a text, the row has .'text'"),
     (HEAD + '"a,red\nb,green\n', '', {}, r"train.csv, row 1: Error\('unexpected end"),
     (HEAD + GOOD, HEAD + 'a,pink\n', {}, r"dev.csv dev, row 1: label class='pink': choose one of green, red"),
     (HEAD + GOOD + 'b\n', '', {}, "row 201: no label 'class'"),
@@ -1058,7 +1119,7 @@ def test_rows_and_classes_are_counted_and_what_is_missing_is_said(trial, tmp_pat
     (tmp_path / 'b.csv').write_text(HEAD + 'x,red\na 3,red\n')
     result = trial('custom', train_file=tmp_path / 'a.csv', dev_file=tmp_path / 'b.csv', texts='text',
                    label='class')
-    for line in ("a.csv: label 'class' is taken as 3 classes",
+    for line in ("a.csv: label 'class' is taken as 3 classes: most are no numbers",
                  "custom, train: 30 rows, 3 of 3 classes: 'green' 10, 'green ' 10, 'red' 10",
                  "custom, dev: 2 rows, 1 of 3 classes: 'green' 0, 'green ' 0, 'red' 2",
                  'custom: 1 of 2 dev rows have the text of a training row'):
