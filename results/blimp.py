@@ -1,0 +1,214 @@
+"""BLiMP: does a run of train.py prefer the grammatical sentence?  Warstadt et al. 2020, arXiv 1912.00582
+
+    $ python results/blimp.py --runs='out/grid/*' --data_dir=FOLDER
+
+A pair of sentences is right if the good one has the larger pseudo log-likelihood: the sum, over its tokens,
+of ln p(token | the sentence with it masked).  Salazar et al. 2020, arXiv 1910.14659. Of a word of several
+tokens those after it are masked too, or the rest of a rare word would give it away: PLL-word-l2r, Kauf and
+Ivanova 2023, arXiv 2305.10588. A word is a run of letters and digits, or one other character, so punctuation
+is apart from the word it follows; a token is of the word in which it begins. [CLS] and [SEP] stand around
+the sentence and are not scored. Equal sums are not right, as of two sentences that differ in [UNK] alone.
+
+The accuracy of a phenomenon is the mean over its sets, that of the whole the mean over all sets. Each run
+adds a row to the file `out` as soon as it is scored; what has a row there is not scored again.
+"""
+import glob
+import json
+import os
+import re
+import sys
+from collections import defaultdict
+
+import numpy as np
+import pandas as pd
+import torch
+from tqdm import tqdm
+
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+import train
+from configurator import UserError, configure, run, say, shown
+from curves import run_folders
+from finetune import read_file
+from model import MaskedLM
+
+runs = ''                       # folders of train.py, checkpoints or globs, comma-separated
+data_dir = ''                   # folder of .jsonl files, one a set; empty: nyu-mll/blimp from the hub
+pairs = 0                       # pairs of each set, the first ones: they were drawn at random; 0: all
+out = 'out/blimp.jsonl'         # gets a row a run
+batch_size = 256                # rows a forward pass; a sentence of n tokens has n
+device = 'auto'                 # auto, cpu, cuda or mps; in float32
+
+HUB = 'nyu-mll/blimp'           # a configuration a set, of 1,000 pairs
+PHENOMENA = {'s-selection': 'argument_structure'}       # linguistics_term -> as in table 4 of the paper
+WORD = re.compile(r'\s*(\w+|[^\w\s])')                  # with the space before it, as tokens may have it
+
+
+# ---- 1. sets of pairs ----
+
+def read_sets(folder, n):
+    """{set: the first n of its records, all if n is 0}; UserError if there are none"""
+    if folder:
+        paths = sorted(glob.glob(os.path.join(glob.escape(folder), '*.jsonl')))
+        sets = {os.path.basename(path).removesuffix('.jsonl'): read_file(path) for path in paths}
+    else:
+        sets = read_hub()
+    if not sets:
+        raise UserError(f'data_dir={shown(folder)}: no .jsonl file there')
+    return {name: records[:n] if n else records for name, records in sets.items()}
+
+
+def read_hub():
+    """{set: its records} of the hub's copy."""
+    from datasets import get_dataset_config_names, load_dataset
+    try:
+        return {name: load_dataset(HUB, name, split='train').to_list()
+                for name in get_dataset_config_names(HUB)}
+    except Exception as error:                          # of dozens of classes
+        raise UserError(f'{HUB}: {shown(error)}; --data_dir=D reads the folder data of '
+                        'github.com/alexwarstadt/blimp') from None
+
+
+# ---- 2. scores of sentences ----
+
+def encode(tokenizer, texts, most):
+    """[(ids, words)] of sentences, tuples of n numbers: of each token its id, and the word it is a part of.
+
+    Raises UserError for a sentence of more than `most` tokens.
+    """
+    encoded = []
+    for text, (ids, offsets) in zip(texts, tokenizer.encode_offsets(texts), strict=True):
+        if len(ids) > most:
+            raise UserError(f'{len(ids)} tokens in {shown(repr(text))}: the run has block_size={most + 2}')
+        ends = [match.end() for match in WORD.finditer(text)]
+        words = np.searchsorted(ends, offsets[:, 0], side='right')      # the words that end before it
+        encoded.append((tuple(ids), tuple(words.tolist())))
+    return encoded
+
+
+def masked_rows(ids, words, special_ids):
+    """Rows (b n, n + 2) of b sentences of n tokens each; row t of a sentence is the one that scores token t.
+
+    ids, words  (b, n), see encode()
+    """
+    b, n = ids.shape
+    same_word = words[:, :, None] == words[:, None, :]                  # (b, n, n)
+    rows = np.empty((b, n, n + 2), np.int64)
+    rows[:, :, 0] = special_ids['cls']
+    rows[:, :, 1:-1] = np.where(np.triu(same_word), special_ids['mask'], ids[:, None, :])
+    rows[:, :, -1] = special_ids['sep']
+    return rows.reshape(b * n, n + 2)
+
+
+@torch.inference_mode()
+def log_likelihoods(model, special_ids, sentences, batch_size, runtime):
+    """{sentence: its pseudo log-likelihood in nats}; a sentence is (ids, words), see encode()
+
+    Sentences of one length share a batch, so that no row is padded. Each is scored once: two equal ones are
+    equal to the bit.
+    """
+    by_length = defaultdict(list)
+    for sentence in dict.fromkeys(sentences):
+        by_length[len(sentence[0])].append(sentence)
+
+    scores = {}
+    with tqdm(total=sum(map(len, by_length.values())), unit='sentence', leave=False, disable=None) as bar:
+        for n, group in sorted(by_length.items()):
+            size = max(1, batch_size // n)              # sentences of n rows each
+            for begin in range(0, len(group), size):
+                part = group[begin:begin + size]
+                ids, words = np.array(part).transpose(1, 0, 2)          # (b, n) each
+                batch = runtime.move({
+                    'ids': torch.from_numpy(masked_rows(ids, words, special_ids)),
+                    'positions': torch.arange(1, n + 1).repeat(len(part))[:, None],     # (b n, 1)
+                    'targets': torch.from_numpy(ids.reshape(-1, 1))})
+                losses = model(**batch).cpu().double()                  # (b n, 1), -ln p
+                scores.update(zip(part, (-losses.view(len(part), n).sum(1)).tolist(), strict=True))
+                bar.update(len(part))
+    return scores
+
+
+# ---- 3. accuracies ----
+
+def set_accuracies(model, tokenizer, sets, batch_size, runtime):
+    """{set: fraction of its pairs whose good sentence scores higher}"""
+    texts = [record[key] for records in sets.values() for record in records
+             for key in ('sentence_good', 'sentence_bad')]
+    sentences = encode(tokenizer, texts, model.config.block_size - 2)
+    scores = log_likelihoods(model, tokenizer.special_ids, sentences, batch_size, runtime)
+    values = iter([scores[sentence] for sentence in sentences])
+    accuracies = {}
+    for name, records in sets.items():
+        is_right = [next(values) > next(values) for _ in records]       # good, then bad
+        accuracies[name] = float(np.mean(is_right))
+    return accuracies
+
+
+def phenomenon_accuracies(accuracies, sets):
+    """{phenomenon: mean over its sets}; a set that names none, as BabyLM's further ones, is one by itself."""
+    values = defaultdict(list)
+    for name, accuracy in accuracies.items():
+        term = sets[name][0].get('linguistics_term', name)
+        values[PHENOMENA.get(term, term)].append(accuracy)
+    return {phenomenon: float(np.mean(of_sets)) for phenomenon, of_sets in sorted(values.items())}
+
+
+def score_run(path, sets, batch_size, runtime):
+    """The entries of a checkpoint's row that are measured; UserError if it is of another objective."""
+    model, tokenizer, content = train.load(path)
+    if type(model) is not MaskedLM:
+        raise UserError(f'{shown(path)}: a {type(model).__name__}; only runs of objective=mlm are scored')
+    accuracies = set_accuracies(model.to(runtime.device), tokenizer, sets, batch_size, runtime)
+    return {'step': content['step'], 'n_pairs': sum(map(len, sets.values())),
+            'accuracy': float(np.mean([*accuracies.values()])),
+            'phenomena': phenomenon_accuracies(accuracies, sets), 'sets': accuracies}
+
+
+# ---- 4. main ----
+
+def read_rows(path):
+    """{(checkpoint, data, pairs): row} of the file `out`."""
+    if not os.path.exists(path):
+        return {}
+    with open(path, encoding='utf-8') as file:
+        rows = [json.loads(line) for line in file]
+    return {(row['checkpoint'], row['data'], row['pairs']): row for row in rows}
+
+
+def table(rows):
+    """Percent, a column a run: all sets, then phenomena, then sets."""
+    columns = []
+    for row in rows:
+        name = os.path.basename(os.path.dirname(row['checkpoint']))
+        values = {f"mean of {len(row['sets'])} sets": row['accuracy'],
+                  **{term.upper(): value for term, value in row['phenomena'].items()}, **row['sets']}
+        columns.append(pd.Series(values, name=f"{name}@{row['step']}"))
+    return (100 * pd.concat(columns, axis=1)).to_string(float_format='%.1f')
+
+
+def main():
+    config = configure(globals(), {'batch_size': 1})
+    runtime = train.make_runtime(device, 'float32', width=0, group=False)
+    data = data_dir if data_dir else HUB
+    scored = read_rows(out)
+    sets = read_sets(data_dir, pairs)
+    rows = []
+    for folder in run_folders(config):
+        path = train.newest(folder) or folder           # without a checkpoint: load() says so
+        key = path, data, pairs
+        if key in scored:
+            say(f'{shown(path)}: has a row in {out}; if that is of an earlier run, remove the row')
+        else:
+            row = {'checkpoint': path, 'data': data, 'pairs': pairs,
+                   **score_run(path, sets, batch_size, runtime)}
+            os.makedirs(os.path.dirname(out) or '.', exist_ok=True)
+            with open(out, 'a', encoding='utf-8') as file:
+                file.write(json.dumps(row) + '\n')
+            scored[key] = row
+        row = scored[key]
+        print(f"{shown(path)}: {100 * row['accuracy']:.2f} % of {row['n_pairs']:,} pairs", flush=True)
+        rows.append(row)
+    print(f'\nBLiMP, {data}, accuracy in %\n{table(rows)}')
+
+
+if __name__ == '__main__':
+    run(main)

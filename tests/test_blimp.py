@@ -1,0 +1,191 @@
+"""results/blimp.py: scores against a loop over masked sentences, words and punctuation, accuracies, rows."""
+import json
+import re
+
+import blimp
+import datasets
+import pytest
+import torch
+from conftest import refused, words
+from test_export import make_run
+from test_finetune import pretrained
+from test_train import CPU
+
+import train
+from configurator import UserError
+from model import PermutationLM
+
+SENTENCES = ['Who has(not) the unreadable coroutines, value?', 'The asynchronous,well,known (32nd) handler.',
+             'The value.', 'handlers value the handlers.', 'The values (32nd) handler the asynchronous.']
+
+
+@pytest.fixture(params=['sentencepiece', 'wordpiece'])
+def folder(request, tmp_path):
+    """A run of random weights, in which some words of SENTENCES have several tokens."""
+    if request.param == 'wordpiece':
+        return pretrained(tmp_path / 'run', block_size=64)
+    return make_run(tmp_path / 'run', request.getfixturevalue('corpus'), block_size=64, position='rope')
+
+
+@pytest.fixture
+def loaded(folder):
+    """(model, tokenizer) with weights large enough that what else is masked changes a prediction"""
+    model, tokenizer, _ = train.load(folder)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(8 if parameter.dim() > 1 else 1)
+    return model, tokenizer
+
+
+@pytest.fixture
+def data_dir(tmp_path):
+    """Three sets of pairs, of two phenomena of the paper and one that names none."""
+    return write_sets(tmp_path / 'sets', {
+        'animate_a': ('s-selection', [('the value', 'the')]),
+        'b': ('argument_structure',
+              [('the value', 'the'), ('the', 'the value'), ('the', 'The'), ('the', '.')]),
+        'further': ('', [('the', 'the value')])})
+
+
+def write_sets(folder, sets):
+    """Write {set: (phenomenon, [(good, bad), ...])} as .jsonl files -> folder as a str"""
+    folder.mkdir()
+    for name, (term, pairs) in sets.items():
+        lines = []
+        for good, bad in pairs:
+            record = {'sentence_good': good, 'sentence_bad': bad}
+            lines.append(json.dumps({**record, 'linguistics_term': term} if term else record) + '\n')
+        (folder / f'{name}.jsonl').write_text(''.join(lines))
+    return str(folder)
+
+
+def word_numbers(pieces, tokenizer):
+    """Number of each piece's word, from the pieces alone; blimp.py takes the text."""
+    numbers = [0]
+    for before, piece in zip(pieces, pieces[1:], strict=False):
+        continues = before == '\u2581' or (before[-1].isalnum() and piece[0].isalnum())
+        if tokenizer.facts['kind'] == 'wordpiece':
+            continues = piece.startswith('##')
+        numbers.append(numbers[-1] + (not continues))
+    return numbers
+
+
+@torch.no_grad()
+def oracle(model, tokenizer, text):
+    """Pseudo log-likelihood of a sentence, a token at a time, in float64."""
+    special_ids = tokenizer.special_ids
+    ids, = tokenizer.encode([text])
+    numbers = word_numbers([tokenizer.pieces[token] for token in ids], tokenizer)
+    total = 0
+    for place, token in enumerate(ids):
+        seen = list(ids)
+        for later in range(place, len(ids)):
+            if numbers[later] == numbers[place]:
+                seen[later] = special_ids['mask']
+        row = torch.tensor([[special_ids['cls'], *seen, special_ids['sep']]])
+        chances = model(row)[0, place + 1].softmax(-1)
+        total += chances[token].log().item()
+    return total
+
+
+def test_scores_are_those_of_a_loop_over_masked_sentences(loaded):
+    model, tokenizer = loaded
+    sentences = blimp.encode(tokenizer, SENTENCES, most=62)
+    scores = blimp.log_likelihoods(model, tokenizer.special_ids, sentences, 64, CPU)
+    expected = [oracle(model.double(), tokenizer, text) for text in SENTENCES]
+    assert [scores[sentence] for sentence in sentences] == pytest.approx(expected, rel=1e-6)
+
+
+def test_what_shares_a_batch_changes_nothing(loaded):
+    model, tokenizer = loaded
+    sentences = blimp.encode(tokenizer, SENTENCES, most=62)
+    together = blimp.log_likelihoods(model, tokenizer.special_ids, 3 * sentences, 1000, CPU)
+    assert list(together) != sentences                  # they are in order of length
+    for sentence in sentences:
+        alone = blimp.log_likelihoods(model, tokenizer.special_ids, [sentence], 1, CPU)
+        assert alone == {sentence: pytest.approx(together[sentence], rel=1e-6)}
+
+
+def test_punctuation_is_apart_from_the_word_it_follows(loaded):
+    _, tokenizer = loaded
+    n_joined = 0
+    for text, (ids, numbers) in zip(SENTENCES, blimp.encode(tokenizer, SENTENCES, most=62), strict=True):
+        assert ids == tuple(tokenizer.encode([text])[0])
+        joined = {}
+        for token, number in zip(ids, numbers, strict=True):
+            piece = tokenizer.pieces[token].removeprefix('##').strip('\u2581')
+            joined[number] = joined.get(number, '') + piece
+        # "has(not)" is four words, as in BERT
+        assert list(joined.values()) == re.sub(r'([?(),.])', r' \1 ', text.lower()).split()
+        n_joined += len(ids) - len(joined)
+    assert n_joined > 10
+
+
+def test_accuracies_are_means_over_sets(monkeypatch, loaded, data_dir):
+    """A tie is not right; sets of unlike size count alike; s-selection is none of the paper's phenomena."""
+    model, tokenizer = loaded
+    longer_is_better = {sentence: len(sentence[0]) for sentence in
+                        blimp.encode(tokenizer, ['the value', 'the', 'The', '.'], most=62)}
+    monkeypatch.setattr(blimp, 'log_likelihoods', lambda *arguments: longer_is_better)
+    sets = blimp.read_sets(data_dir, 0)
+    accuracies = blimp.set_accuracies(model, tokenizer, sets, 1, CPU)
+    assert accuracies == {'animate_a': 1, 'b': 0.25, 'further': 0}
+    assert blimp.phenomenon_accuracies(accuracies, sets) == {'argument_structure': 0.625, 'further': 0}
+
+
+def test_a_run_gets_a_row_and_is_not_scored_again(corpus, data_dir, stage, monkeypatch, tmp_path):
+    folder = make_run(tmp_path / 'run', corpus)
+    out = tmp_path / 'new' / 'rows.jsonl'
+    knobs = words(runs=folder, data_dir=data_dir, out=out, device='cpu')
+    done = stage('blimp', *knobs)
+    assert done.code == 0, done
+    row, = map(json.loads, out.read_text().splitlines())
+    assert row['checkpoint'] == train.newest(folder)
+    assert (row['step'], row['data'], row['pairs'], row['n_pairs']) == (1, data_dir, 0, 6)
+    assert row['sets'].keys() == {'animate_a', 'b', 'further'}
+    assert row['sets']['b'] in (0.25, 0.5)              # of two opposite pairs one is right; The is the
+    assert row['accuracy'] == pytest.approx(sum(row['sets'].values()) / 3)
+    assert row['phenomena']['further'] == row['sets']['further']
+    assert f"{100 * row['accuracy']:.2f} % of 6 pairs" in done.out
+    assert f"b {100 * row['sets']['b']:.1f}".split() in [line.split() for line in done.out.splitlines()]
+
+    monkeypatch.setattr(blimp, 'score_run', None)       # would be called
+    again = stage('blimp', *knobs)
+    assert again.code == 0, again
+    assert 'has a row in' in again.err
+    assert again.out == done.out
+    monkeypatch.undo()
+    assert stage('blimp', *knobs, '--pairs=1').code == 0
+    first = json.loads(out.read_text().splitlines()[1])
+    assert (first['pairs'], first['n_pairs']) == (1, 3)
+
+
+def test_the_hub_has_a_configuration_a_set(monkeypatch):
+    asked = []
+
+    def load(hub, name, split):
+        asked.append((hub, name, split))
+        return datasets.Dataset.from_list([{'sentence_good': name}, {'sentence_good': '2'}])
+
+    monkeypatch.setattr(datasets, 'get_dataset_config_names', lambda hub: ['a', 'b'])
+    monkeypatch.setattr(datasets, 'load_dataset', load)
+    assert blimp.read_sets('', 1) == {'a': [{'sentence_good': 'a'}], 'b': [{'sentence_good': 'b'}]}
+    assert asked == [('nyu-mll/blimp', 'a', 'train'), ('nyu-mll/blimp', 'b', 'train')]
+    monkeypatch.setattr(datasets, 'load_dataset', None)
+    with pytest.raises(UserError, match='^nyu-mll/blimp: .*; --data_dir=D reads '):
+        blimp.read_sets('', 1)
+
+
+def test_refusals(data_dir, stage, tmp_path):
+    def line(folder, **knobs):
+        done = stage('blimp', *words(runs=folder, device='cpu', out=tmp_path / 'rows.jsonl',
+                                     **{'data_dir': data_dir, **knobs}))
+        assert not (tmp_path / 'rows.jsonl').exists()
+        return refused(done)
+
+    permuted = pretrained(tmp_path / 'plm', kind=PermutationLM, attention='xlnet', position='none')
+    assert 'a PermutationLM; only runs of objective=mlm are scored' in line(permuted)
+    short = pretrained(tmp_path / 'short', block_size=3)
+    assert "tokens in 'the value': the run has block_size=3" in line(short)
+    assert f'{tmp_path}: no checkpoint there' in line(tmp_path)
+    assert 'no .jsonl file there' in line(short, data_dir=tmp_path)
