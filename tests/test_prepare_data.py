@@ -345,10 +345,17 @@ def test_the_pipeline_of_transformers_fills_in_the_same_words(tmp_path, specs, k
         assert [item['token'] for item in fill(text)] == logits.topk(5).indices.tolist()
 
 
-def test_a_small_corpus_gets_a_small_vocabulary(tmp_path, capfd):
+def test_a_vocabulary_fits_its_corpus(tmp_path, capfd):
+    """A small corpus gets what it has; one of many characters says how many are needed."""
     _, meta = prepare(tmp_path, make_texts(30), vocab_size=4096)
     assert 30 < meta['vocab_size'] < 4096
-    assert 'vocab_size=4096 is too high for so small a corpus' in capfd.readouterr().err
+    assert 'vocab_size=4096 is more than so small a corpus has: it gets' in capfd.readouterr().err
+    texts = [chr(0x4e00 + i) * 3 for i in range(80)]
+    with pytest.raises(UserError, match='vocab_size=60: the characters of the corpus alone need ') as error:
+        prepare(tmp_path, texts, name='y')
+    least = int(re.search('need ([0-9]+)', str(error.value))[1])
+    _, meta = prepare(tmp_path, texts, name='y', vocab_size=least)
+    assert meta['vocab_size'] == least
 
 
 def test_a_vocabulary_of_another_language_is_said(tmp_path, specs, capfd):
@@ -358,6 +365,43 @@ def test_a_vocabulary_of_another_language_is_said(tmp_path, specs, capfd):
     _, meta = prepare(tmp_path, make_texts(30), name='y')
     assert meta['unknown'] == 0
     assert '[UNK]' not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize('files, knob, flag, expected', [
+    ({'tokenizer_config.json': {'do_lower_case': False}}, True, False, False),
+    ({'tokenizer_config.json': {'model_max_length': 512},
+      'tokenizer.json': {'normalizer': {'lowercase': True}}}, False, False, True),
+    ({'tokenizer.json': {'normalizer': None}}, False, True, False),
+    ({'tokenizer_config.json': {'do_lower_case': False}}, True, True, None),
+    ({'tokenizer_config.json': {'do_lower_case': False}}, False, True, False)])
+def test_the_files_of_a_bert_say_its_casing(tmp_path, specs, monkeypatch, capfd, files, knob, flag, expected):
+    """None: refused."""
+    for name, content in files.items():
+        (tmp_path / name).write_text(json.dumps(content))
+    monkeypatch.setattr(sys, 'argv', ['prepare_data.py', *[f'--lower_case={knob}'] * flag])
+    usual = {'texts': make_texts(30), 'tokenizer': specs['wordpiece'], 'lower_case': knob}
+    if expected is None:
+        with pytest.raises(UserError, match='lower_case=True: but by its files .* has False: leave the flag'):
+            prepare(tmp_path, **usual)
+        return
+    _, meta = prepare(tmp_path, **usual)
+    assert meta['tokenizer']['lower_case'] == expected
+    assert (f'lower_case={expected}, as its files say' in capfd.readouterr().err) == (knob != expected)
+
+
+def test_a_bert_of_the_hub_says_its_casing(tmp_path, specs, monkeypatch):
+    """Its tokenizer_config.json comes beside its vocab.txt; some have no tokenizer.json."""
+    (tmp_path / 'tokenizer_config.json').write_text('{"do_lower_case": false}')
+
+    def download(hub_id, name):
+        assert hub_id == 'owner/cased'
+        if not (tmp_path / name).exists():
+            raise huggingface_hub.errors.EntryNotFoundError('404')
+        return str(tmp_path / name)
+
+    monkeypatch.setattr(huggingface_hub, 'hf_hub_download', download)
+    _, meta = prepare(tmp_path, make_texts(30), tokenizer='wordpiece:owner/cased')
+    assert meta['tokenizer']['lower_case'] is False
 
 
 # ---- Chinese words ----
@@ -525,9 +569,23 @@ def test_an_array_of_records(tmp_path, name, indent):
     assert len(meta['splits']['val']) == 1
 
 
+def test_a_json_of_one_object(tmp_path):
+    """Over many lines it is one row; many of them are refused."""
+    (tmp_path / 'texts').mkdir()
+    for i, text in enumerate(make_texts(30)):
+        (tmp_path / 'texts' / f'{i}.json').write_text(json.dumps({'text': text}, indent=2))
+    usual = {'corpus': str(tmp_path / 'texts'), 'tokenizer': 'character'}
+    folder, meta = prepare(tmp_path, **usual)
+    assert read_all(folder, meta) == sorted(encoded(folder, make_texts(30)))
+    (tmp_path / 'texts' / '7.json').write_text('{\n "text": "a"\n}\n{\n "text": "b"\n}\n')
+    with pytest.raises(UserError, match='7.json: cannot be read: Extra data: line 4'):
+        prepare(tmp_path, **usual, name='y')
+
+
 @pytest.mark.parametrize('val_fraction', [0.1, 1])
 @pytest.mark.parametrize('name, data, reason', [
-    ('a.json', b'{\n "text":\n 3\n}\n', "3 rows that are no JSON or no UTF-8, 1 rows without text in 'text'"),
+    ('a.jsonl', b'{\n "text":\n 3\n}\n', '3 rows that are no JSON or no UTF-8, 1 rows without text'),
+    ('a.json', b'{\n "text":\n 3\n}\n', "1 rows without text in 'text'"),
     ('a.txt', 'one two'.encode('utf-16'), '1 rows that are no JSON or no UTF-8'),
     ('a.jsonl', b'', 'nothing')])
 def test_a_corpus_without_text_is_one_line(tmp_path, val_fraction, name, data, reason):
@@ -757,8 +815,8 @@ def test_a_sample_is_of_the_whole_corpus(tmp_path):
     ('--check=data/wikitext', 'run python prepare_data.py config/data/wikitext.py'),
     ('--corpus=cluecorpussmall', 'needs --path='),
     ('--corpus=good.jsonl --text_field=body', "text_field='body': the first row has id, text"),
-    ('--corpus=good.jsonl --vocab_size=9', 'smaller than required_chars. 9 vs '),
-    ('--corpus=good.jsonl --tokenizer=wordpiece:good.jsonl', 'tokenizer/vocab.txt: no line is [PAD]'),
+    ('--corpus=good.jsonl --vocab_size=9', 'vocab_size=9: the characters of the corpus alone need '),
+    ('--corpus=good.jsonl --tokenizer=wordpiece:no_mask.txt', 'tokenizer/vocab.txt: no line is [MASK]'),
     ('--corpus=good.jsonl --tokenizer=sentencepiece:good.jsonl', "tokenizer='sentencepiece:good.jsonl': "),
     ('--corpus=good.jsonl --tokenizer=character:no.txt', 'no.txt'),
     ('--corpus=good.jsonl --segmenter=jieba', "segmenter='jieba': must be jieba, with tokenizer=wordpiece"),
@@ -772,6 +830,7 @@ def test_mistakes_are_one_line(tmp_path, monkeypatch, stage, arguments, said):
     monkeypatch.chdir(tmp_path)
     good = write_jsonl('good.jsonl', make_texts(30))
     pathlib.Path('cut.jsonl.gz').write_bytes(gzip.compress(pathlib.Path(good).read_bytes())[:-20])
+    pathlib.Path('no_mask.txt').write_text('[PAD]\n[UNK]\n[CLS]\n[SEP]\n')
     os.mkdir('texts')
     shutil.copy(good, 'texts/mine.jsonl')
     done = stage('prepare_data', '--num_proc=1', *arguments.split())
