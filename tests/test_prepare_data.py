@@ -22,6 +22,7 @@ import numpy as np
 import pyarrow.parquet
 import pytest
 import scipy.stats
+import sentencepiece
 import tiktoken._educational
 import torch
 import transformers
@@ -253,6 +254,26 @@ def test_exported_copy_gives_our_ids(tmp_path, specs, kind, lower_case):
     the, of = ours.encode(['the', 'of'])
     assert theirs('the [MASK] of')['input_ids'] == [cls, *the, mask, *of, sep]
     assert (theirs.model_max_length, theirs.pad_token_id, theirs.mask_token_id) == (64, pad, mask)
+
+
+@pytest.mark.parametrize('options, fits', [
+    ({}, True), ({'normalization_rule_name': 'identity'}, True), ({'model_type': 'bpe'}, False),
+    ({'byte_fallback': True}, False), ({'add_dummy_prefix': False}, False)])
+def test_a_model_that_is_exported_gives_its_ids_or_is_refused(tmp_path, options, fits):
+    texts = make_texts(200, pieces=WORDS[:-1])
+    model = tmp_path / 'a.model'
+    with open(model, 'wb') as file:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(texts), model_writer=file, vocab_size=330, hard_vocab_limit=False,
+            minloglevel=2, **options)
+    folder, _ = prepare(tmp_path, texts, tokenizer=f'sentencepiece:{model}')
+    tokenizer = prepare_data.load_tokenizer(folder)
+    if not fits:
+        with pytest.raises(UserError, match='only a .model of unigrams'):
+            prepare_data.fast_tokenizer(tokenizer, 64)
+        return
+    theirs = prepare_data.fast_tokenizer(tokenizer, 64)(texts, add_special_tokens=False)['input_ids']
+    assert theirs == tokenizer.encode(texts)
 
 
 def maskable(kind, tokenizer, text, ids, offsets):
@@ -810,8 +831,10 @@ def test_a_sample_is_of_the_whole_corpus(tmp_path):
     ('--corpus=nowhere.jsonl', "corpus='nowhere.jsonl': no such file; choose one of docstrings"),
     ('--corpus=good.jsonl --val_fraction=0', 'val_fraction=0.0: must be above 0 and at most 1'),
     ('--corpus=good.jsonl --tokenizer=wordpeice', "tokenizer='wordpeice': choose one of sentencepiece"),
-    ('--corpus=good.jsonl --tokenizer=data/x',
-     'data/x: not prepared: run python prepare_data.py --corpus=FILES --name=x'),
+    ('--corpus=good.jsonl --tokenizer=google-bert/bert-base-uncased',
+     "tokenizer='google-bert/bert-base-uncased': choose one of sentencepiece, wordpiece, character"),
+    ('--corpus=good.jsonl --tokenizer=texts', 'texts: not prepared: run python prepare_data.py --corpus=FIL'),
+    ('--corpus=lines.txt', 'two that differ are needed (a single .txt file is cut at blank lines)'),
     ('--check=data/wikitext', 'run python prepare_data.py config/data/wikitext.py'),
     ('--corpus=cluecorpussmall', 'needs --path='),
     ('--corpus=good.jsonl --text_field=body', "text_field='body': the first row has id, text"),
@@ -831,6 +854,7 @@ def test_mistakes_are_one_line(tmp_path, monkeypatch, stage, arguments, said):
     good = write_jsonl('good.jsonl', make_texts(30))
     pathlib.Path('cut.jsonl.gz').write_bytes(gzip.compress(pathlib.Path(good).read_bytes())[:-20])
     pathlib.Path('no_mask.txt').write_text('[PAD]\n[UNK]\n[CLS]\n[SEP]\n')
+    pathlib.Path('lines.txt').write_text('\n'.join(make_texts(30)))
     os.mkdir('texts')
     shutil.copy(good, 'texts/mine.jsonl')
     done = stage('prepare_data', '--num_proc=1', *arguments.split())
