@@ -22,6 +22,7 @@ import numpy as np
 import pyarrow.parquet
 import pytest
 import scipy.stats
+import sentencepiece
 import tiktoken._educational
 import torch
 import transformers
@@ -255,6 +256,26 @@ def test_exported_copy_gives_our_ids(tmp_path, specs, kind, lower_case):
     assert (theirs.model_max_length, theirs.pad_token_id, theirs.mask_token_id) == (64, pad, mask)
 
 
+@pytest.mark.parametrize('options, fits', [
+    ({}, True), ({'normalization_rule_name': 'identity'}, True), ({'model_type': 'bpe'}, False),
+    ({'byte_fallback': True}, False), ({'add_dummy_prefix': False}, False)])
+def test_a_model_that_is_exported_gives_its_ids_or_is_refused(tmp_path, options, fits):
+    texts = make_texts(200, pieces=WORDS[:-1])
+    model = tmp_path / 'a.model'
+    with open(model, 'wb') as file:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(texts), model_writer=file, vocab_size=330, hard_vocab_limit=False,
+            minloglevel=2, **options)
+    folder, _ = prepare(tmp_path, texts, tokenizer=f'sentencepiece:{model}')
+    tokenizer = prepare_data.load_tokenizer(folder)
+    if not fits:
+        with pytest.raises(UserError, match='only a .model of unigrams'):
+            prepare_data.fast_tokenizer(tokenizer, 64)
+        return
+    theirs = prepare_data.fast_tokenizer(tokenizer, 64)(texts, add_special_tokens=False)['input_ids']
+    assert theirs == tokenizer.encode(texts)
+
+
 def maskable(kind, tokenizer, text, ids, offsets):
     """The tokens of a text that a [MASK] can stand for."""
     pieces = [tokenizer.pieces[i] for i in ids]
@@ -345,10 +366,17 @@ def test_the_pipeline_of_transformers_fills_in_the_same_words(tmp_path, specs, k
         assert [item['token'] for item in fill(text)] == logits.topk(5).indices.tolist()
 
 
-def test_a_small_corpus_gets_a_small_vocabulary(tmp_path, capfd):
+def test_a_vocabulary_fits_its_corpus(tmp_path, capfd):
+    """A small corpus gets what it has; one of many characters says how many are needed."""
     _, meta = prepare(tmp_path, make_texts(30), vocab_size=4096)
     assert 30 < meta['vocab_size'] < 4096
-    assert 'vocab_size=4096 is too high for so small a corpus' in capfd.readouterr().err
+    assert 'vocab_size=4096 is more than so small a corpus has: it gets' in capfd.readouterr().err
+    texts = [chr(0x4e00 + i) * 3 for i in range(80)]
+    with pytest.raises(UserError, match='vocab_size=60: the characters of the corpus alone need ') as error:
+        prepare(tmp_path, texts, name='y')
+    least = int(re.search('need ([0-9]+)', str(error.value))[1])
+    _, meta = prepare(tmp_path, texts, name='y', vocab_size=least)
+    assert meta['vocab_size'] == least
 
 
 def test_a_vocabulary_of_another_language_is_said(tmp_path, specs, capfd):
@@ -358,6 +386,43 @@ def test_a_vocabulary_of_another_language_is_said(tmp_path, specs, capfd):
     _, meta = prepare(tmp_path, make_texts(30), name='y')
     assert meta['unknown'] == 0
     assert '[UNK]' not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize('files, knob, flag, expected', [
+    ({'tokenizer_config.json': {'do_lower_case': False}}, True, False, False),
+    ({'tokenizer_config.json': {'model_max_length': 512},
+      'tokenizer.json': {'normalizer': {'lowercase': True}}}, False, False, True),
+    ({'tokenizer.json': {'normalizer': None}}, False, True, False),
+    ({'tokenizer_config.json': {'do_lower_case': False}}, True, True, None),
+    ({'tokenizer_config.json': {'do_lower_case': False}}, False, True, False)])
+def test_the_files_of_a_bert_say_its_casing(tmp_path, specs, monkeypatch, capfd, files, knob, flag, expected):
+    """None: refused."""
+    for name, content in files.items():
+        (tmp_path / name).write_text(json.dumps(content))
+    monkeypatch.setattr(sys, 'argv', ['prepare_data.py', *[f'--lower_case={knob}'] * flag])
+    usual = {'texts': make_texts(30), 'tokenizer': specs['wordpiece'], 'lower_case': knob}
+    if expected is None:
+        with pytest.raises(UserError, match='lower_case=True: but by its files .* has False: leave the flag'):
+            prepare(tmp_path, **usual)
+        return
+    _, meta = prepare(tmp_path, **usual)
+    assert meta['tokenizer']['lower_case'] == expected
+    assert (f'lower_case={expected}, as its files say' in capfd.readouterr().err) == (knob != expected)
+
+
+def test_a_bert_of_the_hub_says_its_casing(tmp_path, specs, monkeypatch):
+    """Its tokenizer_config.json comes beside its vocab.txt; some have no tokenizer.json."""
+    (tmp_path / 'tokenizer_config.json').write_text('{"do_lower_case": false}')
+
+    def download(hub_id, name):
+        assert hub_id == 'owner/cased'
+        if not (tmp_path / name).exists():
+            raise huggingface_hub.errors.EntryNotFoundError('404')
+        return str(tmp_path / name)
+
+    monkeypatch.setattr(huggingface_hub, 'hf_hub_download', download)
+    _, meta = prepare(tmp_path, make_texts(30), tokenizer='wordpiece:owner/cased')
+    assert meta['tokenizer']['lower_case'] is False
 
 
 # ---- Chinese words ----
@@ -525,9 +590,23 @@ def test_an_array_of_records(tmp_path, name, indent):
     assert len(meta['splits']['val']) == 1
 
 
+def test_a_json_of_one_object(tmp_path):
+    """Over many lines it is one row; many of them are refused."""
+    (tmp_path / 'texts').mkdir()
+    for i, text in enumerate(make_texts(30)):
+        (tmp_path / 'texts' / f'{i}.json').write_text(json.dumps({'text': text}, indent=2))
+    usual = {'corpus': str(tmp_path / 'texts'), 'tokenizer': 'character'}
+    folder, meta = prepare(tmp_path, **usual)
+    assert read_all(folder, meta) == sorted(encoded(folder, make_texts(30)))
+    (tmp_path / 'texts' / '7.json').write_text('{\n "text": "a"\n}\n{\n "text": "b"\n}\n')
+    with pytest.raises(UserError, match='7.json: cannot be read: Extra data: line 4'):
+        prepare(tmp_path, **usual, name='y')
+
+
 @pytest.mark.parametrize('val_fraction', [0.1, 1])
 @pytest.mark.parametrize('name, data, reason', [
-    ('a.json', b'{\n "text":\n 3\n}\n', "3 rows that are no JSON or no UTF-8, 1 rows without text in 'text'"),
+    ('a.jsonl', b'{\n "text":\n 3\n}\n', '3 rows that are no JSON or no UTF-8, 1 rows without text'),
+    ('a.json', b'{\n "text":\n 3\n}\n', "1 rows without text in 'text'"),
     ('a.txt', 'one two'.encode('utf-16'), '1 rows that are no JSON or no UTF-8'),
     ('a.jsonl', b'', 'nothing')])
 def test_a_corpus_without_text_is_one_line(tmp_path, val_fraction, name, data, reason):
@@ -752,13 +831,15 @@ def test_a_sample_is_of_the_whole_corpus(tmp_path):
     ('--corpus=nowhere.jsonl', "corpus='nowhere.jsonl': no such file; choose one of docstrings"),
     ('--corpus=good.jsonl --val_fraction=0', 'val_fraction=0.0: must be above 0 and at most 1'),
     ('--corpus=good.jsonl --tokenizer=wordpeice', "tokenizer='wordpeice': choose one of sentencepiece"),
-    ('--corpus=good.jsonl --tokenizer=data/x',
-     'data/x: not prepared: run python prepare_data.py --corpus=FILES --name=x'),
+    ('--corpus=good.jsonl --tokenizer=google-bert/bert-base-uncased',
+     "tokenizer='google-bert/bert-base-uncased': choose one of sentencepiece, wordpiece, character"),
+    ('--corpus=good.jsonl --tokenizer=texts', 'texts: not prepared: run python prepare_data.py --corpus=FIL'),
+    ('--corpus=lines.txt', 'two that differ are needed (a single .txt file is cut at blank lines)'),
     ('--check=data/wikitext', 'run python prepare_data.py config/data/wikitext.py'),
     ('--corpus=cluecorpussmall', 'needs --path='),
     ('--corpus=good.jsonl --text_field=body', "text_field='body': the first row has id, text"),
-    ('--corpus=good.jsonl --vocab_size=9', 'smaller than required_chars. 9 vs '),
-    ('--corpus=good.jsonl --tokenizer=wordpiece:good.jsonl', 'tokenizer/vocab.txt: no line is [PAD]'),
+    ('--corpus=good.jsonl --vocab_size=9', 'vocab_size=9: the characters of the corpus alone need '),
+    ('--corpus=good.jsonl --tokenizer=wordpiece:no_mask.txt', 'tokenizer/vocab.txt: no line is [MASK]'),
     ('--corpus=good.jsonl --tokenizer=sentencepiece:good.jsonl', "tokenizer='sentencepiece:good.jsonl': "),
     ('--corpus=good.jsonl --tokenizer=character:no.txt', 'no.txt'),
     ('--corpus=good.jsonl --segmenter=jieba', "segmenter='jieba': must be jieba, with tokenizer=wordpiece"),
@@ -772,6 +853,8 @@ def test_mistakes_are_one_line(tmp_path, monkeypatch, stage, arguments, said):
     monkeypatch.chdir(tmp_path)
     good = write_jsonl('good.jsonl', make_texts(30))
     pathlib.Path('cut.jsonl.gz').write_bytes(gzip.compress(pathlib.Path(good).read_bytes())[:-20])
+    pathlib.Path('no_mask.txt').write_text('[PAD]\n[UNK]\n[CLS]\n[SEP]\n')
+    pathlib.Path('lines.txt').write_text('\n'.join(make_texts(30)))
     os.mkdir('texts')
     shutil.copy(good, 'texts/mine.jsonl')
     done = stage('prepare_data', '--num_proc=1', *arguments.split())
