@@ -1164,7 +1164,8 @@ def test_gau_counts_keys_beyond_float16(padded):
 # ---- compilation, longer and shorter rows ----
 
 QUICK = [system('pairwise', 'rab'), system('shatter', 'none'), system('gau', 'rope')]
-SLOW = [settings for settings in [*CORE, *MODERN_SAMPLE] if settings not in QUICK]      # of much the same operations
+# made of much the same operations
+SLOW = [settings for settings in [*CORE, *MODERN_SAMPLE] if settings not in QUICK]
 
 
 @pytest.mark.parametrize('settings', [
