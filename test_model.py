@@ -1164,7 +1164,8 @@ def test_gau_counts_keys_beyond_float16(padded):
 # ---- compilation, longer and shorter rows ----
 
 QUICK = [system('pairwise', 'rab'), system('shatter', 'none'), system('gau', 'rope')]
-SLOW = [settings for settings in CORE if settings not in QUICK]         # made of much the same operations
+# made of much the same operations
+SLOW = [settings for settings in [*CORE, *MODERN_SAMPLE] if settings not in QUICK]
 
 
 @pytest.mark.parametrize('settings', [
@@ -1229,7 +1230,6 @@ KNOBS = {                               # an option that not all use -> a value 
     'pair_rank': 2, 'pair_init': 'normal', 'normaliser': 'softmax', 'key_size': 64, 'relu_scale': 'n',
     'clip_distance': 5, 'same_partition': True, 'one_value_matrix': True,
 }
-GAU = system('gau', 'rope')             # uses what `original` does not, and the other way round
 
 
 @pytest.mark.parametrize('settings, parts', [
@@ -1237,8 +1237,6 @@ GAU = system('gau', 'rope')             # uses what `original` does not, and the
     *[({name: rate}, [f'{name}={rate}', 'below 1']) for name in ('dropout', 'attention_dropout')
       for rate in (-0.1, 1.0, math.nan)],
     ({'position': 'rpe'}, ['--attention=rpe --position=none']),
-    *[({**(GAU if 'original' in users else {}), option: known(KNOBS, option, 'value')},
-       [f'{option}={KNOBS[option]!r}', *users]) for option, (_, users) in USED_BY.items()],
     *[(system(name, position), [f"position='{position}'", f"attention='{name}'", *ALLOWED_POSITIONS[name]])
       for name in ALLOWED_POSITIONS for position in POSITION if position not in ALLOWED_POSITIONS[name]],
     *[(system('shatter', 'none', n_head=n_head), [f'n_head={n_head}', "attention='shatter'", 'even'])
@@ -1249,11 +1247,25 @@ GAU = system('gau', 'rope')             # uses what `original` does not, and the
     ({'n_embd': 9, 'position': 'rope'}, ["position='rope'", '3', 'even']),
 ], ids=str)
 def test_config_error_names_key_value_and_choices(settings, parts):
+    message = refusal(**settings)
+    assert all(part in message for part in parts), message
+
+
+def refusal(**settings):
     with pytest.raises(UserError) as error:
         EncoderConfig(**{**SMALL, **settings})
     message = str(error.value)
-    assert all(part in message for part in parts), message
     assert '\n' not in message
+    return message
+
+
+@pytest.mark.parametrize('option', {**KNOBS, **USED_BY})
+def test_an_option_that_nothing_reads_is_refused(option):
+    value = known(KNOBS, option, 'value')
+    _, users = known(USED_BY, option, 'row')
+    others = system('gau', 'rope') if 'original' in users else {}
+    message = refusal(**others, **{option: value})
+    assert all(part in message for part in (f'{option}={value!r}', *users)), message
 
 
 def test_every_name_is_checked():
