@@ -12,6 +12,7 @@ import json
 import math
 import runpy
 from collections.abc import Callable
+from dataclasses import fields
 from functools import cache, partial
 from typing import NamedTuple
 
@@ -23,14 +24,14 @@ from torch._dynamo.utils import counters
 
 import model as source
 from configurator import UserError
-from model import (ALLOWED_POSITIONS, ATTENTION, FOLD, LM_HEAD, NORM, NORMALISER, PAIR_INIT, POOLING,
+from model import (ALLOWED_POSITIONS, ATTENTION, FOLD, LM_HEAD, NORM, NORMALISER, OPTIONS, PAIR_INIT, POOLING,
                    POSITION, RELU_SCALE, SHATTER, USED_BY, Encoder, EncoderConfig, MaskedLM, MultipleChoice,
                    PermutationLM, SequenceClassifier, SpanClassifier, extended)
 
 # ---- models and batches ----
 
 SMALL = {'vocab_size': 23, 'block_size': 12, 'n_layer': 2, 'n_head': 3, 'n_embd': 12, 'n_inner': 20}
-NEEDS = {                                               # settings that a row of ATTENTION or POSITION needs
+NEEDS = {                                               # settings that a row of ATTENTION needs
     **dict.fromkeys(SHATTER, {'n_head': 6}),
     'gau': {'key_size': 6},
     'rpe': {'clip_distance': 3},                        # less than the 6 tokens of batch()
@@ -39,8 +40,7 @@ XLNET = {'attention': 'xlnet', 'position': 'none'}
 
 
 def system(attention, position, **settings):
-    needs = {**NEEDS.get(attention, {}), **NEEDS.get(position, {})}
-    return {'attention': attention, 'position': position, **needs, **settings}
+    return {'attention': attention, 'position': position, **NEEDS.get(attention, {}), **settings}
 
 
 FREE = [{'attention': name} for name in ATTENTION if name not in ALLOWED_POSITIONS]     # go with any position
@@ -143,7 +143,7 @@ def float32(x):
 ZEROS, ONES, NORMAL = (0.0, 0.0), (1.0, 0.0), (0.0, 0.02)
 
 
-# positions: turn a vector (K,) at position t; vector (D,) of the distance d = j - i; bias of head h and d
+# positions: turn a vector (K,) at position t; bias of head h and distance d = j - i
 
 def rotated(x, t):
     """Su et al. 2021, eq. 34: the pair (2i, 2i + 1) at position t turns by t 10000^(-2i / K)."""
@@ -155,12 +155,6 @@ def rotated(x, t):
         y[2 * i] = x[2 * i] * cos - x[2 * i + 1] * sin
         y[2 * i + 1] = x[2 * i] * sin + x[2 * i + 1] * cos
     return y
-
-
-def clipped(layer, d):
-    """Shaw et al. 2018, eq. 3: distances beyond c - 1 share the row of c - 1."""
-    c = layer.config.clip_distance
-    return layer.position['table'][layer.number, c - 1 + max(-(c - 1), min(d, c - 1))]
 
 
 def bucket(d):
@@ -178,19 +172,14 @@ class PositionFacts(NamedTuple):
     """What the tests have to know of a position encoding."""
     parameters: Callable                        # their number, from the sizes of EncoderConfig
     turn: Callable = lambda x, t: x
-    vector: Callable = lambda layer, d: None
     bias: Callable = lambda layer, h, d: 0.0
     embedded: bool = False                      # vectors of positions are added to the embeddings
-    own: dict = {}                              # own parameter, not of a Linear or Embedding -> how it starts
-    decays: tuple = ()                          # those of `own` that have weight decay
 
 
 POSITIONS = {
     'absolute': PositionFacts(lambda c: c.block_size * c.n_embd, embedded=True),
     'none': PositionFacts(lambda c: 0),
     'rope': PositionFacts(lambda c: 0, turn=rotated),
-    'rpe': PositionFacts(lambda c: c.n_layer * (2 * c.clip_distance - 1) * c.n_embd, vector=clipped,
-                         own={'table': NORMAL}, decays=('table',)),
     'rab': PositionFacts(lambda c: 32 * c.n_head + c.block_size * c.n_embd, bias=bucket_bias, embedded=True),
 }
 
@@ -281,22 +270,11 @@ def head_slices(layer):
 def many_heads(w, y, x, sees, layer, project, share=whole):
     """softmax(q k^T / sqrt(K)) v of each head, with the terms of the position encoding."""
     position = position_of(layer)
-    matrices = {name: value for name, value in w.items() if not name.endswith('bias')}
     mixed = np.zeros((len(y), layer.config.n_embd))
+    _, keys, values = zip(*[project(w, token) for token in x], strict=True)
     for i, query in enumerate(y):
         at = 0 if layer.at is None else layer.at[i]     # `none` does not read it
         q, _, _ = project(w, query)
-        keys = []
-        values = []
-        for j, token in enumerate(x):
-            _, k, v = project(w, token)
-            vector = position.vector(layer, j - at)
-            if vector is not None:                      # Tian et al. 2021, section 2: R Wk and R Wv
-                _, k_rel, v_rel = project(matrices, vector)
-                k = k + k_rel
-                v = v + v_rel
-            keys.append(k)
-            values.append(v)
         for h, head in enumerate(head_slices(layer)):
             turned = position.turn(q[head], at)
             scores = []
@@ -305,6 +283,27 @@ def many_heads(w, y, x, sees, layer, project, share=whole):
                 scores.append(product / math.sqrt(len(turned)) + position.bias(layer, h, j - at))
             for j, weight in enumerate(softmaxed(scores, sees[i])):
                 mixed[i, head] += weight * share(layer, i, h, j) * values[j][head]
+    return mixed
+
+
+def relative(w, y, x, sees, layer):
+    """Shaw et al. 2018, eq. 3 and 4, clipped at c - 1, with R Wk and R Wv of Tian et al. 2021, section 2."""
+    c = layer.config.clip_distance
+    mixed = np.zeros((len(y), layer.config.n_embd))
+    for i, query in enumerate(y):
+        q = linear(w, 'query', query)
+        keys = [linear(w, 'key', token) for token in x]
+        values = [linear(w, 'value', token) for token in x]
+        if layer.at is not None:
+            for j in range(len(x)):
+                distance = max(1 - c, min(j - layer.at[i], c - 1))
+                vector = w['distance_vectors'][distance + c - 1]
+                keys[j] = keys[j] + w['key.weight'] @ vector
+                values[j] = values[j] + w['value.weight'] @ vector
+        for head in head_slices(layer):
+            scores = [q[head] @ k[head] / math.sqrt(len(q[head])) for k in keys]
+            for weight, v in zip(softmaxed(scores, sees[i]), values, strict=True):
+                mixed[i, head] += weight * v[head]
     return mixed
 
 
@@ -409,25 +408,25 @@ def xlnet(w, y, x, sees, layer):
 class AttentionFacts(NamedTuple):
     """What the tests have to know of an attention."""
     oracle: Callable                # (weights, queries, tokens, sees, Layer) -> input of `out` for each query
-    parameters: Callable            # their number without `out`, from D, H, K = D / H, s and r
+    parameters: Callable            # their number without `out`, from D, H, K = D / H, s, r and c
     own: dict = {}                  # own parameter, not of a Linear -> how it starts; None: a test of its own
     decays: tuple = ()              # those of `own` that have weight decay
     positional: tuple = ()          # parameters that only a query with a position feels
 
 
-def three(D, H, K, s, r):
+def three(D, **sizes):
     return 3 * (D * D + D)
 
 
-def two(D, H, K, s, r):
+def two(D, **sizes):
     return 2 * (D * D + D)
 
 
-def with_pairs(D, H, K, s, r):
+def with_pairs(D, H, K, r, **sizes):
     return 2 * (D * D + D) + (2 * H * K * r if r else H * K * K)
 
 
-def with_parts(D, H, K, s, r):
+def with_parts(D, H, **sizes):
     return 2 * (D * D + D) + H * D
 
 
@@ -438,8 +437,10 @@ ATTENTIONS = {
     'symmetric': AttentionFacts(partial(many_heads, project=symmetric), two),
     'pairwise': AttentionFacts(partial(many_heads, project=pairwise), with_pairs,
                                {'pair': None, 'pair_key': None}, ('pair', 'pair_key')),
-    'shared': AttentionFacts(partial(many_heads, project=shared), lambda D, H, K, s, r: D * D + D + 3 * D,
+    'shared': AttentionFacts(partial(many_heads, project=shared), lambda D, **sizes: D * D + D + 3 * D,
                              {**DIAGONALS, 'value_diag': ONES}),
+    'rpe': AttentionFacts(relative, lambda D, c, **sizes: 3 * (D * D + D) + (2 * c - 1) * D,
+                          {'distance_vectors': NORMAL}, ('distance_vectors',), ('distance_vectors',)),
     'part_mask': AttentionFacts(partial(many_heads, project=original, share=parted), three),
     'one_head_softmax': AttentionFacts(partial(one_head, weigh=softmaxed), two),
     'one_head_sigmoid': AttentionFacts(partial(one_head, weigh=sigmoid_l2), two),
@@ -447,10 +448,10 @@ ATTENTIONS = {
     'shatter': AttentionFacts(partial(one_head, weigh=sigmoid_l2, biased=True, valued=True), with_parts,
                               **PARTS),
     # Wu and Wv, which are 2 D wide, Wz, d and b
-    'gau': AttentionFacts(gau, lambda D, H, K, s, r: 4 * D * D + D * s + 4 * s,
+    'gau': AttentionFacts(gau, lambda D, s, **sizes: 4 * D * D + D * s + 4 * s,
                           {**DIAGONALS, 'query_bias': ZEROS, 'key_bias': ZEROS}),
     # no biases, but u and v
-    'xlnet': AttentionFacts(xlnet, lambda D, H, K, s, r: 4 * D * D + 2 * D,
+    'xlnet': AttentionFacts(xlnet, lambda D, **sizes: 4 * D * D + 2 * D,
                             {'content_bias': NORMAL, 'distance_bias': NORMAL},
                             positional=('distance.weight', 'distance_bias')),
 }
@@ -647,11 +648,12 @@ def test_parameter_counts_of_the_papers(attention):
 @pytest.mark.parametrize('attention, rank', [*((name, 0) for name in ATTENTION), ('pairwise', 5)])
 def test_parameter_formula_of_attention(attention, rank):
     """Without the output projection."""
-    sizes = {'n_embd': 96, 'n_head': 6}
-    config = EncoderConfig(**{**SMALL, **system(attention, 'none', pair_rank=rank), **sizes})
+    settings = system(attention, 'none', pair_rank=rank, n_embd=96, n_head=6)
+    config = EncoderConfig(**{**SMALL, **settings})
     layer = Encoder(config).blocks[0].attention
     without_out = source.count_parameters(layer) - source.count_parameters(layer.out)
-    assert without_out == facts_of(config).parameters(D=96, H=6, K=16, s=config.key_size, r=rank)
+    sizes = {'D': 96, 'H': 6, 'K': 16, 's': config.key_size, 'r': rank, 'c': config.clip_distance}
+    assert without_out == facts_of(config).parameters(**sizes)
 
 
 @pytest.mark.parametrize('position', POSITION)
@@ -798,8 +800,6 @@ def start_of(model, name):
         return ONES if last == 'weight' else ZEROS
     if path.endswith('.attention'):
         return known(facts_of(model.config).own, last, 'start in ATTENTIONS')
-    if path == 'encoder.position':
-        return known(POSITIONS[model.config.position].own, last, 'start in POSITIONS')
     return {'head.bias': ZEROS, 'query_embedding': NORMAL, 'pooler.query_embedding': NORMAL}[name]
 
 
@@ -832,8 +832,6 @@ def decays(model, name):
         return last == 'weight'
     if path.endswith('.attention'):
         return last in facts_of(model.config).decays
-    if path == 'encoder.position':
-        return last in POSITIONS[model.config.position].decays
     return False                                        # norms, biases, the vectors that streams start from
 
 
@@ -856,12 +854,15 @@ def test_initial_pairwise_factors(pair_init, rank):
         assert abs(noise.std().item() / deviation - 1) < tolerance
 
 
-# ---- dropout: that it falls somewhere is seen at rate 1, on what exactly at rate 1/2 ----
+# ---- dropout: that it falls somewhere is seen where it takes all, on what exactly at rate 1/2 ----
+
+ALL = math.nextafter(1, 0)                              # the highest rate; a draw of 1e-16 does not happen
+
 
 @each_system
 def test_attention_without_weights_gives_the_bias_of_its_output(settings):
     """So every term, those of distances and parts too, has the dropped weights."""
-    encoder = build(Encoder, **settings, attention_dropout=1.0)
+    encoder = build(Encoder, **settings, attention_dropout=ALL)
     x = encoder.embed(*batch())
     context = source.Context(encoder.position, KEEP[:, None, None])
     for block in encoder.train().blocks:
@@ -873,22 +874,22 @@ def test_attention_without_weights_gives_the_bias_of_its_output(settings):
 def test_dropout_takes_what_blocks_add():
     """The input of a block stays."""
     x = torch.randn(3, 6, 12, dtype=torch.float64)
-    plain = build(Encoder, **system('original', 'none'), dropout=1.0).train()
+    plain = build(Encoder, **system('original', 'none'), dropout=ALL).train()
     for block in plain.blocks:
         expected = block.mlp_norm(block.attention_norm(x))
         assert torch.equal(block(x, x, source.Context(plain.position)), expected)
-    gated = build(Encoder, **system('gau', 'rope'), dropout=1.0).train()
+    gated = build(Encoder, **system('gau', 'rope'), dropout=ALL).train()
     for block in gated.blocks:
         assert torch.equal(block(x, x, source.Context(gated.position)), block.norm(x))
 
 
 def test_dropout_takes_embeddings_query_stream_and_pooled_state():
     ids, segments = batch()
-    model = build(PermutationLM, **XLNET, dropout=1.0).train()
+    model = build(PermutationLM, **XLNET, dropout=ALL).train()
     assert (model.encoder.embed(ids, segments) == 0).all()
     model(ids, positions=torch.zeros(3, 1, dtype=torch.long)).sum().backward()
     assert (model.query_embedding.grad == 0).all()
-    classifier = build(SequenceClassifier, dropout=1.0).train()
+    classifier = build(SequenceClassifier, dropout=ALL).train()
     assert torch.equal(classifier(ids, segments), classifier.classifier.bias.expand(3, -1))
 
 
@@ -985,10 +986,10 @@ def test_edges_are_finite(settings, autocast):
 
 def test_distances_are_added_in_float32():
     """To q k = 256 in bfloat16, where 257 would be 256 again: softmax(256, 257, 256)."""
-    vectors = torch.tensor([[0.0], [1 / 16], [0.0]]).bfloat16()          # of the distances -1, 0 and 1
+    vectors = torch.tensor([[[[0.0], [1 / 16], [0.0]]]]).bfloat16()      # of the distances -1, 0 and 1
     q = torch.full((1, 1, 3, 1), 16.0).bfloat16()
     v = torch.zeros_like(q)
-    y = source.attention_with_distances(q, q, v, vectors, vectors, None, 0.0)
+    y = source.attend_distances(q, q, v, vectors, vectors, None, 0.0)
     assert abs(y[0, 0, 1, 0] * 16 - math.e / (math.e + 2)) < 0.01
 
 
@@ -1113,23 +1114,25 @@ def test_extended(settings):
             other(torch.ones(1, block_size + 1, dtype=torch.long))
 
 
-def test_extension_draws_new_positions_and_repeats_the_longest_distances():
-    """Tian et al. 2021, section 2: "copying the learnt embeddings" of the longest distances in training."""
+def test_extension_draws_new_positions():
     rows = extended(build(), 1012).encoder.position.table.weight[12:]
     assert rows.shape == (1000, 12)
     assert abs(rows.std().item() / 0.02 - 1) < 5 / (2 * rows.numel()) ** 0.5
-    model = build(position='rpe', clip_distance=20)                 # rows of 12 tokens: distances -11 to 11
-    old = model.encoder.position.table
-    new = extended(model, 40).encoder.position.table
-    for row in range(39):
-        assert torch.equal(new[:, row], old[:, min(max(row, 19 - 11), 19 + 11)])
-    assert torch.equal(extended(model, 8).encoder.position.table, old)
+
+
+def test_extension_repeats_the_vectors_of_the_longest_distances():
+    """Tian et al. 2021, section 2: "copying the learnt embeddings" of the longest distances in training."""
+    model = build(**system('rpe', 'none', clip_distance=20))        # rows of 12 tokens: distances -11 to 11
+    models = model, extended(model, 40), extended(model, 8)
+    for layer in range(2):
+        old, new, same = (x.encoder.blocks[layer].attention.distance_vectors for x in models)
+        for row in range(39):                                       # that of distance 0 is row 19
+            assert torch.equal(new[row], old[min(max(row, 19 - 11), 19 + 11)])
+        assert torch.equal(same, old)
 
 
 # ---- what a user can get wrong ----
 
-TABLES = {'attention': ATTENTION, 'position': POSITION, 'pair_init': PAIR_INIT, 'norm': NORM,
-          'lm_head': LM_HEAD, 'normaliser': NORMALISER, 'relu_scale': RELU_SCALE, 'pooling': POOLING}
 KNOBS = {                               # an option that not all use -> a value that is not its default
     'pair_rank': 2, 'pair_init': 'normal', 'normaliser': 'softmax', 'key_size': 64, 'relu_scale': 'n',
     'clip_distance': 5, 'same_partition': True, 'one_value_matrix': True,
@@ -1137,7 +1140,10 @@ KNOBS = {                               # an option that not all use -> a value 
 
 
 @pytest.mark.parametrize('settings, parts', [
-    *[({name: 'pairwize'}, [f"{name}='pairwize'", *table]) for name, table in TABLES.items()],
+    *[({name: 'pairwize'}, [f"{name}='pairwize'", *table]) for name, table in OPTIONS.items()],
+    *[({name: rate}, [f'{name}={rate}', 'below 1']) for name in ('dropout', 'attention_dropout')
+      for rate in (-0.1, 1.0, math.nan)],
+    ({'position': 'rpe'}, ['--attention=rpe --position=none']),
     *[({option: known(KNOBS, option, 'value')}, [f'{option}={KNOBS[option]!r}', *USED_BY[option][1]])
       for option in USED_BY],
     *[(system(name, position), [f"position='{position}'", f"attention='{name}'", *ALLOWED_POSITIONS[name]])
@@ -1155,6 +1161,11 @@ def test_config_error_names_key_value_and_choices(settings, parts):
     message = str(error.value)
     assert all(part in message for part in parts), message
     assert '\n' not in message
+
+
+def test_every_name_is_checked():
+    """A misspelt one would be another model without a word."""
+    assert {*OPTIONS} == {field.name for field in fields(EncoderConfig) if field.type is str}
 
 
 def test_other_classes_say_what_they_need():
@@ -1279,12 +1290,22 @@ def test_export_says_why_there_is_no_roformer_classifier(transformers):
 
 @pytest.mark.parametrize('kind, settings', [
     *[(MaskedLM, settings) for settings in CORE
-      if settings['attention'] not in FOLD or settings['position'] in ('rpe', 'rab')],
+      if settings['attention'] not in FOLD or settings['position'] == 'rab'],
     (MaskedLM, {'norm': 'rms'}), (MaskedLM, {'lm_head': 'decoder'}), (SpanClassifier, {}),
     (SequenceClassifier, {'pooling': 'first'}), (SequenceClassifier, {'position': 'rope'})], ids=str)
 def test_export_refuses_what_transformers_has_no_layer_for(kind, settings, transformers):
     with pytest.raises(UserError, match='^transformers has no equal of [^\n]*$'):
         source.to_transformers(build(kind, **settings))
+
+
+def test_export_refuses_what_it_would_leave_out(transformers):
+    """As a fork's gate of an attention or norm of the encoder, of which no list below the line knows."""
+    model = build()
+    model.encoder.last_norm = nn.LayerNorm(12)
+    model.encoder.blocks[1].attention.gate = nn.Linear(12, 12)
+    names = r'encoder.blocks.1.attention.gate.weight, [^\n]*encoder.last_norm.bias'
+    with pytest.raises(UserError, match=f'no place for [^\n]*{names}'):
+        source.to_transformers(model)
 
 
 @pytest.mark.parametrize('setting', [

@@ -16,7 +16,6 @@ def write_copy(data_dir, name, splits):
     (folder / configuration).mkdir(parents=True, exist_ok=True)
     lines = [f'- config_name: {configuration}', '  data_files:']
     for split, records in splits.items():
-        split = split.replace('dev', 'validation')
         path = f'{configuration}/{split}-00000-of-00001.parquet'
         Dataset.from_list(records).to_parquet(str(folder / path))
         lines += [f'  - split: {split}', f'    path: {path}']
@@ -85,7 +84,7 @@ def made(name, n_train=12, n_dev=6, shared=False):
     """{split: records} of a task.  shared: the evaluation set has the training records"""
     splits = {}
     for split in TASKS[name].splits:
-        train = split == 'train' or shared and split.startswith('dev')
+        train = split == 'train' or shared and split in TASKS[name].dev
         pick, make = random.Random(f"{name} {'train' if train else split}"), MAKERS.get(name, make_class)
         splits[split] = [make(name, i, pick, split.startswith('test'))
                          for i in range(n_train if train else n_dev)]

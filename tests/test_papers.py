@@ -79,6 +79,13 @@ def test_every_command_finds_what_those_above_it_made():
         elif module is finetune:                        # the folders of its trials
             names = {os.path.basename(path) for path in paths}
             runs |= {f"{config['out_dir']}/{name}/*": {'milestones': ()} for name in names}
+        elif module.__name__ in ('report', 'kowsher'):
+            pool = finetune.listed(config.get('pool', ''))
+            names = {config.get('compare', ''), *config.get('runs', '').split(',')} - {'', *pool}
+            names |= {f'{name}-1' for name in pool}
+            for name in names or {'*'}:
+                trials = f"{config['out_dir']}/{name}/*"
+                assert is_made(trials, runs) or any(fnmatch.fnmatch(trials, run) for run in runs), command
         else:
             assert set(config['what'].split(',')) <= set(module.SECTIONS), command
     assert len(COMMANDS) > 100

@@ -7,18 +7,15 @@ from test_finetune import cells
 
 import finetune
 import train
+from configurator import UserError
 from finetune import TASKS
+from report import make_report, read_book
 
 
-@pytest.fixture
-def report(script):
-    """report(results, paper, against, pool) -> Markdown"""
-    module = script('report')
-
-    def make(results, paper='', against='', pool=False):
-        text, _ = module.make_report(results, module.read_book(paper), against, pool)
-        return text
-    return make
+def report(results, paper='', *more):
+    """Markdown of results, by read_book(paper)."""
+    text, _ = make_report(results, read_book(paper), *more)
+    return text
 
 
 def result(score, task='rte', seed=1, run='ours', step=100, **more):
@@ -40,7 +37,7 @@ def glue(*scores, **more):
     return results
 
 
-def test_a_papers_table_has_its_columns_rows_and_averages(report):
+def test_a_papers_table_has_its_columns_rows_and_averages():
     text = report(glue(70, 74), 'courtois')
     assert '|  | mrpc.f1_accuracy | cola.matthews | mnli.accuracy | mnli_mm.accuracy | qqp.f1' in text
     assert cells(text, 'ours')[0] == [*['72.00 (2.83) ± 25.41'] * 3, '73.00 (2.83) ± 25.41',
@@ -57,31 +54,34 @@ def test_a_papers_table_has_its_columns_rows_and_averages(report):
     assert cells(squad, 'ours')[0] == ['60.00', '80.00', '60.00', '80.00', '60.00', '80.00', '1']
 
 
-def test_differences_are_paired_by_seed(report):
+def test_differences_are_paired_by_seed():
     base = glue(60, 69, run='base')
     text = report(glue(70, 74, 90) + base, 'courtois', 'base')
     paired = text[text.index('## ours - base, paired by seed'):]
     assert cells(paired, 'difference')[0][5] == '7.50 (3.54) ± 31.77'   # of 10 and 5
-    assert 'paired' not in report(glue(70), 'courtois', 'base')
+    with pytest.raises(UserError, match="compare='bass': choose one of , base, ours"):
+        report(glue(70) + base, 'courtois', 'bass')
 
 
-def test_runs_of_one_name_are_averaged_with_pool(report):
+def test_runs_of_one_name_are_averaged_with_pool():
     """Their means over the trials' seeds, and differences paired by pretraining seed."""
     ours = []
     for n, scores in ((1, (70, 74)), (2, (80, 86)), (5, (61,))):
         ours += [result(score, seed=seed, run=f'ours-{n}') for seed, score in enumerate(scores, 1)]
     base = [result(70, run='base-1'), result(82, run='base-2')]
-    text = report(ours + base, '', 'base', True)
+    text = report(ours + base, '', 'base', ['ours', 'base'])
     deviation = np.std([72, 83, 61], ddof=1)
     half = 4.303 * deviation / 3 ** 0.5
-    assert 'Averaged as pretraining seeds of one run: base-1, base-2, ours-1, ours-2, ours-5.' in text
+    assert 'Averaged as pretraining seeds of one run: ours-1, ours-2, ours-5, base-1, base-2.' in text
     assert cells(text, 'ours')[0] == [f'72.00 ({deviation:.2f}) ± {half:.2f}', '3']
     assert cells(text, 'difference') == [['1.50 (0.71) ± 6.35']]
     assert cells(report(ours), 'ours-2')[0] == ['83.00 (4.24) ± 38.12', '2']
-    assert cells(report(ours[:1], '', '', True), 'ours-1') == [['70.00', '1'], ['12.50']][:1]
+    assert cells(report(ours), 'rte')[-1] == ['12.5 s', '12.5 s', '12.5 s']            # no scores
+    with pytest.raises(UserError, match='pool=ours: ours-1 and ours-2 are needed, the runs are ours-1'):
+        report(ours[:1], '', '', ['ours'])
 
 
-def test_a_curve_over_pretraining_steps(script, tmp_path, monkeypatch, capsys):
+def test_a_curve_over_pretraining_steps(stage, tmp_path, monkeypatch):
     """The picture has the numbers of the table, the average too."""
     for task, add in (('rte', 0), ('cola', 10)):
         for step, scores in ((10, (72, 74)), (20, (76, 77)), (30, (80, 80))):
@@ -91,9 +91,7 @@ def test_a_curve_over_pretraining_steps(script, tmp_path, monkeypatch, capsys):
                 (folder / 'result.json').write_text(json.dumps(result(score + add, task, seed, step=step)))
     seen = []
     monkeypatch.setattr(train, 'plot', lambda path, panels, label: seen.extend([path, panels]))
-    monkeypatch.setattr('sys.argv', ['report.py', str(tmp_path)])
-    script('report').main()
-    text = capsys.readouterr().out
+    text = stage('report', f'--out_dir={tmp_path}').out
     assert text == (tmp_path / 'report.md').read_text()
     curve = text[text.index('## ours by pretraining step'):]
     assert [cells(curve, start)[0] for start in ('10', '20', '30', 'first')] == [

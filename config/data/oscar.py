@@ -4,7 +4,7 @@
 # FOLDER has en_meta_*.jsonl.zst; access is granted on the hub. Their code makes a set of 40M with 1,000 for
 # validation (data/oscar_split.sh) and trains on one of 30M (preprocess.sh); it also drops those without
 # harmful_pp, which stay here. Ours: which 30M, the first of each file; 10,000 held out.
-# Expect the count of documents left out, and the first. The paper's 10,000 for test are rows of 512 tokens:
+# Expect the count of documents left out. The paper's 10,000 for test are rows of 512 tokens:
 # train.py's eval_samples draws as many from the 10,000 held-out documents
 corpus = 'oscar'
 tokenizer = 'wordpiece'

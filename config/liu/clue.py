@@ -2,7 +2,7 @@
 # warmup, linear decay, Adam's epsilon 1e-8, weight decay 0.01, dropout 0.1. For GAU one Linear on the final
 # state of [CLS] (`first`), as his count of 96,519k implies:
 # $ python finetune.py config/liu/clue.py --init_from=out/base_gau
-# $ python results/report.py out/clue_liu --paper=liu
+# $ python results/report.py --out_dir=out/clue_liu --paper=liu
 # For RoFormerV1 and V2 BERT's pooler, as their counts of table 4 include. His code
 # (utils/roformer/modeling_roformer.py) has GELU in it, not tanh, and dropout before it:
 # $ python finetune.py config/liu/clue.py --init_from=out/base_roformer_v2 --pooling=cls \

@@ -1,7 +1,7 @@
 # GLUE as in Tian et al. 2021, section 5.2: batch 16, rate 1e-5 (CoLA, SST-2 5e-6); of evaluations every 1,000
 # steps the best on dev.
 # $ python finetune.py config/tian/glue.py --init_from=out/base_shatter
-# $ python results/report.py out/glue_tian --paper=tian
+# $ python results/report.py --out_dir=out/glue_tian --paper=tian
 # Other rows of their tables 2, 6 and 7 are other runs, or twice the pretrained length ("ext."), a milestone
 # ("400k") or BERT's pooling (table 7); the last command is figure 3, MNLI by pretraining step:
 # $ python finetune.py config/tian/glue.py --init_from=out/gpu_shatter --block_size=512 \
