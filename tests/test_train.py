@@ -502,7 +502,7 @@ def test_no_steps_at_all(run, tmp_path):
     assert (line['kind'], line['step']) == ('val', 0)
     run('b', max_iters=2, milestones=1)
     before = metrics(tmp_path / 'b')
-    run('b', max_iters=0)
+    assert run('b', max_iters=0).out.splitlines()[-1] == f'{tmp_path}/b: finished after step 2'
     assert metrics(tmp_path / 'b') == before
     os.remove(tmp_path / 'b' / 'ckpt_0000002.pt')
     run('b', max_iters=0)
@@ -886,12 +886,6 @@ def test_the_speed_counts_all_tokens_of_a_step(run, tmp_path):
         assert line['tokens_per_second'] == pytest.approx(8 * 32 / seconds)
 
 
-def test_the_last_line_says_that_it_is_finished(run, tmp_path):
-    """Also where nothing was left to do; not after a signal."""
-    for _ in range(2):
-        assert run('a', max_iters=2).out.splitlines()[-1] == f'{tmp_path}/a: finished after step 2'
-
-
 def test_the_picture_has_losses_by_step(run, tmp_path, monkeypatch):
     """And is a line without matplotlib."""
     assert run('a').err == f'no {tmp_path}/a/loss.png without matplotlib: pip install matplotlib\n'
@@ -903,12 +897,6 @@ def test_the_picture_has_losses_by_step(run, tmp_path, monkeypatch):
     assert [*seen[0]] == ['val unigram', 'val loss', 'train loss']
     assert seen[0]['val loss'] == losses['val']
     assert seen[0]['train loss'] == losses['train']
-
-
-def test_a_picture_is_drawn(tmp_path):
-    pytest.importorskip('matplotlib')
-    train.plot(tmp_path / 'a.png', {'step': {'a run': [(1, 2.0), (2, 1.0), (2, 3.0)]}}, 'nats')
-    assert (tmp_path / 'a.png').stat().st_size > 1000
 
 
 def test_a_bar_on_a_terminal_alone(run, monkeypatch):
