@@ -252,7 +252,7 @@ def test_scores_are_those_that_the_model_uses(name):
     assert [a.shape for a in maps] == [(heads, 16, 16)] * config.n_layer
     if config.attention not in SHATTER:
         assert all(torch.allclose(a.sum(-1), torch.ones(heads, 16).double()) for a in maps)
-    if config.attention in ('original', 'pairwise', 'part_mask', 'part_bias') and config.position != 'rpe':
+    if config.attention in ('original', 'pairwise', 'part_mask', 'part_bias'):
         operator = model.encoder.blocks[0].attention
         seen = []                                       # what the output matrix of the first layer gets
         value = operator.value(model.encoder.embed(ids)).view(16, 4, 4).transpose(0, 1)

@@ -88,7 +88,8 @@ def test_counted_runs_are_balanced_and_tied_start_takes_the_rate_of_original(gri
     assert rates['modern', 'tied_start'] == rates['modern', 'original'] == 4e-3
     assert rates['post-LN', 'tied_start'] == 2e-3
 
-    rows += [row(grid, *plan, loss=4.0) for plan in plans[:2 * len(rates) - 1]]         # one of seed 2 is left
+    made = plans[:2 * len(rates) - 1]                   # one run of seed 2 is left
+    rows += [row(grid, *plan, loss=4.0) for plan in made]
     counted = grid.balanced(pd.DataFrame(rows))
     assert {*counted['seed']} == {1}
     assert len(counted) == len(rates)
