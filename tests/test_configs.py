@@ -183,8 +183,8 @@ def test_a_config_resolves_and_says_what_to_expect(name):
 
 
 def test_no_two_configs_write_to_the_same_folder():
-    """Each but tpu.py has an out_dir of its own, in which the name of the file is seen."""
-    names = [name for name in NAMES if name != 'tpu' and stage_of(name) != 'prepare_data']
+    """Each but tpu.py and modern.py, which come after others, has one in which the file's name is seen."""
+    names = [name for name in NAMES if name not in ('tpu', 'modern') and stage_of(name) != 'prepare_data']
     folders = {name: knobs(name)['out_dir'] for name in names}
     assert len({*folders.values()}) == len(names)
     for name, folder in folders.items():
