@@ -777,7 +777,7 @@ def test_what_is_not_finite_is_never_saved(what, dtype, run, tmp_path, monkeypat
     ({'block_size': 2}, 'at least 3'), ({'mask_fraction': 1.1}, 'mask_fraction=1.1: must be at most 1'),
     ({'mask_fraction': 0.0}, 'mask_fraction=0.0: must be above 0'),
     ({'eval_mask_fraction': 2.0}, 'eval_mask_fraction=2.0: must be at'), ({'total_batch': 0}, 'at least 1'),
-    ({'beta2': 1.5}, 'beta2=1.5: must be below 1'), ({'dropout': 1.0}, 'dropout=1.0: must be below 1'),
+    ({'beta2': 1.5}, 'beta2=1.5: must be below 1'), ({'dropout': 1.0}, 'dropout=1.0: must be at least 0 and below 1'),
     ({'init_from': '\x1b[31m'}, 'no run, checkpoint or BERT'), ({'init_from': '\x1b[31m.pt'}, '31m.pt')])
 def test_refusals_are_one_line(knobs, text, run, pair, monkeypatch):
     """Without escape sequences."""
@@ -932,7 +932,23 @@ def test_weights_and_biases(run, corpus, stage, tmp_path, monkeypatch):
     assert 'train/loss' in logged[1]
 
 
-# ---- fill ----
+# ---- show, fill ----
+
+def test_rows_are_shown_before_and_after_masking(corpus, stage, meta, tmp_path):
+    out = stage('train', *tiny(corpus, f'{tmp_path}/a', show=2, packing='documents')).out
+    rows = [line.split() for line in out.splitlines() if line]
+    assert len(rows) == 4
+    assert not (tmp_path / 'a').exists()
+    for before, after in (rows[:2], rows[2:]):
+        assert len(before) == len(after) == 32
+        assert before[0] == after[0] == '[CLS]'
+        predicted = [place for place, text in enumerate(before) if text[0] + text[-1] == '><']
+        n_tokens = sum(text != '[PAD]' for text in before)
+        assert len(predicted) == math.ceil(0.15 * n_tokens)
+        changed = [place for place in range(32) if before[place] != after[place]]
+        assert changed
+        assert {*changed} <= {*predicted}
+
 
 def test_fill_prints_five_predictions_for_each_mask(pair, stage, meta, monkeypatch):
     """The model sees the ids of training, also of a full stop behind a mask."""
