@@ -8,6 +8,8 @@ tokens those after it are masked too, or the rest of a rare word would give it a
 Ivanova 2023, arXiv 2305.10588. A word is a run of letters and digits, or one other character, so punctuation
 is apart from the word it follows; a token is of the word in which it begins. [CLS] and [SEP] stand around
 the sentence and are not scored. Equal sums are not right, as of two sentences that differ in [UNK] alone.
+minicons scores WordPiece alike (PLL_metric='within_word_l2r'); its words of sentencepiece end at spaces, so
+that there punctuation is masked with the word before it.
 
 The accuracy of a phenomenon is the mean over its sets, that of the whole the mean over all sets. Each run
 adds a row to the file `out` as soon as it is scored; what has a row there is not scored again.
@@ -39,7 +41,7 @@ batch_size = 256                # rows a forward pass; a sentence of n tokens ha
 device = 'auto'                 # auto, cpu, cuda or mps; in float32
 
 HUB = 'nyu-mll/blimp'           # a configuration a set, of 1,000 pairs
-PHENOMENA = {'s-selection': 'argument_structure'}       # linguistics_term -> as in table 4 of the paper
+PHENOMENA = {'s-selection': 'argument_structure'}       # linguistics_term -> one of the paper's twelve
 WORD = re.compile(r'\s*(\w+|[^\w\s])')                  # with the space before it, as tokens may have it
 
 
