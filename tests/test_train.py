@@ -817,6 +817,12 @@ def test_another_model_or_corpus_is_refused(knobs, identity, text, stage, pair, 
     assert text in refused(stage('train', *tiny(other, pair, **{**PAIR, **knobs})))
 
 
+def test_another_objective_is_refused(run):
+    knobs = {'attention': 'xlnet', 'position': 'none', 'max_iters': 1}
+    run('a', **knobs)
+    assert 'has objective=mlm, this run has plm' in refused(run('a', 2, objective='plm', **knobs))
+
+
 @pytest.mark.parametrize('name', ['RANK', 'WORLD_SIZE'])
 def test_half_a_place_among_processes_is_refused(name, run, monkeypatch):
     monkeypatch.setenv(name, '1')
