@@ -1149,7 +1149,8 @@ def test_squad_is_evaluated_on_a_file_of_your_own(trial, tmp_path):
 @pytest.mark.parametrize('given, message', [
     ({'predict': 'a.csv'}, 'base: no finished trial: name OUT_DIR/RUN/TASK_SEED'),
     ({'tasks': 'colla'}, 'choose one of cola, sst2'),
-    ({'overrides': 'rta.epochs=3'}, "TASK='rta': choose"), ({'metric': 'f1'}, 'choose one of , accuracy'),
+    ({'overrides': 'rta.epochs=3'}, "TASK='rta': choose"), ({'metric': 'f1'}, 'choose one of accuracy'),
+    ({'overrides': 'rte.seed=3'}, 'seed is the same for all tasks of a command'),
     ({'schedule': 'steps'}, 'choose one of linear'), ({'pooling': 'mean'}, 'choose one of cls'),
     ({'epochs': 0}, 'epochs=0 evaluates finished trials'), ({'init_from': ''}, "no trial: init_from is ''"),
     ({'init_from': 'out/nothing'}, 'no checkpoint there'),
