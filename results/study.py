@@ -501,7 +501,7 @@ def collect():
 def run_row(folder):
     """A pretraining run's knobs and validations."""
     with open(f'{folder}/launches.jsonl', encoding='utf-8') as file:
-        launch = json.loads(next(file))
+        launch = json.loads(file.readline())
     with open(f'{folder}/metrics.jsonl', encoding='utf-8') as file:
         lines = [json.loads(line) for line in file]
     curve = [[line['step'], round(line['loss'], 4), round(line['accuracy'], 4)]
