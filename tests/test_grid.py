@@ -57,8 +57,8 @@ def test_the_page_has_every_knob_of_both_recipes(grid):
     differ = {knob for knob in post if post[knob] != modern[knob]} - {'out_dir'}
     assert differ <= table.keys()
     of_the_run = {'out_dir', 'seed', 'learning_rate', 'attention', 'tied_start'}
-    without_effect = {'init_from', 'fill', 'export', 'validation', 'milestones', 'wandb_project', 'compile',
-                      'timeout', 'device', 'data_dir'}
+    without_effect = {'init_from', 'fill', 'export', 'show', 'validation', 'milestones', 'wandb_project',
+                      'compile', 'timeout', 'device', 'data_dir'}
     options_of_others = {'pair_rank', 'normaliser', 'relu_scale', 'key_size', 'clip_distance',
                          'same_partition', 'one_value_matrix'}
     assert post.keys() - table.keys() == of_the_run | without_effect | options_of_others
