@@ -243,8 +243,8 @@ def is_beaten(plan, validations, rows):
         at_least += row.validations[-1][0] * TOKENS if math.isinf(row.tokens) else row.tokens
     # without a row a seed may have any T; the median of two seeds is their mean
     lowest_median = at_least / len(SEARCH_SEEDS)
-    medians = [tokens for tokens, _ in searched(rows, plan.size, plan.system).values()]
-    return lowest_median > min(medians, default=math.inf)
+    of_rates = [tokens for tokens, _ in searched(rows, plan.size, plan.system).values()]
+    return lowest_median > min(of_rates, default=math.inf)
 
 
 # ---- 4. the model ----
