@@ -1,6 +1,7 @@
 """configurator.py: knobs <- config files <- command line, and the ways to get them wrong."""
 import importlib
 import io
+import os
 import signal
 
 import pytest
@@ -22,7 +23,8 @@ def scope():
 @pytest.mark.parametrize('argument, value', [
     ('--n_layer=1_000', 1000), ('--n_layer=9223372036854775807', 2 ** 63 - 1),
     ('--learning_rate=1', 1.0), ('--learning_rate=3e-4', 3e-4),
-    ('--compile=FALSE', False), ('--name=2024', '2024'), ('--name=x=y', 'x=y'), ('--block_size=0', 0),
+    ('--compile=FALSE', False), ('--name=2024', '2024'), ('--name=x=y', 'x=y'), ('--name=~', '~'),
+    ('--name=~/x', os.path.expanduser('~/x')), ('--block_size=0', 0),
     ('--milestones=10,20', (10, 20)), ('--milestones=10', (10,)), ('--milestones=()', ()),
     ('--null_threshold=-1.5', -1.5)])
 def test_values_on_the_command_line(argument, value):
