@@ -1,5 +1,5 @@
 # A TPU through torch_xla: name this file after any other of train.py, finetune.py or bench.py. It changes the
-# device and the dtype alone. How to install torch_xla: results/machines.md. One machine with 8 devices, here
+# device and the dtype alone. How to install torch_xla: results/running.md. One machine with 8 devices, here
 # with 32 rows a step on each:
 # $ PJRT_DEVICE=TPU torchrun --standalone --nproc_per_node=8 train.py config/tian/base.py config/tpu.py
 # Several machines, here BERT-large with 16 rows a step on each of 64 devices; on each of 8 machines with 8
