@@ -13,16 +13,15 @@ import itertools
 import json
 import math
 import os
-import sys
 from typing import NamedTuple
 
 import numpy as np
-import pandas as pd
 import plateau
 import study
-from scipy.stats import mannwhitneyu, ttest_1samp, ttest_ind
+from analysis import HERE, paired, shown_interval, shown_p
+from scipy.stats import mannwhitneyu, ttest_ind
 
-FIGURE = os.path.join(study.HERE, 'forest.png')
+FIGURE = os.path.join(HERE, 'forest.png')
 
 # ---- 1. what the papers print ----
 
@@ -60,7 +59,7 @@ COLUMNS = {'CoLA': 'cola', 'SST-2': 'sst2', 'MRPC': 'mrpc'}
 
 def printed_scores(paper, system):
     """{task: score at base size} in a paper's first table."""
-    with open(os.path.join(study.HERE, 'papers.json'), encoding='utf-8') as file:
+    with open(os.path.join(HERE, 'papers.json'), encoding='utf-8') as file:
         table = json.load(file)[paper]['tables'][0]
     [cells] = [row.partition('; ')[2].split() for row in table['rows'] if row.startswith(f'{system} base;')]
     tasks = [column.partition('.')[0] for column in table['columns'].split()]
@@ -88,7 +87,7 @@ class Row(NamedTuple):
 def ratio_rows(counted):
     """Tokens to the order gap, which stand for the steps on the plateau; then times and memory."""
     rows = []
-    found = plateau.ratios(counted)
+    found = plateau.medians(counted, 'original')
     contrasts = plateau.contrasts(counted)
     for system, theirs in (('symmetric', 'symmetric'), ('pairwise_unit', 'pairwise')):
         printed = PLATEAUS[theirs][1] / PLATEAUS['original'][1]
@@ -138,7 +137,7 @@ def score_rows(with_rope, absolute):
 def log_tokens(counted, system, size):
     """log2 T by seed; infinite without a gap."""
     here = counted[(counted['system'] == system) & (counted['size'] == size)]
-    return np.log2(here.set_index('seed')['tokens'].astype(float).fillna(math.inf)).sort_index()
+    return np.log2(here.set_index('seed')['tokens']).sort_index()
 
 
 def slopes(counted, system):
@@ -148,61 +147,38 @@ def slopes(counted, system):
     return x @ by_size / (x @ x)                        # the mean of x is 0
 
 
-def shown_ratio(test):
-    """test: of scipy, of log2 of a ratio -> the ratio's 95 % interval"""
-    interval = test.confidence_interval()
-    return f'{2 ** interval.low:.2f} to {2 ** interval.high:.2f}'
+def welch(ours, theirs):
+    """(difference of means, low, high, p) of Welch's t; 95 % interval"""
+    test = ttest_ind(ours, theirs, equal_var=False)
+    return np.mean(ours) - np.mean(theirs), *test.confidence_interval(), test.pvalue
 
 
 def print_ratios(counted):
     """T over T of `original`: medians of the runs, and intervals that do not pool the cells."""
-    def cell(system, size):
+    cells = {}
+    for system, size in itertools.product(plateau.SEARCHED[1:], plateau.SIZES):
         ours, theirs = log_tokens(counted, system, size), log_tokens(counted, 'original', size)
         if np.isinf(ours.median()):
-            return '-'
-        p = study.shown_p(mannwhitneyu(ours, theirs).pvalue)
-        text = f'{2 ** (ours.median() - theirs.median()):.2f} ({p})'
-        if np.isinf(ours).any():                        # a censored run
-            return text
-        tests = ttest_ind(ours, theirs, equal_var=False), ttest_1samp(ours - theirs, 0)
-        return '; '.join([text, *map(shown_ratio, tests)])
+            continue
+        p = shown_p(mannwhitneyu(ours, theirs).pvalue)
+        cells[system, size] = f'{2 ** (ours.median() - theirs.median()):.2f} ({p})'
+        if np.isfinite(ours).all():
+            for _, low, high, _ in (welch(ours, theirs), paired(ours - theirs)):
+                cells[system, size] += f'; {2 ** low:.2f} to {2 ** high:.2f}'
     plateau.print_cells('T over T of `original`: of medians (rank p); Welch; paired by seed',
-                        plateau.SEARCHED[1:], cell)
+                        plateau.SEARCHED[1:], cells)
 
 
 def print_contrasts(counted):
     """The two primary contrasts by tests on the slopes of the seeds, and with a smaller gap."""
     of_original = slopes(counted, 'original')
-    lines = {'paired by seed, t': [], "Welch's t of the slopes of the seeds": [],
-             'as planned, with a gap of 0.1 nats': []}
-    smaller = plateau.contrasts(with_gap(counted, 0.1))
-    for system in plateau.PRIMARY:
-        ours = slopes(counted, system)
-        tests = ttest_1samp(ours - of_original, 0), ttest_ind(ours, of_original, equal_var=False)
-        found = []
-        for test in tests:
-            interval = test.confidence_interval()
-            found.append(((ours - of_original).mean(), interval.low, interval.high, test.pvalue))
-        for line, contrast in zip(lines.values(), [*found, smaller[system]], strict=True):
-            line.append(contrast)
-    table = []
-    for words, contrasts in lines.items():
-        adjusted = study.holm(pd.Series([p for *_, p in contrasts]))
-        cells = ([plateau.shown_interval(contrast), study.shown_p(p)]
-                 for contrast, p in zip(contrasts, adjusted, strict=True))
-        table.append([words, *itertools.chain(*cells)])
-    heads = ([f'`{system}`', "Holm's p"] for system in plateau.PRIMARY)
-    study.print_table('The primary contrasts by other fits', ['fit', *itertools.chain(*heads)], table)
-
-
-def with_gap(counted, gap):
-    """The rows with T at a smaller gap."""
-    tokens = []
-    for validations in counted['validations']:
-        reached = [step * plateau.TOKENS for (step, _, one), (_, _, two) in itertools.pairwise(validations)
-                   if min(one, two) >= gap]
-        tokens.append(reached[0] if reached else None)
-    return counted.assign(tokens=tokens)
+    ours = {system: slopes(counted, system) for system in plateau.PRIMARY}
+    sooner = [plateau.tokens_to_gap(validations, 0.1) for validations in counted['validations']]
+    plateau.print_contrasts({
+        'paired by seed, t': {system: paired(ours[system] - of_original) for system in ours},
+        "Welch's t of the slopes of the seeds": {system: welch(ours[system], of_original) for system in ours},
+        'as planned, with a gap of 0.1 nats': plateau.contrasts(counted.assign(tokens=sooner)),
+    })
 
 
 # ---- 4. the figure ----
@@ -216,8 +192,8 @@ def shown(row, places):
     number, low, high = row.ours[0]
     if low is None:
         return ', '.join(f'{value:.{places}f}' for value, _, _ in row.ours)
-    number, low, high = (round(value, places) + 0.0 for value in (number, low, high))       # no -0.0
-    return f'{number:.{places}f} ({low:.{places}f} to {high:.{places}f})'
+    rounded = [round(value, places) + 0.0 for value in (number, low, high)]         # no -0.0
+    return shown_interval(rounded, places, sign='')
 
 
 def draw_panel(axis, rows, title, neutral, places):
@@ -244,11 +220,7 @@ def draw_panel(axis, rows, title, neutral, places):
 
 
 def draw(ratios, losses, points):
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        print('forest.py: no figure without matplotlib', file=sys.stderr)
-        return
+    from matplotlib.figure import Figure
     panels = ratios, losses, points
     heights = [len(rows) + 1.2 for rows in panels]
     figure = Figure((7.2, 0.56 * sum(heights) + 1), layout='constrained')

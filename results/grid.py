@@ -16,7 +16,6 @@ Needs scipy: pip install -r requirements-dev.txt
 import glob
 import itertools
 import json
-import math
 import os
 import subprocess
 import sys
@@ -25,9 +24,8 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
-from runs import append_row, machine, make_all, read_rows, revision_of, without_row
-from scipy.stats import t
-from study import HERE, holm, print_table, shown_p
+import runs
+from analysis import HERE, holm, paired, print_table, shown_interval, shown_mean, shown_p
 
 sys.path.insert(0, os.path.dirname(HERE))
 from train import read_metrics
@@ -49,8 +47,6 @@ SYSTEMS = {
 SEARCHED = [system for system in SYSTEMS if system != 'tied_start']     # it takes the rate of `original`
 SEEDS = range(1, 7)
 SEARCH_SEED = 101               # not used again
-FIRST_RATES = 1e-3, 2e-3, 4e-3
-FURTHEST_RATES = 1.25e-4, 3.2e-2
 STEPS = 2500
 
 
@@ -80,11 +76,8 @@ def search_plans(rows):
     """The runs of the search so far: three rates for each cell, further ones while the outermost is best."""
     plans = []
     for recipe, system in itertools.product(RECIPES, SEARCHED):
-        rates = {*FIRST_RATES, *searched(rows, recipe, system)}
-        further = further_rate(rows, recipe, system)
-        if further:
-            rates.add(further)
-        plans += [Plan('search', recipe, system, SEARCH_SEED, rate) for rate in sorted(rates)]
+        rates = runs.rates_to_try(searched(rows, recipe, system))
+        plans += [Plan('search', recipe, system, SEARCH_SEED, rate) for rate in rates]
     return plans
 
 
@@ -109,14 +102,15 @@ def make(plan):
     curve = [[line['step'], round(line['loss'], 4)] for line in read_metrics(plan.folder)
              if line['kind'] == 'val']
     last_step, loss = curve[-1]
-    append_row(ROWS, {**plan._asdict(), 'steps': last_step, 'loss': loss, 'machine': machine(),
-                      'minutes': round((time.time() - started) / 60, 1),
-                      'revision': revision_of(plan.folder), 'curve': curve})
+    runs.append_row(ROWS, {
+        **plan._asdict(), 'steps': last_step, 'loss': loss, 'machine': runs.machine(),
+        'minutes': round((time.time() - started) / 60, 1), 'revision': runs.revision_of(plan.folder),
+        'curve': curve})
     print(plan.name, loss, flush=True)
 
 
 def rows_now():
-    return read_rows(ROWS, [*Plan._fields, 'loss', 'curve'])
+    return runs.read_rows(ROWS, [*Plan._fields, 'loss', 'curve'])
 
 
 # ---- 3. the rates and the threshold ----
@@ -129,24 +123,8 @@ def searched(rows, recipe, system):
 
 def best_rate(rows, recipe, system):
     """The rate with the lowest last loss; that of `original` for tied_start."""
-    found = searched(rows, recipe, 'original' if system == 'tied_start' else system)
-    if not {*FIRST_RATES} <= {*found}:
-        sys.exit(f'grid.py: the search of {system}, {recipe}, has not ended')
-    return min(found, key=found.get)
-
-
-def further_rate(rows, recipe, system):
-    """A rate beyond the outermost one, if that is the best so far, or None."""
-    found = searched(rows, recipe, system)
-    if not {*FIRST_RATES} <= {*found}:
-        return None
-    best = best_rate(rows, recipe, system)
-    lowest, highest = FURTHEST_RATES
-    if best == min(found) and best > lowest:
-        return best / 2
-    if best == max(found) and best < highest:
-        return best * 2
-    return None
+    searched_system = 'original' if system == 'tied_start' else system
+    return runs.best_rate(searched(rows, recipe, searched_system), f'{searched_system}, {recipe}')
 
 
 def threshold(rows):
@@ -171,7 +149,7 @@ def steps_below(curve, level):
 
 def balanced(rows):
     """The counted rows of the seeds of which every run has been made."""
-    unfinished = {plan.seed for plan in without_row(count_plans(rows), rows)}
+    unfinished = {plan.seed for plan in runs.without_row(count_plans(rows), rows)}
     return rows[(rows['arm'] == 'count') & ~rows['seed'].isin(unfinished)]
 
 
@@ -191,16 +169,6 @@ def primary_differences(counted, level):
     }
 
 
-def paired(differences):
-    """(mean, low, high, p) of Student's t for differences of pairs: one for each seed; 95 % interval."""
-    n = len(differences)
-    mean = differences.mean()
-    error = differences.std(ddof=1) / math.sqrt(n)
-    half = t.ppf(0.975, n - 1) * error
-    p = 2 * t.sf(abs(mean) / error, n - 1) if error else float(mean == 0)
-    return mean, mean - half, mean + half, p
-
-
 # ---- 5. the tables ----
 
 def print_search(rows):
@@ -215,8 +183,8 @@ def print_search(rows):
 def print_tests(counted, level):
     found = {name: paired(differences) for name, differences in primary_differences(counted, level).items()}
     adjusted = holm(pd.Series({name: p for name, (*_, p) in found.items()}))
-    lines = [[name, f'{mean:+.3f} ({low:+.3f} to {high:+.3f})', shown_p(p), shown_p(adjusted[name])]
-             for name, (mean, low, high, p) in found.items()]
+    lines = [[name, shown_interval(test, 3), shown_p(test[3]), shown_p(adjusted[name])]
+             for name, test in found.items()]
     print_table(f'Primary tests, {counted["seed"].nunique()} seeds; threshold of b: {level:.2f} nats',
                 ['test', 'mean (95 %)', 'p', "Holm's p"], lines)
 
@@ -229,15 +197,14 @@ def print_losses(counted, level):
         losses = of_recipe.pivot(index='seed', columns='system', values='loss')
         for system in SYSTEMS:
             cell = of_recipe[of_recipe['system'] == system]
-            steps = [steps_below(curve, level) for curve in cell['curve']]
+            steps = cell['curve'].map(lambda curve: steps_below(curve, level))
             line = [recipe, f'`{system}`', f'{cell["rate"].iloc[0]:g}',
-                    f'{losses[system].mean():.3f} ({losses[system].std():.3f})']
+                    shown_mean(losses[system], 3)]
             if system == 'original':
                 line.append('')
             else:
-                mean, low, high, _ = paired(losses[system] - losses['original'])
-                line.append(f'{mean:+.3f} ({low:+.3f} to {high:+.3f})')
-            lines.append([*line, f'{np.mean(steps):.0f} ({np.std(steps, ddof=1):.0f})'])
+                line.append(shown_interval(paired(losses[system] - losses['original']), 3))
+            lines.append([*line, shown_mean(steps, 0)])
     print_table('Last loss and steps below the threshold: mean (deviation)',
                 ['recipe', 'system', 'rate', 'loss', 'less `original` (95 %)', 'steps'], lines)
 
@@ -278,7 +245,7 @@ def main():
         write_texts(*words)
     elif command in ('search', 'count') and not words:
         plans_of = {'search': search_plans, 'count': count_plans}[command]
-        make_all(lambda: plans_of(rows_now()), rows_now, make, OUT)
+        runs.make_all(plans_of, rows_now, make, OUT)
     elif command or words:
         sys.exit('grid.py: texts ARTICLES NOVELS, search, count, or nothing')
     else:

@@ -16,13 +16,9 @@ Started once for each core, the same command shares the runs among its processes
 the runs that have no row yet, and each run with its newest checkpoint.
 Needs scipy, and for the figure matplotlib: pip install -r requirements-dev.txt
 """
-import contextlib
-import fcntl
 import itertools
-import json
 import math
 import os
-import platform
 import subprocess
 import sys
 import time
@@ -30,9 +26,11 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
+import runs
+from analysis import (HERE, compare, holm, print_table, shown_difference, shown_interval, shown_mean,
+                      shown_p)
 from scipy.optimize import brentq, minimize
 from scipy.stats import chi2, norm
-from study import HERE, compare, holm, print_table, shown_p
 
 sys.path.insert(0, os.path.dirname(HERE))
 import train
@@ -40,6 +38,7 @@ from configurator import run
 
 ROWS = os.path.join(HERE, 'plateau.jsonl')
 FIGURE = os.path.join(HERE, 'plateau.png')
+OUT = os.path.join('out', 'plateau')
 
 # ---- 1. the plan ----
 
@@ -60,8 +59,6 @@ SEARCHED = [system for system in SYSTEMS if system != 'none']
 SEEDS = range(1, 9)
 CONTROL_SEEDS = 1, 2
 SEARCH_SEEDS = 101, 102
-FIRST_RATES = 1e-3, 2e-3, 4e-3
-FURTHEST_RATES = 1.25e-4, 3.2e-2
 CONTROL_RATE = 2e-3
 GAP = 0.2                       # nats
 TOKENS = 1024                   # a step
@@ -102,10 +99,7 @@ def search_plans(rows):
     """
     plans = []
     for system, size in itertools.product(SEARCHED, reversed(SIZES)):
-        rates = sorted({*FIRST_RATES, *searched_rates(rows, size, system)})
-        further = further_rate(rows, size, system)
-        if further:
-            rates.append(further)
+        rates = runs.rates_to_try(searched(rows, size, system))
         plans += [Plan('search', size, system, seed, rate) for rate in rates for seed in SEARCH_SEEDS]
     return plans
 
@@ -160,15 +154,15 @@ def train_with_gap(words):
     run(train.main)
 
 
-def tokens_to_gap(validations):
-    """Tokens at the first of two validations in a row whose gap is GAP or more, or None.
+def tokens_to_gap(validations, gap=GAP):
+    """Tokens at the first of two validations in a row whose gaps are `gap` or more; inf without them.
 
     validations  [(step, loss, gap), ...]
     """
-    for (step, _, gap), (_, _, following) in itertools.pairwise(validations):
-        if min(gap, following) >= GAP:
+    for (step, _, one), (_, _, two) in itertools.pairwise(validations):
+        if min(one, two) >= gap:
             return step * TOKENS
-    return None
+    return math.inf
 
 
 def read_validations(folder):
@@ -180,106 +174,62 @@ def may_end(plan, validations):
     """Whether all that is wanted of a run is known."""
     if plan.arm == 'full' or not validations:
         return False
-    if tokens_to_gap(validations):
+    if math.isfinite(tokens_to_gap(validations)):
         return True
     return plan.arm == 'search' and is_beaten(plan, validations, read_rows())
 
 
 def make(plan):
     """Run train.py until may_end(), or to its end; append its row."""
-    folder = os.path.join('out', 'plateau', plan.name)
+    folder = os.path.join(OUT, plan.name)
+    command = [sys.executable, __file__, 'train', *plan.command[1:]]
     environment = {**os.environ, 'OMP_NUM_THREADS': '1'}
     started = time.time()
     ends_early = False
-    process = subprocess.Popen([sys.executable, __file__, 'train', *plan.command[1:]], env=environment,
-                               stdout=subprocess.DEVNULL)
-    try:
-        while process.poll() is None:
-            time.sleep(1)
-            ends_early = may_end(plan, read_validations(folder))
-            if ends_early:
-                process.terminate()                     # it saves a checkpoint and ends
-                process.wait()
-    finally:
-        process.terminate()
-        process.wait()
+    with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL) as process:
+        try:
+            while process.poll() is None and not ends_early:
+                time.sleep(1)
+                ends_early = may_end(plan, read_validations(folder))
+        finally:
+            process.terminate()                         # it saves a checkpoint and ends
     if process.returncode and not ends_early:
         sys.exit(f'plateau.py: {plan.name} ended with status {process.returncode}')
     validations = read_validations(folder)
     reached = tokens_to_gap(validations)
-    with open(os.path.join(folder, 'launches.jsonl')) as file:
-        *_, launch = file
-    revision = json.loads(launch)['revision']
-    row = {**plan._asdict(), 'tokens': reached, 'minutes': round((time.time() - started) / 60, 1),
-           'machine': machine(), 'revision': revision,
-           'validations': [[step, round(loss, 4), round(gap, 4)] for step, loss, gap in validations]}
-    with open(ROWS, 'a') as file:
-        file.write(json.dumps(row) + '\n')
-    print(plan.name, f'{reached:,} tokens' if reached else 'no gap', flush=True)
-
-
-def machine():
-    """Name of the processor."""
-    with open('/proc/cpuinfo') as file:
-        names = [line.partition(':')[2].strip() for line in file if line.startswith('model name')]
-    return names[0] if names else platform.processor()
+    tokens = reached if math.isfinite(reached) else None
+    runs.append_row(ROWS, {
+        **plan._asdict(), 'tokens': tokens, 'minutes': round((time.time() - started) / 60, 1),
+        'machine': runs.machine(), 'revision': runs.revision_of(folder),
+        'validations': [[step, round(loss, 4), round(gap, 4)] for step, loss, gap in validations]})
+    print(plan.name, f'{tokens:,} tokens' if tokens else 'no gap', flush=True)
 
 
 def read_rows():
-    """Rows of finished runs, a table with the columns of Plan and of make()."""
-    if not os.path.exists(ROWS):
-        return pd.DataFrame(columns=[*Plan._fields, 'tokens', 'machine', 'validations'])
-    with open(ROWS) as file:
-        return pd.DataFrame([json.loads(line) for line in file])
-
-
-def without_row(plans):
-    """The plans whose run has not been made."""
-    done = set(read_rows()[[*Plan._fields]].itertuples(index=False, name=None))
-    return [plan for plan in plans if tuple(plan) not in done]
-
-
-def make_all(plans_of):
-    """Make all runs that have no row, the first one first; processes share them.  plans_of: rows -> Plans"""
-    while True:
-        left = without_row(plans_of(read_rows()))
-        if not left:
-            return
-        for plan in left:
-            with lock(plan) as is_ours:
-                # another process may have made it since the rows were read
-                if is_ours and without_row([plan]):
-                    make(plan)
-                    break
-        else:
-            time.sleep(10)                              # others make all that is left
-
-
-@contextlib.contextmanager
-def lock(plan):
-    """Gives whether this process is the one to make a run; a process that ends, however, gives it back."""
-    path = os.path.join('out', 'plateau', f'{plan.name}.lock')
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    with open(path, 'w') as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
+    """Rows of finished runs, a table with the columns of Plan and of make(); tokens: inf without a gap."""
+    rows = runs.read_rows(ROWS, [*Plan._fields, 'tokens', 'validations'])
+    return rows.assign(tokens=rows['tokens'].astype(float).fillna(math.inf))
 
 
 # ---- 3. the rates ----
 
+def of_search(rows, size, system):
+    return rows[(rows['arm'] == 'search') & (rows['size'] == size) & (rows['system'] == system)]
+
+
 def searched(rows, size, system):
-    """{rate: (median of tokens, mean loss)} of the rates that have all their seeds; inf: no gap."""
-    here = rows[(rows['arm'] == 'search') & (rows['size'] == size) & (rows['system'] == system)]
+    """{rate: (median of tokens, mean loss)} of the rates that have all their seeds"""
     found = {}
-    for rate, part in here.groupby('rate'):
+    for rate, part in of_search(rows, size, system).groupby('rate'):
         if len(part) == len(SEARCH_SEEDS):
             losses = [validations[-1][1] for validations in part['validations']]
-            found[rate] = part['tokens'].astype(float).fillna(math.inf).median(), np.mean(losses)
+            found[rate] = part['tokens'].median(), np.mean(losses)
     return found
+
+
+def best_rate(rows, size, system):
+    """The rate of the lowest median; of several, as if all are infinite, that of the lowest loss."""
+    return runs.best_rate(searched(rows, size, system), f'{system} at {size}')
 
 
 def is_beaten(plan, validations, rows):
@@ -287,41 +237,14 @@ def is_beaten(plan, validations, rows):
 
     The run has no gap so far, so that its T is the last validation's or more.
     """
-    at_least = [validations[-1][0] * TOKENS]
-    others = rows[(rows['arm'] == 'search') & (rows['size'] == plan.size) & (rows['system'] == plan.system)
-                  & (rows['rate'] == plan.rate)]
-    for tokens, their_validations in zip(others['tokens'], others['validations'], strict=True):
-        at_least.append(their_validations[-1][0] * TOKENS if pd.isna(tokens) else tokens)
+    at_least = validations[-1][0] * TOKENS
+    others = of_search(rows, plan.size, plan.system)
+    for row in others[others['rate'] == plan.rate].itertuples():
+        at_least += row.validations[-1][0] * TOKENS if math.isinf(row.tokens) else row.tokens
     # without a row a seed may have any T; the median of two seeds is their mean
-    lowest_median = sum(at_least) / len(SEARCH_SEEDS)
-    medians = [tokens for tokens, _ in searched(rows, plan.size, plan.system).values()]
-    return lowest_median > min(medians, default=math.inf)
-
-
-def searched_rates(rows, size, system):
-    return [*searched(rows, size, system)]
-
-
-def best_rate(rows, size, system):
-    """The rate of the lowest median; of several, as if all are infinite, that of the lowest loss."""
-    found = searched(rows, size, system)
-    if not {*FIRST_RATES} <= {*found}:
-        sys.exit(f'plateau.py: the search of {system} at {size} has not ended')
-    return min(found, key=found.get)
-
-
-def further_rate(rows, size, system):
-    """A rate beyond the outermost one, if that is the best so far, or None."""
-    found = searched(rows, size, system)
-    if not {*FIRST_RATES} <= {*found}:
-        return None
-    best = best_rate(rows, size, system)
-    lowest, highest = FURTHEST_RATES
-    if best == min(found) and best > lowest:
-        return best / 2
-    if best == max(found) and best < highest:
-        return best * 2
-    return None
+    lowest_median = at_least / len(SEARCH_SEEDS)
+    of_rates = [tokens for tokens, _ in searched(rows, plan.size, plan.system).values()]
+    return lowest_median > min(of_rates, default=math.inf)
 
 
 # ---- 4. the model ----
@@ -334,33 +257,21 @@ def size_axis(sizes):
 
 
 def line_columns(table):
-    """The columns of log2 T = a + b x: a and b of each system, and of machines.  x: size_axis()"""
-    x = size_axis(table['size'])
-    columns = {}
-    for system in sorted(table['system'].unique()):
-        is_system = (table['system'] == system).to_numpy(float)
-        columns[f'a {system}'] = is_system
-        columns[f'b {system}'] = is_system * x
-    return pd.DataFrame({**columns, **machine_columns(table)})
+    """The columns of log2 T = a + b x: a and b of each system.  x: size_axis()"""
+    of_system = pd.get_dummies(table['system'], dtype=float)
+    slopes = of_system.mul(size_axis(table['size']), axis=0)
+    return pd.concat([of_system.add_prefix('a '), slopes.add_prefix('b ')], axis=1)
 
 
 def bent_columns(table):
     """line_columns(), and a bend at the middle size that is the same for all systems."""
     _, middle, _ = SIZES
-    return line_columns(table).assign(bend=(table['size'] == middle).to_numpy(float))
+    return line_columns(table).assign(bend=(table['size'] == middle).astype(float))
 
 
 def cell_columns(table):
-    """The columns of log2 T = the mean of its cell, a system at a size, and of machines."""
-    cells = table['system'] + ' ' + table['size']
-    columns = {cell: (cells == cell).to_numpy(float) for cell in sorted(cells.unique())}
-    return pd.DataFrame({**columns, **machine_columns(table)})
-
-
-def machine_columns(table):
-    """A column for each kind of processor but the first: its difference from that one."""
-    _, *others = sorted(table['machine'].unique())
-    return {machine: (table['machine'] == machine).to_numpy(float) for machine in others}
+    """The columns of log2 T = the mean of its cell, a system at a size."""
+    return pd.get_dummies(table['system'] + ' ' + table['size'], dtype=float)
 
 
 def fit(table, columns, known=0.0):
@@ -369,8 +280,8 @@ def fit(table, columns, known=0.0):
     A normal deviation from the line; a run without the gap says only that T is above CAP.
     known  (runs,): a part of log2 T that is given
     """
-    censored = table['tokens'].isna().to_numpy()
-    y = np.log2(table['tokens'].astype(float).fillna(CAP).to_numpy()) - known
+    censored = np.isinf(table['tokens'].to_numpy())
+    y = np.log2(table['tokens'].clip(upper=CAP).to_numpy()) - known
     matrix = columns.to_numpy()
 
     def loss(values):
@@ -395,12 +306,11 @@ def profile(table, columns, name, base=None):
 
     low and high are the ends of its 95 % interval; p is that of 0.
     """
+    if base:                                            # then the coefficient of `name` is the difference
+        columns = columns.assign(**{base: columns[base] + columns[name]})
     coefficients, _, highest = fit(table, columns)
     estimate = coefficients[name]
-    others = columns.drop(columns=[name])
-    if base:
-        estimate = estimate - coefficients[base]
-        others[base] = columns[base] + columns[name]
+    others = columns.drop(columns=name)
 
     def statistic(value):                               # of the model in which the coefficient is `value`
         _, _, likelihood = fit(table, others, value * columns[name].to_numpy())
@@ -416,14 +326,14 @@ def profile(table, columns, name, base=None):
 
 def balanced(rows):
     """The rows of the first and of the second arm, of the seeds of which every run has been made."""
-    unfinished = {plan.seed for plan in without_row(count_plans(rows))}
+    unfinished = {plan.seed for plan in runs.without_row(count_plans(rows), rows)}
     counted = rows[(rows['arm'] != 'search') & ~rows['seed'].isin(unfinished)]
     return counted[counted['arm'] == 'count'], counted[counted['arm'] == 'full']
 
 
 def with_medians(counted):
     """The runs of the cells (a system at a size) of which at most half are censored; not the control's."""
-    share = counted['tokens'].isna().groupby([counted['system'], counted['size']]).transform('mean')
+    share = np.isinf(counted['tokens']).groupby([counted['system'], counted['size']]).transform('mean')
     return counted[(share <= 0.5) & (counted['system'] != 'none')]
 
 
@@ -434,27 +344,20 @@ def with_slopes(counted):
     return table[sizes == len(SIZES)]
 
 
-def medians(counted):
-    """{(system, size): (median T, low, high)}, in tokens, by the model with a mean for each cell"""
+def medians(counted, base=None):
+    """{(system, size): (median T, low, high)} by a mean of log2 T for each cell
+
+    In million tokens; with a system as `base`: over its T.
+    """
     table = with_medians(counted)
     columns = cell_columns(table)
+    unit = 1 if base else 1e6
     found = {}
-    for system, size in {*zip(table['system'], table['size'], strict=True)}:
-        estimate, low, high, _ = profile(table, columns, f'{system} {size}')
-        found[system, size] = 2 ** estimate, 2 ** low, 2 ** high
-    return found
-
-
-def ratios(counted):
-    """{(system, size): (T over T of `original`, low, high)}, by the same model"""
-    table = with_medians(counted)
-    columns = cell_columns(table)
-    found = {}
-    for system, size in itertools.product(SEARCHED[1:], SIZES):
-        ours, theirs = f'{system} {size}', f'original {size}'
-        if {ours, theirs} <= {*columns}:
-            estimate, low, high, _ = profile(table, columns, ours, theirs)
-            found[system, size] = 2 ** estimate, 2 ** low, 2 ** high
+    for system, size in itertools.product(SEARCHED, SIZES):
+        cell = f'{system} {size}'
+        if cell in columns and system != base:
+            estimate, low, high, _ = profile(table, columns, cell, base and f'{base} {size}')
+            found[system, size] = 2 ** estimate / unit, 2 ** low / unit, 2 ** high / unit
     return found
 
 
@@ -462,17 +365,13 @@ def contrasts(counted, columns_of=line_columns):
     """{system: (slope less that of `original`, low, high, p)}, by the model with a line for each system"""
     table = with_slopes(counted)
     columns = columns_of(table)
-    systems = [system for system in SEARCHED[1:] if {f'b {system}', 'b original'} <= {*columns}]
+    systems = [system for system in SEARCHED[1:] if f'b {system}' in columns]
     return {system: profile(table, columns, f'b {system}', 'b original') for system in systems}
 
 
 def primary_p(of_systems):
-    """Holm's p of the two primary contrasts; without a slope p is 1.  of_systems: as of contrasts()"""
-    p = dict.fromkeys(PRIMARY, 1.0)
-    for system in PRIMARY:
-        if system in of_systems:
-            *_, p[system] = of_systems[system]
-    return holm(pd.Series(p))
+    """Holm's p of the two primary contrasts.  of_systems: as of contrasts()"""
+    return holm(pd.Series({system: of_systems[system][3] for system in PRIMARY}))
 
 
 def other_contrasts(counted):
@@ -480,8 +379,8 @@ def other_contrasts(counted):
     alone = {}
     for system in PRIMARY:
         alone |= contrasts(counted[counted['system'].isin(['original', system])])
-    of_original = counted[(counted['system'] == 'original') & (counted['size'] == '4 x 128')]
-    late = of_original['tokens'].astype(float).fillna(math.inf).nlargest(2)
+    is_late = (counted['system'] == 'original') & (counted['size'] == '4 x 128')
+    late = counted['tokens'][is_late].nlargest(2)
     return {
         'as planned': contrasts(counted),
         'a bend at 2 x 128, the same for all systems': contrasts(counted, bent_columns),
@@ -490,31 +389,13 @@ def other_contrasts(counted):
     }
 
 
-def full_scores(full):
-    """{'loss', 'gap': a table of systems x seeds}, of the last validations of the second arm"""
-    ends = pd.DataFrame([validations[-1] for validations in full['validations']], full.index,
-                        ['step', 'loss', 'gap'])
-    full = full.assign(loss=ends['loss'], gap=ends['gap'])
-    return {measure: full.pivot(index='system', columns='seed', values=measure)
-            for measure in ('loss', 'gap')}
-
-
-def full_differences(scores):
-    """study.compare's table of differences from `original`, with one deviation for all but the control."""
-    learned = scores.drop(index='none')         # runs without positions have no gap and another deviation
-    others = [system for system in FULL_SYSTEMS if system not in ('original', 'none')]
-    return compare(learned, 'original', others)
-
-
 # ---- 5. the tables and the figure ----
 
 def print_search(rows):
     lines = []
     for size, system in itertools.product(SIZES, SEARCHED):
-        by_rate = searched(rows, size, system)
         cells = []
-        for rate in sorted(by_rate):
-            tokens, loss = by_rate[rate]
+        for rate, (tokens, loss) in searched(rows, size, system).items():
             cells.append(f'{rate:g}: {shown_millions(tokens)} ({loss:.2f})')
         lines.append([f'`{system}`', size, '; '.join(cells)])
     print_table('Search: rate: median of million tokens (last loss)', ['system', 'size', 'rates'], lines)
@@ -524,59 +405,43 @@ def shown_millions(tokens):
     return '-' if math.isinf(tokens) else f'{tokens / 1e6:.2f}'
 
 
-def print_cells(title, systems, cell):
-    """A line for each system, a column for each size.  cell: (system, size) -> text"""
-    lines = [[f'`{system}`', *(cell(system, size) for size in SIZES)] for system in systems]
+def print_cells(title, systems, cells, missing='-'):
+    """A line for each system, a column for each size.  cells: {(system, size): text}"""
+    lines = [[f'`{system}`', *(cells.get((system, size), missing) for size in SIZES)] for system in systems]
     print_table(title, ['system', *SIZES], lines)
 
 
 def print_counts(counted):
-    def cell(system, size):
-        here = (counted['system'] == system) & (counted['size'] == size)
-        tokens = sorted(counted['tokens'][here].astype(float).fillna(math.inf))
-        return ' '.join(map(shown_millions, tokens))
-    print_cells('Million tokens until the gap, each seed, sorted; -: none', SYSTEMS, cell)
+    cells = {cell: ' '.join(map(shown_millions, sorted(tokens)))
+             for cell, tokens in counted.groupby(['system', 'size'])['tokens']}
+    print_cells('Million tokens until the gap, each seed, sorted; -: none', SYSTEMS, cells)
 
 
-def print_medians(of_cells):
-    """of_cells: as of medians()"""
-    def cell(system, size):
-        if (system, size) not in of_cells:
-            return f'above {CAP / 1e6:.2f}'
-        return shown_estimate([tokens / 1e6 for tokens in of_cells[system, size]])
-    print_cells('Million tokens until the gap: median by the model (95 %)', SEARCHED, cell)
-
-
-def print_ratios(of_cells):
-    """T of each system over that of `original` at each size: exploratory.  of_cells: as of ratios()"""
-    def cell(system, size):
-        if (system, size) not in of_cells:
-            return '-'
-        return shown_estimate(of_cells[system, size])
-    print_cells('T over T of `original` (95 %)', SEARCHED[1:], cell)
-
-
-def shown_estimate(found):
-    ratio, low, high = found
-    return f'{ratio:.2f} ({low:.2f} to {high:.2f})'
+def print_medians(title, systems, found, missing):
+    """found: as of medians()"""
+    cells = {cell: shown_interval(of_cell, sign='') for cell, of_cell in found.items()}
+    print_cells(title, systems, cells, missing)
 
 
 def print_slopes(counted):
     """The slope of each system, and the contrasts, of which two are primary."""
     table = with_slopes(counted)
     columns = line_columns(table)
-    lines = {system: [f'`{system}`', 'none: censored', '', '', ''] for system in SEARCHED}
-    for system in {*table['system']}:
-        lines[system][1] = shown_interval(profile(table, columns, f'b {system}'))
     of_systems = contrasts(counted)
-    for system, contrast in of_systems.items():
-        lines[system][2:4] = shown_interval(contrast), f'{contrast[3]:.3g}'
-    for system, p in primary_p(of_systems).items():
-        lines[system][4] = f'{p:.3g}'
+    adjusted = primary_p(of_systems)
+    lines = []
+    for system in SEARCHED:
+        line = [f'`{system}`', 'none: censored', '', '', '']
+        if f'b {system}' in columns:
+            line[1] = shown_interval(profile(table, columns, f'b {system}'))
+        if system in of_systems:
+            line[2:4] = shown_interval(of_systems[system]), f'{of_systems[system][3]:.3g}'
+        if system in adjusted:
+            line[4] = f'{adjusted[system]:.3g}'
+        lines.append(line)
     print_table('Doublings of T for each doubling of the parameters in the blocks of `original`',
                 ['system', 'slope (95 %)', 'less that of `original`', 'p', 'Holm, of the two primary ones'],
-                lines.values())
-    print_fit(table)
+                lines)
 
 
 def print_fit(table):
@@ -591,29 +456,33 @@ def print_fit(table):
           f'p {p_bent:.2g}.')
 
 
-def cell_deviation(counted, system, size):
-    """Deviation of log2 T over seeds; NaN with a censored run."""
-    here = (counted['system'] == system) & (counted['size'] == size)
-    return np.log2(counted['tokens'][here].astype(float)).std(skipna=False)
+def print_contrasts(by_fit):
+    """The primary contrasts.  by_fit: {words on a fit: as of contrasts()}"""
+    lines = []
+    for words, of_systems in by_fit.items():
+        adjusted = primary_p(of_systems)
+        line = [words]
+        for system in PRIMARY:
+            line += [shown_interval(of_systems[system]), shown_p(adjusted[system])]
+        lines.append(line)
+    header = ['fit']
+    for system in PRIMARY:
+        header += [f'`{system}`', "Holm's p"]
+    print_table('The primary contrasts by other fits', header, lines)
 
 
 def print_deviations(counted):
-    def cell(system, size):
-        deviation = cell_deviation(counted, system, size)
-        return '-' if math.isnan(deviation) else f'{deviation:.2f}'
-    print_cells('Deviation of log2 T; -: with a censored run', SEARCHED, cell)
+    """Of log2 T over the seeds of a cell; then how far apart two runs are, by one deviation or another."""
+    by_cell = np.log2(counted['tokens']).groupby([counted['system'], counted['size']]).std().dropna()
+    print_cells('Deviation of log2 T; -: with a censored run', SEARCHED, by_cell.map('{:.2f}'.format))
 
-
-def print_pairs(counted):
-    """How far are two runs of one cell apart, by one deviation or another?"""
-    with_slope = with_slopes(counted)
-    with_median = with_medians(counted)
+    with_slope, with_median = with_slopes(counted), with_medians(counted)
     _, of_slopes, _ = fit(with_slope, cell_columns(with_slope))
     _, of_medians, _ = fit(with_median, cell_columns(with_median))
     deviations = {'one for the cells of systems with a slope': of_slopes,
                   'one for all cells with a median': of_medians,
-                  '`original` at 4 x 128': cell_deviation(counted, 'original', '4 x 128'),
-                  '`pairwise` at 2 x 64': cell_deviation(counted, 'pairwise', '2 x 64')}
+                  '`original` at 4 x 128': by_cell['original', '4 x 128'],
+                  '`pairwise` at 2 x 64': by_cell['pairwise', '2 x 64']}
     lines = []
     for words, deviation in deviations.items():
         ratio = 2 ** (norm.ppf(0.975) * math.sqrt(2) * deviation)       # of two independent runs
@@ -622,40 +491,22 @@ def print_pairs(counted):
     print_table('Two runs of one cell', header, lines)
 
 
-def print_other_contrasts(counted):
-    lines = []
-    for words, of_systems in other_contrasts(counted).items():
-        adjusted = primary_p(of_systems)
-        line = [words]
-        for system in PRIMARY:
-            line.append(shown_interval(of_systems[system]) if system in of_systems else '-')
-            line.append(shown_p(adjusted[system]))
-        lines.append(line)
-    header = ['fit', *itertools.chain(*((f'`{system}`', "Holm's p") for system in PRIMARY))]
-    print_table('The primary contrasts by other fits', header, lines)
-
-
-def shown_interval(found):
-    estimate, low, high, _ = found
-    return f'{estimate:+.2f} ({low:+.2f} to {high:+.2f})'
-
-
 def print_full(full):
-    """The second arm: last loss and gap, and differences from `original`."""
+    """The second arm: last loss and gap, and differences from `original`, with one deviation."""
+    ends = full[['system', 'seed']].copy()
+    ends[['loss', 'gap']] = [validations[-1][1:] for validations in full['validations']]
     lines = {system: [f'`{system}`', str((full['system'] == system).sum())] for system in FULL_SYSTEMS}
-    for scores in full_scores(full).values():
-        differences = full_differences(scores)
+    for measure in ('loss', 'gap'):
+        scores = ends.pivot(index='system', columns='seed', values=measure)
+        learned = scores.drop(index='none')     # runs without positions have no gap and another deviation
+        differences = compare(learned, 'original', learned.index.drop('original'))
         for system, line in lines.items():
-            own = scores.loc[system]
-            line.append(f'{own.mean():.3f} ({own.std():.3f})')
-            line.append(shown_difference(differences.loc[system]) if system in differences.index else '')
+            line.append(shown_mean(scores.loc[system], 3))
+            is_compared = system in differences.index
+            line.append(shown_difference(differences.loc[system], 3) if is_compared else '')
     print_table("Second arm: mean (deviation), less `original` (Dunnett's p)",
                 ['system', 'runs', 'last loss', 'less `original`', 'last gap', 'less `original`'],
                 lines.values())
-
-
-def shown_difference(found):
-    return f"{found['difference']:+.3f} ± {found['half']:.3f} ({shown_p(found['dunnett'])})"
 
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart
@@ -663,30 +514,25 @@ COLOURS = {'original': '#000000', 'symmetric': '#E69F00', 'pairwise': '#0072B2',
            'shared': '#D55E00'}
 
 
-def draw(of_cells):
-    """Medians with their intervals; an arrow where more than half of the runs are censored."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        print('plateau.py: no figure without matplotlib', file=sys.stderr)
-        return
+def draw(found):
+    """Medians with their intervals; a triangle where more than half of the runs are censored.
+
+    found: as of medians()
+    """
+    from matplotlib.figure import Figure
     figure = Figure((9, 6.2), layout='constrained')
     axis = figure.add_subplot(xscale='log', yscale='log')
     for number, system in enumerate(SEARCHED):
         beside = 1.04 ** (number - 2)                   # so that intervals stand beside each other
         points = []
         for size, (_, parameters) in SIZES.items():
-            if (system, size) in of_cells:
-                points.append((parameters * beside, *of_cells[system, size]))
+            if (system, size) in found:
+                points.append((parameters * beside, *found[system, size]))
             else:
                 axis.plot(parameters * beside, CAP / 1e6, '^', color=COLOURS[system], markersize=10)
-        if points:
-            x, middle, low, high = np.array(points).T
-            middle, low, high = middle / 1e6, low / 1e6, high / 1e6
-            axis.errorbar(x, middle, (middle - low, high - middle), color=COLOURS[system], marker='o',
-                          linewidth=2, capsize=4, label=system)
-        else:
-            axis.plot([], [], '^', color=COLOURS[system], label=f'{system}: no gap')
+        x, middle, low, high = np.array(points).T
+        axis.errorbar(x, middle, (middle - low, high - middle), color=COLOURS[system], marker='o',
+                      linewidth=2, capsize=4, label=system)
     labels = [f'{size}\n{parameters:,}' for size, (_, parameters) in SIZES.items()]
     axis.set_xticks([parameters for _, parameters in SIZES.values()], labels, fontsize=14)
     axis.set_xticks([], minor=True)
@@ -704,30 +550,31 @@ def draw(of_cells):
 
 def main():
     plans_of = {'search': search_plans, 'count': count_plans}
-    if len(sys.argv) == 2 and sys.argv[1] in plans_of:
-        make_all(plans_of[sys.argv[1]])
+    command, *words = sys.argv[1:] or ['']
+    if command in plans_of and not words:
+        runs.make_all(plans_of[command], read_rows, make, OUT)
         return
-    if sys.argv[1:2] == ['train']:
-        train_with_gap(sys.argv[2:])
+    if command == 'train':
+        train_with_gap(words)
         return
-    if sys.argv[1:]:
+    if command:
         sys.exit('plateau.py: search, count, train, or nothing')
     rows = read_rows()
     print_search(rows)
     counted, full = balanced(rows)
     if counted['seed'].nunique() < 2:
-        print('plateau.py: no intervals before all runs of two seeds are made', file=sys.stderr)
-        return
+        sys.exit('plateau.py: no intervals before all runs of two seeds are made')
     print_counts(counted)
-    of_cells = medians(counted)
-    print_medians(of_cells)
-    print_ratios(ratios(counted))
+    found = medians(counted)
+    title = 'Million tokens until the gap: median by the model (95 %)'
+    print_medians(title, SEARCHED, found, f'above {CAP / 1e6:.2f}')
+    print_medians('T over T of `original` (95 %)', SEARCHED[1:], medians(counted, 'original'), '-')
     print_slopes(counted)
-    print_other_contrasts(counted)
+    print_fit(with_slopes(counted))
+    print_contrasts(other_contrasts(counted))
     print_deviations(counted)
-    print_pairs(counted)
     print_full(full)
-    draw(of_cells)
+    draw(found)
 
 
 if __name__ == '__main__':

@@ -4,29 +4,27 @@
     $ python results/study.py collect       first copies finished runs of out/study* into study.jsonl
 
 1. the scores: one number for each measure, system and pretraining seed
-2. the model: score = system + seed + chance, with one deviation of chance for all systems
-3. the comparisons: each system with its reference, all at once; main
+2. the comparisons: each system with its reference, all at once; main
 ========
-4. the tables
-5. the figure
-6. collect: from the folders of the runs to rows
+3. the tables
+4. the figure
+5. collect: from the folders of the runs to rows
 
-Needs pandas and scipy, and matplotlib for the figure: pip install -r requirements-dev.txt
+Needs scipy, and matplotlib for the figure: pip install -r requirements-dev.txt
 """
 import glob
+import itertools
 import json
 import math
 import os
 import sys
 
-try:
-    import numpy as np
-    import pandas as pd
-    from scipy.stats import bartlett, chi2, norm, t
-except ImportError as error:
-    sys.exit(f'study.py: {error}; pip install -r requirements-dev.txt')
+import numpy as np
+import pandas as pd
+from analysis import (HERE, compare, holm, pooled_deviation, print_table, shown_difference, shown_mean,
+                      shown_p)
+from scipy.stats import bartlett, t
 
-HERE = os.path.dirname(os.path.abspath(__file__))
 ROWS = os.path.join(HERE, 'study.jsonl')
 FIGURE = os.path.join(HERE, 'study.png')
 # name of a task in the rows: (its name here, its metric)
@@ -71,20 +69,11 @@ def step_times(rows):
     return {row['run']: row['ms'] for row in rows_of(rows, 'step')}
 
 
-def equal_time(rows):
-    """Milliseconds of the run that ends first, by the step times of bench.py."""
+def all_scores(rows):
+    """A table of system, pretraining seed, measure and score; a task has a score of each fine-tuning."""
     milliseconds = step_times(rows)
-    ends = []
-    for row in rows_of(rows, 'study'):
-        system, _ = system_and_seed(row)
-        ends.append(row['steps'] * milliseconds[system])
-    return min(ends)
-
-
-def scores_of(rows):
-    """{measure: a table of one score for each system (rows) and pretraining seed (columns)}"""
-    milliseconds = step_times(rows)
-    budget = equal_time(rows)
+    # the run that ends first, by the step times of bench.py
+    budget = min(row['steps'] * milliseconds[system_and_seed(row)[0]] for row in rows_of(rows, 'study'))
     scores = []
     for row in rows_of(rows, 'study'):
         system, seed = system_and_seed(row)
@@ -97,14 +86,16 @@ def scores_of(rows):
         scores.append((system, seed, 'loss at equal time', at_equal_time))
         scores.append((system, seed, 'accuracy', 100 * accuracies[-1]))
     for row in rows_of(rows, 'task'):
-        system, seed = system_and_seed(row)
         name, _ = TASKS[row['task']]
-        scores.append((system, seed, name, points(row)))
+        scores.append((*system_and_seed(row), name, points(row)))
+    return pd.DataFrame(scores, columns=['system', 'seed', 'measure', 'score'])
 
-    table = pd.DataFrame(scores, columns=['system', 'seed', 'measure', 'score'])
+
+def scores_of(rows):
+    """{measure: a table of one score for each system (rows) and pretraining seed (columns)}"""
     # pivot_table takes the mean of the two fine-tuning trials of a run
     return {measure: part.pivot_table(index='system', columns='seed', values='score')
-            for measure, part in table.groupby('measure')}
+            for measure, part in all_scores(rows).groupby('measure')}
 
 
 def learned_systems(scores):
@@ -113,58 +104,7 @@ def learned_systems(scores):
     return [system for system in losses.index if losses[system] < losses['no_position'] - PLATEAU_MARGIN]
 
 
-# ---- 2. the model ----
-
-def pooled_deviation(scores):
-    """Deviation of a run from system + seed, and its degrees of freedom.  scores: (systems, seeds)
-
-    Two-way analysis of variance without interaction.  All systems share the deviation, so that eleven systems
-    with three seeds give 20 degrees of freedom, where a pair of systems has two.
-    """
-    systems, seeds = scores.shape
-    residual = scores.sub(scores.mean(axis=1), axis=0)
-    residual = residual.sub(residual.mean(axis=0), axis=1)
-    freedom = (systems - 1) * (seeds - 1)
-    return math.sqrt((residual.to_numpy() ** 2).sum() / freedom), freedom
-
-
-def dunnett(statistic, count, freedom):
-    """P(the largest of `count` |t| is above `statistic`) if no system differs (Dunnett 1955)."""
-    # All `count` differences share two errors: the reference's, and that of the pooled deviation.
-    # Given both they are independent.  So average over both, the rows being values of the deviation.
-    reference = np.linspace(-8, 8, 161)
-    weight = norm.pdf(reference) / norm.pdf(reference).sum()
-    quantiles = (np.arange(1000) + 0.5) / 1000
-    deviation = np.sqrt(chi2.ppf(quantiles, freedom) / freedom)[:, None]
-    bound = math.sqrt(2) * statistic * deviation
-    inside = norm.cdf(reference + bound) - norm.cdf(reference - bound)
-    return 1 - (inside ** count @ weight).mean()
-
-
-def holm(p):
-    """Adjusted p of a family of tests (Holm 1979): the smallest times n, the next times n - 1, ..."""
-    ordered = p.sort_values()
-    factors = np.arange(len(ordered), 0, -1)
-    return (ordered * factors).cummax().clip(upper=1).reindex(p.index)
-
-
-# ---- 3. the comparisons ----
-
-def compare(scores, reference, others):
-    """Differences from the reference, half of their 95 % intervals, p, and Dunnett's p.
-
-    scores: (systems, seeds), of the systems that share a deviation
-    """
-    deviation, freedom = pooled_deviation(scores)
-    means = scores.mean(axis=1)
-    error = deviation * math.sqrt(2 / scores.shape[1])
-    table = pd.DataFrame({'difference': means[others] - means[reference]})
-    table['half'] = t.ppf(0.975, freedom) * error
-    statistics = table['difference'].abs() / error
-    table['p'] = 2 * t.sf(statistics, freedom)
-    table['dunnett'] = [dunnett(statistic, len(others), freedom) for statistic in statistics]
-    return table
-
+# ---- 2. the comparisons ----
 
 def peers(measure, reference, scores):
     """The systems that share a deviation with the reference.
@@ -193,27 +133,18 @@ def compare_all(scores, reference):
 
 
 def plateau_end(curve, level):
-    """First validation step from which the loss stays below `level`, or None."""
-    end = None
-    for step, loss, _ in curve:
-        if loss >= level:
-            end = None
-        elif end is None:
-            end = step
-    return end
+    """First validation step from which the loss stays below `level`, or 'never'."""
+    below = itertools.takewhile(lambda validation: validation[1] < level, reversed(curve))
+    steps = [step for step, *_ in below]
+    return str(steps[-1]) if steps else 'never'
 
 
 def tuning_share(rows, scores):
     """{task: share of the variance between the runs of a system that comes from fine-tuning's own seeds}"""
-    trials = pd.DataFrame([(row['task'], row['run'], points(row)) for row in rows_of(rows, 'task')],
-                          columns=['task', 'run', 'score'])
-    shares = {}
-    for task, (name, _) in TASKS.items():
-        of_a_trial = trials[trials['task'] == task].groupby('run')['score'].var().mean()
-        between_runs = scores[name].var(axis=1).mean()
-        # a run's score is the mean of two trials, which has half of a trial's variance
-        shares[name] = of_a_trial / 2 / between_runs
-    return shares
+    of_runs = all_scores(rows).groupby(['measure', 'system', 'seed'])['score'].var()
+    of_a_trial = of_runs.groupby('measure').mean()
+    # a run's score is the mean of two trials, which has half of a trial's variance
+    return {task: of_a_trial[task] / 2 / scores[task].var(axis=1).mean() for task in TASK_NAMES}
 
 
 def main():
@@ -238,35 +169,11 @@ def main():
 # ======== the numbers are decided; below they are printed, drawn and collected ========
 
 
-# ---- 4. the tables ----
+# ---- 3. the tables ----
 
-def print_table(title, head, lines):
-    print(f'\n{title}\n')
-    print('| ' + ' | '.join(head) + ' |')
-    print('|' + '---|' * len(head))
-    for line in lines:
-        print('| ' + ' | '.join(line) + ' |')
-
-
-def shown_p(p):
-    if p < 0.001:
-        return '<.001'
-    return f'{p:.3f}'.removeprefix('0')
-
-
-def digits(measure):
-    return 3 if measure in LOSSES else 1
-
-
-def shown_difference(measure, found):
-    """found: a row of compare's table; bold: Dunnett's p is below LEVEL, star: Holm's too"""
-    places = digits(measure)
-    text = f"{found['difference']:+.{places}f} ± {found['half']:.{places}f} ({shown_p(found['dunnett'])})"
-    if found['dunnett'] < LEVEL:
-        text = f'**{text}**'
-    if found.get('holm', 1) < LEVEL:
-        text += ' \\*'
-    return text.replace('-', '−')
+def digits(measure, others):
+    """Decimal places of a loss, or `others`."""
+    return 3 if measure in LOSSES else others
 
 
 def print_rates(rows):
@@ -280,12 +187,10 @@ def print_rates(rows):
 
 
 def print_steps(rows):
-    measured = {row['run']: row for row in rows_of(rows, 'step')}
-    lines = []
-    for system in SYSTEMS:
-        milliseconds = measured[system]['ms']
-        tokens = 32 * 128 / milliseconds * 1000
-        lines.append([f'`{system}`', f'{milliseconds:.1f}', f'{tokens:,.0f}', f"{measured[system]['MiB']}"])
+    steps = pd.DataFrame(rows_of(rows, 'step')).set_index('run').loc[SYSTEMS]
+    tokens = 32 * 128 / steps['ms'] * 1000
+    lines = [[f'`{system}`', f"{steps['ms'][system]:.1f}", f'{tokens[system]:,.0f}',
+              str(steps['MiB'][system])] for system in SYSTEMS]
     print_table('A step', ['', 'ms', 'tokens/s', 'MiB at the peak'], lines)
 
 
@@ -300,22 +205,15 @@ def print_pilot(rows):
 
 
 def print_scores(rows, scores):
-    majority = {}
-    for row in rows_of(rows, 'task'):
-        name, _ = TASKS[row['task']]
-        majority[name] = points(row, 'majority')
+    majority = {TASKS[row['task']][0]: points(row, 'majority') for row in rows_of(rows, 'task')}
     measures = ['loss', 'accuracy', 'loss at equal time', *TASK_NAMES]
     head = ['']
     for measure in measures:
         head.append(f'{measure} ({majority[measure]:.2f})' if measure in majority else measure)
     lines = []
     for system in SYSTEMS:
-        line = [f'`{system}`']
-        for measure in measures:
-            own = scores[measure].loc[system]
-            places = 3 if measure in LOSSES else 2
-            line.append(f'{own.mean():.{places}f} ({own.std():.{places}f})')
-        lines.append(line)
+        cells = [shown_mean(scores[measure].loc[system], digits(measure, 2)) for measure in measures]
+        lines.append([f'`{system}`', *cells])
     print_table('Scores: mean (deviation) of three seeds', head, lines)
 
 
@@ -328,13 +226,22 @@ def print_deviations(scores):
         for group in groups:
             values = scores[measure].loc[group]
             deviation, freedom = pooled_deviation(values)
-            equal = bartlett(*values.to_numpy()).pvalue
             half = t.ppf(0.975, freedom) * deviation * math.sqrt(2 / values.shape[1])
-            places = 3 if measure in LOSSES else 2
+            places = digits(measure, 2)
             lines.append([measure, str(len(group)), f'{deviation:.{places}f}', str(freedom),
-                          f'{half:.{places}f}', shown_p(equal)])
+                          f'{half:.{places}f}', shown_p(bartlett(*values.to_numpy()).pvalue)])
     head = ['', 'systems', 'deviation', 'degrees of freedom', '± of a difference', "Bartlett's p"]
     print_table('The pooled deviations', head, lines)
+
+
+def shown_verdict(found, places):
+    """found: a row of compare_all's table; bold: Dunnett's p is below LEVEL, star: Holm's too"""
+    text = shown_difference(found, places)
+    if found['dunnett'] < LEVEL:
+        text = f'**{text}**'
+    if found.get('holm', 1) < LEVEL:
+        text += ' \\*'
+    return text
 
 
 def print_comparisons(scores):
@@ -344,12 +251,13 @@ def print_comparisons(scores):
         for system in others:
             line = [f'`{system}`']
             for measure, table in tables.items():
+                places = digits(measure, 1)
                 if system in table.index:
-                    line.append(shown_difference(measure, table.loc[system]))
+                    text = shown_verdict(table.loc[system], places)
                 else:
                     means = scores[measure].mean(axis=1)
-                    difference = means[system] - means[reference]
-                    line.append(f'{difference:+.{digits(measure)}f}'.replace('-', '−'))
+                    text = f'{means[system] - means[reference]:+.{places}f}'
+                line.append(text.replace('-', '−'))
             lines.append(line)
         print_table(f'Differences from {reference}', [f'less `{reference}`', *tables], lines)
 
@@ -380,8 +288,7 @@ def print_plateau(rows, scores):
     ends = {}
     for row in rows_of(rows, 'study'):
         system, _ = system_and_seed(row)
-        end = plateau_end(row['curve'], level)
-        ends.setdefault(system, []).append('never' if end is None else str(end))
+        ends.setdefault(system, []).append(plateau_end(row['curve'], level))
     lines = [[f'`{system}`', ', '.join(ends[system])] for system in SYSTEMS]
     title = f'First validation step from which the loss stays below {level:.3f}'
     print_table(title, ['', 'seeds 1, 2, 3'], lines)
@@ -393,7 +300,7 @@ def print_tuning(rows, scores):
     print_table('Share of fine-tuning in the variance of scores', ['', *shares], [['share', *percents]])
 
 
-# ---- 5. the figure ----
+# ---- 4. the figure ----
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart
 COLOURS = {'original_rope': '#000000', 'pairwise_rope': '#0072B2', 'gau': '#CC79A7', 'shatter': '#009E73',
@@ -403,23 +310,20 @@ GREY = '#777777'            # the systems that stay on the plateau
 
 def draw(rows):
     """Mean and range of the seeds, by step and by time; each system is named at its line."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        print('study.py: no figure without matplotlib; pip install -r requirements-dev.txt', file=sys.stderr)
-        return
+    from matplotlib.figure import Figure
     milliseconds = step_times(rows)
     curves = {}
     for row in rows_of(rows, 'study'):
         system, _ = system_and_seed(row)
-        curves.setdefault(system, []).append(np.array(row['curve']).T)
+        curves.setdefault(system, []).append(row['curve'])
 
     figure = Figure((13, 6.2), layout='constrained')
     by_step, by_time = figure.subplots(1, 2)
+    ends = {}
     for system, runs in curves.items():
-        steps = runs[0][0]
-        losses = np.array([run[1] for run in runs])
+        steps, losses, _ = np.array(runs).transpose(2, 0, 1)            # (seeds, validations) each
         minutes = steps * milliseconds[system] / 60_000
+        ends[system] = minutes[0, -1], losses[:, -1].mean()
         colour = COLOURS.get(system, GREY)
         if system not in COLOURS:
             style = 'dotted'
@@ -427,11 +331,10 @@ def draw(rows):
             style = 'dashed'
         else:
             style = 'solid'
-        for panel, x in ((by_step, steps), (by_time, minutes)):
+        for panel, x in ((by_step, steps[0]), (by_time, minutes[0])):
             panel.plot(x, losses.mean(axis=0), color=colour, linestyle=style, linewidth=2.5)
             panel.fill_between(x, losses.min(axis=0), losses.max(axis=0), color=colour, alpha=0.15)
-    name_by_step(by_step, curves)
-    name_by_time(by_time, curves, milliseconds)
+    name_lines(by_step, by_time, ends)
     by_step.text(2870, 6.1, 'without positions,\nor learned ones', color='#555555', fontsize=17, va='center')
     by_step.set(xlim=(0, 4550), ylim=(3.8, 7), xticks=range(0, 2701, 900))
     by_time.set(xlim=(5, 25.5), ylim=(3.95, 5.3), xticks=range(5, 21, 5))
@@ -444,65 +347,46 @@ def draw(rows):
     figure.savefig(FIGURE, dpi=100)
 
 
-def label(system):
-    return system.replace('_', ', ')
-
-
-def name_by_step(panel, curves):
-    """All lines end at one step: the names stand beside them, far enough apart to be read."""
+def name_lines(by_step, by_time, ends):
+    """ends: {system: (minutes, loss) at the end of its line}"""
     height = -math.inf
-    ends = {system: np.mean([run[1, -1] for run in curves[system]]) for system in COLOURS}
-    for system in sorted(ends, key=ends.get):
-        height = max(ends[system], height + 0.16)
-        panel.plot([2700, 2850], [ends[system], height], color=COLOURS[system], linewidth=0.8)
-        panel.text(2870, height, label(system), color=COLOURS[system], fontsize=17, va='center')
-
-
-def name_by_time(panel, curves, milliseconds):
-    """Each line ends at a time of its own, with its name at its end; shatter's has room below alone."""
-    for system in COLOURS:
-        minutes = curves[system][0][0, -1] * milliseconds[system] / 60_000
-        height = np.mean([run[1, -1] for run in curves[system]])
+    for system in sorted(COLOURS, key=lambda system: ends[system][1]):
+        minutes, loss = ends[system]
+        name = {'s': system.replace('_', ', '), 'color': COLOURS[system], 'fontsize': 17}
+        # all lines end at one step: the names stand beside them, far enough apart to be read
+        height = max(loss, height + 0.16)
+        by_step.plot([2700, 2850], [loss, height], color=COLOURS[system], linewidth=0.8)
+        by_step.text(2870, height, va='center', **name)
+        # each line ends at a time of its own; shatter's name has room below alone
         if system == 'shatter':
-            panel.text(minutes, height - 0.03, label(system), color=COLOURS[system], fontsize=17, ha='right',
-                       va='top')
+            by_time.text(minutes, loss - 0.03, ha='right', va='top', **name)
         else:
-            panel.text(minutes + 0.3, height, label(system), color=COLOURS[system], fontsize=17, va='center')
+            by_time.text(minutes + 0.3, loss, va='center', **name)
 
 
-# ---- 6. collect ----
+# ---- 5. collect ----
 
 def collect():
     """Copy runs, trials and step times below out/ into study.jsonl, in place of rows of the same run."""
-    rows = {}
-
-    def add(row):
-        key = [row.get(name) for name in ('kind', 'run', 'task', 'seed')]
-        rows[str(key)] = row
-
-    if os.path.exists(ROWS):
-        for row in read_rows():
-            add(row)
-    for path in glob.glob('out/study*/*/metrics.jsonl'):
-        row = run_row(os.path.dirname(path))
-        # a run that was stopped early may have no validation yet
-        if row['curve']:
-            add(row)
-    for path in glob.glob('out/finetune_study/*/*/*/result.json'):
-        add(task_row(path))
+    rows = read_rows() if os.path.exists(ROWS) else []
+    # a run that was stopped early may have no validation yet
+    runs = map(run_row, glob.glob('out/study*/*/metrics.jsonl'))
+    rows += [row for row in runs if row['curve']]
+    rows += map(task_row, glob.glob('out/finetune_study/*/*/*/result.json'))
     if os.path.exists('out/study_time/bench.csv'):
-        for row in step_rows():
-            add(row)
+        rows += step_rows()
+    newest = {str([row.get(name) for name in ('kind', 'run', 'task', 'seed')]): row for row in rows}
     with open(ROWS, 'w', encoding='utf-8') as file:
-        for key in sorted(rows):
-            file.write(json.dumps(rows[key]) + '\n')
+        for key in sorted(newest):
+            file.write(json.dumps(newest[key]) + '\n')
 
 
-def run_row(folder):
-    """A pretraining run's knobs and validations."""
+def run_row(path):
+    """A pretraining run's knobs and validations.  path: of its metrics.jsonl"""
+    folder = os.path.dirname(path)
     with open(f'{folder}/launches.jsonl', encoding='utf-8') as file:
         launch = json.loads(next(file))
-    with open(f'{folder}/metrics.jsonl', encoding='utf-8') as file:
+    with open(path, encoding='utf-8') as file:
         lines = [json.loads(line) for line in file]
     curve = [[line['step'], round(line['loss'], 4), round(line['accuracy'], 4)]
              for line in lines if line['kind'] == 'val']

@@ -86,6 +86,6 @@ def made(name, n_train=12, n_dev=6, shared=False):
     for split in TASKS[name].splits:
         train = split == 'train' or shared and split in TASKS[name].dev
         pick, make = random.Random(f"{name} {'train' if train else split}"), MAKERS.get(name, make_class)
-        splits[split] = [make(name, i, pick, split.startswith('test'))
+        splits[split] = [make(name, i, pick, split in TASKS[name].test)
                          for i in range(n_train if train else n_dev)]
     return splits

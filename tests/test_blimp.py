@@ -24,7 +24,8 @@ def folder(request, tmp_path):
     """A run of random weights, in which some words of SENTENCES have several tokens."""
     if request.param == 'wordpiece':
         return pretrained(tmp_path / 'run', block_size=64)
-    return make_run(tmp_path / 'run', request.getfixturevalue('corpus'), block_size=64, position='rope')
+    return make_run(tmp_path / 'run', request.getfixturevalue('corpus'), block_size=64, position='rope',
+                    norm_place='pre', mlp='swiglu', bias=False)
 
 
 @pytest.fixture

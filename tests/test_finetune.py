@@ -163,12 +163,12 @@ def test_a_task_that_does_not_fit_its_records_is_one_line(name, changes, message
         finetune.load_examples(task, 'train', knobs(data_dir=copies))
 
 
-def test_a_dev_split_of_any_name(trial, monkeypatch):
-    """As the hub's ag_news, whose dev split is called test."""
-    task = TASKS['rte']._replace(dev=('test',), test=())
-    task = task._replace(make=lambda task, record, index: [Example(index, (record['sentence1'],), index % 2)])
-    monkeypatch.setitem(TASKS, 'rte', task)
-    result = trial('rte')
+def test_a_dev_split_of_any_name(trial, tmp_path, monkeypatch):
+    """As the hub's ag_news, whose dev split is called test: its labels are read."""
+    splits = made('rte')
+    write_copy(tmp_path, 'rte', {'train': splits['train'], 'test': splits['validation']})
+    monkeypatch.setitem(TASKS, 'rte', TASKS['rte']._replace(dev=('test',), test=()))
+    result = trial('rte', data_dir=tmp_path)
     assert result['n'] == {'rte': [12, 6]}
     assert result['majority']['rte']['accuracy'] == 0.5
 
@@ -1149,8 +1149,10 @@ def test_squad_is_evaluated_on_a_file_of_your_own(trial, tmp_path):
 @pytest.mark.parametrize('given, message', [
     ({'predict': 'a.csv'}, 'base: no finished trial: name OUT_DIR/RUN/TASK_SEED'),
     ({'tasks': 'colla'}, 'choose one of cola, sst2'),
-    ({'overrides': 'rta.epochs=3'}, "TASK='rta': choose"), ({'metric': 'f1'}, 'choose one of , accuracy'),
-    ({'schedule': 'steps'}, 'choose one of linear'), ({'pooling': 'mean'}, 'choose one of cls'),
+    ({'overrides': 'rta.epochs=3'}, "TASK='rta': choose"), ({'metric': 'f1'}, 'choose one of accuracy'),
+    ({'overrides': 'rte.seed=3'}, 'seed is the same for all tasks of a command'),
+    ({'schedule': 'steps'}, 'choose one of linear'), ({'beta2': 1.5}, 'beta2=1.5: must be below 1'),
+    ({'warmup_fraction': 1.5}, 'must be at most 1'), ({'pooling': 'mean'}, 'choose one of cls'),
     ({'epochs': 0}, 'epochs=0 evaluates finished trials'), ({'init_from': ''}, "no trial: init_from is ''"),
     ({'init_from': 'out/nothing'}, 'no checkpoint there'),
     ({'init_from': 'out/\x1b[31mred'}, r'out/\x1b[31mred: no checkpoint there'),

@@ -20,7 +20,7 @@ def row(grid, arm, recipe, system, seed, rate, loss, curve=()):
 
 def searched_everywhere(grid):
     """Rows of a search whose best rate is the middle one."""
-    losses = dict(zip(grid.FIRST_RATES, (4.1, 4.0, 4.2), strict=True))
+    losses = dict(zip(grid.runs.FIRST_RATES, (4.1, 4.0, 4.2), strict=True))
     curve = [[250, 6.0], [2500, 4.0]]
     return [row(grid, 'search', recipe, system, 101, rate, losses[rate], curve)
             for recipe, system, rate in itertools.product(grid.RECIPES, grid.SEARCHED, losses)]
@@ -28,7 +28,7 @@ def searched_everywhere(grid):
 
 def test_the_plan_is_that_of_the_page(grid):
     page = read('results', 'grid.md')
-    for rate in grid.FIRST_RATES:
+    for rate in grid.runs.FIRST_RATES:
         assert f'{rate:g}' in page
     for recipe, system in itertools.product(grid.RECIPES, grid.SYSTEMS):
         plan = grid.Plan('count', recipe, system, 1, 2e-3)
@@ -57,22 +57,24 @@ def test_the_page_has_every_knob_of_both_recipes(grid):
     differ = {knob for knob in post if post[knob] != modern[knob]} - {'out_dir'}
     assert differ <= table.keys()
     of_the_run = {'out_dir', 'seed', 'learning_rate', 'attention', 'tied_start'}
-    without_effect = {'init_from', 'fill', 'export', 'validation', 'milestones', 'wandb_project', 'compile',
-                      'timeout', 'device', 'data_dir'}
+    without_effect = {'init_from', 'fill', 'export', 'show', 'validation', 'milestones', 'wandb_project',
+                      'compile', 'timeout', 'device', 'data_dir'}
     options_of_others = {'pair_rank', 'normaliser', 'relu_scale', 'key_size', 'clip_distance',
                          'same_partition', 'one_value_matrix'}
     assert post.keys() - table.keys() == of_the_run | without_effect | options_of_others
 
 
 def test_the_search_goes_on_beyond_its_outermost_rate(grid):
-    cell = [row(grid, 'search', 'modern', 'shared', 101, rate, loss)
-            for rate, loss in [(1e-3, 4.3), (2e-3, 4.2), (4e-3, 4.1)]]
-    assert grid.further_rate(pd.DataFrame(cell), 'modern', 'shared') == 8e-3
-    cell.append(row(grid, 'search', 'modern', 'shared', 101, 8e-3, 5.0))
-    assert grid.further_rate(pd.DataFrame(cell), 'modern', 'shared') is None
-    assert grid.best_rate(pd.DataFrame(cell), 'modern', 'shared') == 4e-3
-    down = [row(grid, 'search', 'modern', 'shared', 101, rate, rate) for rate in grid.FIRST_RATES]
-    assert grid.further_rate(pd.DataFrame(down), 'modern', 'shared') == 5e-4
+    found = {1e-3: 4.3, 2e-3: 4.2, 4e-3: 4.1}
+    assert grid.runs.rates_to_try({1e-3: 4.3}) == [1e-3, 2e-3, 4e-3]
+    assert grid.runs.rates_to_try(found) == [1e-3, 2e-3, 4e-3, 8e-3]
+    assert grid.runs.rates_to_try({**found, 8e-3: 5.0}) == [1e-3, 2e-3, 4e-3, 8e-3]
+    assert grid.runs.rates_to_try({1e-3: 4.1, 2e-3: 4.2, 4e-3: 4.3}) == [5e-4, 1e-3, 2e-3, 4e-3]
+    rows = [row(grid, 'search', 'modern', 'shared', 101, rate, loss) for rate, loss in found.items()]
+    assert grid.best_rate(pd.DataFrame(rows), 'modern', 'shared') == 4e-3
+    rates = [plan.rate for plan in grid.search_plans(pd.DataFrame(rows))
+             if (plan.recipe, plan.system) == ('modern', 'shared')]
+    assert rates == [1e-3, 2e-3, 4e-3, 8e-3]
 
 
 def test_counted_runs_are_balanced_and_tied_start_takes_the_rate_of_original(grid):

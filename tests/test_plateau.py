@@ -1,6 +1,5 @@
 """results/plateau.py: its plan is that of results/plateau.md, its model finds what was put in."""
 import itertools
-import json
 import os
 
 import numpy as np
@@ -8,6 +7,7 @@ import pandas as pd
 import pytest
 import torch
 from conftest import knobs_of, without_storage
+from filelock import FileLock
 from test_configs import read, resolved
 from test_train import CPU
 
@@ -21,12 +21,12 @@ def plateau(script):
 
 def search_row(plateau, size, system, rate, seed, tokens, loss=5.0):
     row = plateau.Plan('search', size, system, seed, rate)._asdict()
-    return {**row, 'tokens': tokens, 'machine': 'a', 'validations': [[50, loss, 0.0]]}
+    return {**row, 'tokens': tokens, 'validations': [[50, loss, 0.0]]}
 
 
 def searched_everywhere(plateau):
     """Rows of a search whose best rate is the middle one."""
-    tokens = dict(zip(plateau.FIRST_RATES, (3e6, 1e6, 2e6), strict=True))
+    tokens = dict(zip(plateau.runs.FIRST_RATES, (3e6, 1e6, 2e6), strict=True))
     cells = itertools.product(plateau.SIZES, plateau.SEARCHED, tokens, plateau.SEARCH_SEEDS)
     return [search_row(plateau, size, system, rate, seed, tokens[rate]) for size, system, rate, seed in cells]
 
@@ -69,7 +69,7 @@ def test_tokens_of_every_row_are_those_of_its_validations(plateau):
         if plateau.GAP in [gap for _, _, gap in row['validations']]:
             continue                                    # four digits do not say whether it was below
         tokens = plateau.tokens_to_gap(row['validations'])
-        assert row['tokens'] == tokens or pd.isna(row['tokens']) and tokens is None, row
+        assert row['tokens'] == tokens, row
 
 
 def test_counted_runs_are_balanced_and_in_the_same_order_again(plateau):
@@ -95,13 +95,14 @@ def test_the_search_goes_on_while_the_best_rate_is_the_outermost(plateau):
     assert after({1e-3: (2e6, 5)}) == [1e-3, 2e-3, 4e-3]
     assert after({1e-3: (2e6, 5), 2e-3: (1e6, 5), 4e-3: (3e6, 5)}) == [1e-3, 2e-3, 4e-3]
     assert after({1e-3: (2e6, 5), 2e-3: (1e6, 5), 4e-3: (5e5, 5)}) == [1e-3, 2e-3, 4e-3, 8e-3]
-    assert after({1e-3: (None, 4.9), 2e-3: (None, 5), 4e-3: (None, 6)}) == [5e-4, 1e-3, 2e-3, 4e-3]
+    assert after({1e-3: (np.inf, 4.9), 2e-3: (np.inf, 5), 4e-3: (np.inf, 6)}) == [5e-4, 1e-3, 2e-3, 4e-3]
 
 
 def test_tokens_until_the_gap_stays(plateau):
     validations = [(0, 8, 0.3), (50, 7, 0.1), (100, 6, 0.2), (150, 6, 0.3)]
     assert plateau.tokens_to_gap(validations) == 100 * 1024
-    assert plateau.tokens_to_gap(validations[:3]) is None
+    assert plateau.tokens_to_gap(validations, 0.3) == np.inf
+    assert plateau.tokens_to_gap(validations[:3]) == np.inf
 
 
 def test_a_run_of_the_search_ends_when_its_rate_cannot_be_the_best(plateau):
@@ -120,8 +121,8 @@ def test_a_run_of_the_search_ends_when_its_rate_cannot_be_the_best(plateau):
     assert not beaten(2000, first)
     assert beaten(2050, first)
     # the other seed ended without a gap at its last validation, of step 50
-    assert not beaten(2950, {**first, 'tokens': None})
-    assert beaten(2951, {**first, 'tokens': None})
+    assert not beaten(2950, {**first, 'tokens': np.inf})
+    assert beaten(2951, {**first, 'tokens': np.inf})
     # another system's rate, and one that has not all its seeds, beat nobody
     assert not plateau.is_beaten(plan._replace(system='pairwise'), [(4900, 6, 0.0)], pd.DataFrame(rows))
     assert not plateau.is_beaten(plan, [(4900, 6, 0.0)], pd.DataFrame(rows[:1]))
@@ -155,30 +156,27 @@ def test_a_run_ends_when_its_gap_stays_and_has_a_row(plateau, monkeypatch, tmp_p
     assert row['machine']
     assert row['validations'] == [[0, 6.0, 0.0], [50, 6.0, 0.2], [100, 6.0, 0.3]]
     # a repeated command makes no run twice
-    plateau.make_all(lambda rows: [plan])
+    plateau.runs.make_all(lambda rows: [plan], plateau.read_rows, plateau.make, plateau.OUT)
     assert len(plateau.read_rows()) == 1
 
 
 def test_processes_share_the_runs(plateau, monkeypatch, tmp_path):
     """A run that another process makes is left to it; the next ones are made in their order."""
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(plateau, 'ROWS', str(tmp_path / 'rows.jsonl'))
     plans = [plateau.Plan('count', '2 x 64', 'shared', seed, 2e-3) for seed in (1, 2, 3)]
     made = []
 
-    def append_row(plan):
+    def make(plan):
         made.append(plan)
-        with open(plateau.ROWS, 'a') as file:
-            file.write(json.dumps(plan._asdict()) + '\n')
+        plateau.runs.append_row(plateau.ROWS, {**plan._asdict(), 'tokens': None})
 
-    monkeypatch.setattr(plateau, 'make', append_row)
-    with plateau.lock(plans[0]) as is_ours:
-        assert is_ours
+    (tmp_path / plans[0].name).parent.mkdir()
+    with FileLock(tmp_path / f'{plans[0].name}.lock'):
         # all that is left is made by another process: this one waits, until that has ended
-        monkeypatch.setattr(plateau.time, 'sleep', lambda seconds: append_row(plans[0]))
-        plateau.make_all(lambda rows: plans)
+        monkeypatch.setattr(plateau.time, 'sleep', lambda seconds: make(plans[0]))
+        plateau.runs.make_all(lambda rows: plans, plateau.read_rows, make, str(tmp_path))
     assert made == [plans[1], plans[2], plans[0]]
-    assert plateau.without_row(plans) == []
+    assert plateau.runs.without_row(plans, plateau.read_rows()) == []
 
 
 def test_the_model_finds_slopes_also_with_censored_runs(plateau):
@@ -188,10 +186,10 @@ def test_the_model_finds_slopes_also_with_censored_runs(plateau):
     for system, slope in (('original', 0.8), ('symmetric', 0.2)):
         for size, _ in itertools.product(plateau.SIZES, range(40)):
             log_tokens = 22 + slope * plateau.size_axis([size])[0] + 0.3 * rng.normal()
-            tokens = 2 ** log_tokens if 2 ** log_tokens < plateau.CAP else None
-            rows.append({'size': size, 'system': system, 'tokens': tokens, 'machine': 'a'})
+            tokens = 2 ** log_tokens if 2 ** log_tokens < plateau.CAP else np.inf
+            rows.append({'size': size, 'system': system, 'tokens': tokens})
     table = pd.DataFrame(rows)
-    assert 0.1 < table['tokens'].isna().mean() < 0.5
+    assert 0.1 < np.isinf(table['tokens']).mean() < 0.5
     columns = plateau.line_columns(table)
     difference, low, high, p = plateau.profile(table, columns, 'b symmetric', 'b original')
     assert low < -0.6 < high
@@ -202,8 +200,8 @@ def test_the_model_finds_slopes_also_with_censored_runs(plateau):
 
 def test_without_censored_runs_the_model_is_least_squares(plateau):
     rng = np.random.default_rng(1)
-    rows = [{'size': size, 'system': system, 'tokens': 2 ** (20 + rng.normal()), 'machine': machine}
-            for size, system, machine in itertools.product(plateau.SIZES, ('original', 'shared'), 'aabb')]
+    rows = [{'size': size, 'system': system, 'tokens': 2 ** (20 + rng.normal())}
+            for size, system, _ in itertools.product(plateau.SIZES, ('original', 'shared'), range(4))]
     table = pd.DataFrame(rows)
     columns = plateau.line_columns(table)
     coefficients, deviation, _ = plateau.fit(table, columns)

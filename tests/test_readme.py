@@ -10,8 +10,6 @@ import shlex
 import shutil
 import subprocess
 
-import numpy as np
-import pandas as pd
 import pytest
 from conftest import ROOT, knobs_of, process, without_storage, words
 from test_configs import NAMES, commands_of, read, resolved
@@ -137,38 +135,6 @@ def test_the_parameters_of_other_sizes_are_those_of_the_model():
     for name, *sizes, matrices in rows:
         assert sizes == [count(name, size) for size in bench.SHAPES], name
         assert matrices == count(name, matrices=True), name
-
-
-@pytest.fixture
-def study(script):
-    return script('study')
-
-
-def test_the_tables_of_the_study_are_those_of_its_rows(study, table_lines):
-    """Every line of every table that results/study.py prints is on the page."""
-    printed = table_lines(study)
-    page = read('results', 'study.md').splitlines()
-    assert len(printed) > 80
-    assert [line for line in printed if line not in page] == []
-
-
-def test_the_intervals_of_the_study_are_the_textbooks(study):
-    """Dunnett's p is scipy's, Holm's is worked out by hand, the deviation is that of a least-squares fit."""
-    stats = pytest.importorskip('scipy.stats')
-    draws = np.random.default_rng(0).normal(size=(5, 3)) + np.array([[0], [0.5], [1], [2], [3]])
-
-    theirs = stats.dunnett(*draws[1:], control=draws[0])
-    ours = [study.dunnett(abs(statistic), 4, 10) for statistic in theirs.statistic]
-    assert ours == pytest.approx(theirs.pvalue, abs=1e-3)
-
-    assert [*study.holm(pd.Series([0.01, 0.04, 0.03, 0.005]))] == pytest.approx([0.03, 0.06, 0.06, 0.02])
-
-    system, seed = np.divmod(np.arange(15), 3)
-    design = np.concatenate([np.eye(5)[system], np.eye(3)[seed]], axis=1)
-    fitted = design @ np.linalg.lstsq(design, draws.ravel(), rcond=None)[0]
-    squares = ((draws.ravel() - fitted) ** 2).sum()
-    freedom = 15 - np.linalg.matrix_rank(design)
-    assert study.pooled_deviation(pd.DataFrame(draws)) == pytest.approx((np.sqrt(squares / freedom), freedom))
 
 
 @functools.cache
