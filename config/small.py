@@ -1,11 +1,8 @@
-# BERT-small (4 layers, 512 wide) with the recipe of config/base.py, whose header has what the paper (Courtois
-# et al. 2024, section 3.3) does not say; their bert_small.sh has the same values. With their corpus:
-# config/courtois/small.py.
+# BERT-small (4 layers, 512 wide) with the recipe of config/base.py.
 # $ torchrun --standalone --nproc_per_node=8 train.py config/small.py
 # $ torchrun --standalone --nproc_per_node=8 train.py config/small.py --attention=shared \
 #       --out_dir=out/small_shared
-# Expect no printed result on FineWeb. On OSCAR (their figure 2a) the loss leaves its first plateau at step
-# 12,000 with `original`; Kowsher et al. train `shared` only at base size.
+# Expect no printed result: that of Courtois et al. 2024 is on OSCAR, config/courtois/small.py.
 from config.base import *
 
 out_dir = 'out/small'

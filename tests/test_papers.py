@@ -5,7 +5,7 @@ import math
 import os
 import re
 
-from test_configs import COMMANDS, ON_PAGE, PAGE, read, resolved
+from test_configs import COMMANDS, PAGE, ROWS, read, resolved
 
 import finetune
 import prepare_data
@@ -103,15 +103,10 @@ def test_every_label_of_the_page():
 
 
 def test_prices():
-    """Steps, rows and tokens of the table; hours from its FLOPs; the numbers of the text."""
-    rows = re.findall(r'^\|[^|]*\| (`\w+`.*?)' + 5 * r' \| ([\d,.]+(?: x \d+)?)' + r' \|', PAGE, re.M)
-    assert len(rows) > 25
-    for names, steps, shape, tokens, flops, hours in rows:
-        for config in map(ON_PAGE.get, re.findall(r'`(\w+)`', names)):
-            size = config['total_batch'] * config['block_size'] * config['max_iters']
-            assert steps == f"{config['max_iters']:,}"
-            assert tokens == f'{size / 1e9:.1f}'
-            assert shape == f"{config['total_batch']} x {config['block_size']}"
+    """Hours from FLOPs; the numbers of the text."""
+    priced = [(flops, hours) for _, _, _, flops, hours, _ in ROWS if flops]
+    assert len(priced) > 35
+    for flops, hours in priced:
         assert abs(float(flops) * 1e18 / 4e14 / 3600 - float(hours)) < 0.09
     sizes = dict(row.split('; ') for row in PAPERS['kowsher']['sizes']['rows'])
     examples = sum(float(cells.split('k')[0]) for name, cells in sizes.items() if 'squad' not in name)

@@ -19,7 +19,7 @@ import finetune
 import train
 from model import ATTENTION, POSITION, model_config
 
-PAGE, FOLDERS = read('README.md'), {'README.md': '.', 'running.md': 'results', 'machines.md': 'results'}
+PAGE, FOLDERS = read('README.md'), {'README.md': '.', 'running.md': 'results'}
 FOUR = '--path=email unittest asyncio logging'          # packages of the standard library
 SMALL = {               # stage -> knobs that make a command of the page small
     'prepare_data': {'vocab_size': 400, 'val_fraction': 0.1, 'num_proc': 1},

@@ -1,7 +1,6 @@
-# Speed and memory of the README's systems at BERT-base on one GPU, beside transformers' BERT.
+# Speed and memory of the README's systems at BERT-base on one GPU, beside transformers' BERT; not run yet.
 # $ python bench.py config/bench/gpu.py
-# Expect twelve minutes, most of them compilation; in parts under nine minutes: results/gpu.md. Not run yet.
-# 64 rows of 512 tokens fill the device, and leave room for `rpe` and for the logits of all positions.
+# Expect twelve minutes, most of them compilation; in parts under nine minutes: results/bench.md.
 what = 'memory,speed'
 variants = 'original,rpe,rab,shatter,gau,pairwise,symmetric,shared,roformer_v1,roformer_v2,hf_bert'
 out_dir = 'out/bench_gpu'

@@ -1,12 +1,8 @@
-# Memory and time of a training step as in Liu 2022 (arXiv 2205.05842), table 4: three models, 256 to 2,048
-# tokens, 8 rows, RoFormerV1 with 50,000 words, the others with 12,000, dropout 0.1, the head on all
-# positions.
+# Memory and time of a training step as in Liu 2022 (arXiv 2205.05842), table 4; not run yet on a GPU.
 # $ python bench.py config/bench/liu.py
-# Expect his ratios to GAU in the column "printed": at 512 tokens 1.45 and 1.224 times its time, 124.6 and
-# 118.7 % of its memory. Not run yet on a GPU. Ours: random tokens, float32 (the paper names a T40 and no
-# precision), ten timed steps (1,000 there), logits of all positions (as in the code it builds on), and
-# PyTorch's fused attention, which keeps no T x T weights of the RoFormers on a GPU. A small form for a CPU:
 # $ python bench.py config/bench/liu.py --device=cpu --n_layer=2 --batches=1 --rounds=3
+# Expect his ratios to GAU in the column "printed": at 512 tokens 1.45 and 1.224 times its time, 124.6 and
+# 118.7 % of its memory. What is ours: results/reproduce.md.
 what = 'params,memory,speed'
 variants = 'gau_12k,roformer_v1_50k,roformer_v2_12k'
 out_dir = 'out/bench_liu'

@@ -1,11 +1,8 @@
-# Time and memory of a training step of Tian et al.'s base models (2021, table 1 and abstract) on one GPU,
-# with the dropout and the vocabulary of their recipe (config/tian/base.py).
+# Time and memory of a training step of Tian et al.'s base models (2021, table 1 and abstract) on one GPU; not
+# run.
 # $ python bench.py config/bench/tian.py
 # Expect their ratios to BERT beside ours: Shatter 0.95 times its time at 256 tokens on V100s, 0.85 at 512 on
-# TPUs; memory at 256 tokens below half of that at 512. Not run yet.
-# Not in the paper, so ours: one GPU, 16 rows, ten timed steps, bfloat16, torch.compile, random tokens, the
-# head on the predicted 15 %. The attention of `original` is PyTorch's fused kernel, which their BERT did not
-# have.
+# TPUs; memory at 256 tokens below half of that at 512. What is ours: results/reproduce.md.
 what = 'speed,memory'
 variants = 'original,shatter,rpe,rab,xlnet_plm'
 out_dir = 'out/bench_tian'

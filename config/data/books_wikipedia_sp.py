@@ -1,10 +1,8 @@
 # BooksCorpus and Wikipedia, lower-cased, with 32,000 pieces of sentencepiece: the corpus of Tian et al. 2021
-# Not in the paper, so ours: the unigram model, trained on 20 million characters and covering 99.95 % of them;
-# a mirror of the books, 256 of whose sentences are a document, and the Wikipedia of November 2023
 # $ python prepare_data.py config/data/books_wikipedia_sp.py
 # Expect 6.7M documents, 10,000 of them held out, 16 GB to download (22 minutes at 100 Mbit/s), 12 GB on disk
-# and half an hour on one core (estimates, see results/prepare.md); the pieces are trained on both corpora.
-# To begin with less, add --max_documents=1000000, or take config/data/wikitext.py (0.3 GB, minutes)
+# and half an hour on one core (estimates, see results/running.md). To begin with less, add
+# --max_documents=1000000, or take config/data/wikitext.py (0.3 GB, minutes)
 corpus = 'books+wikipedia'
 name = 'books_wikipedia_sp'
 vocab_size = 32_000

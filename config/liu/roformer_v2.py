@@ -1,8 +1,7 @@
-# RoFormerV2 (Su et al. 2022), no biases, norms without weights, lm_head = decoder: 94,152,192 parameters;
-# 94,777,090 in the classifier of Liu 2022 (arXiv 2205.05842), table 4 (config/liu/clue.py with
-# --pooling=cls), with 512 x 64 angles. What the paper does not say: config/liu/base.py.
+# RoFormerV2 (Su et al. 2022): no biases, norms without weights, lm_head = decoder: 94,152,192 parameters.
 # $ python train.py config/liu/roformer_v2.py
-# Expect: CLUE 67.39 after 30k steps (table 5); 1.224 times the time of GAU (table 4).
+# Expect: CLUE 67.39 after 30k steps (table 5); 1.224 times the time of GAU (table 4). What is ours:
+# results/reproduce.md.
 from config.liu.base import *
 
 out_dir = 'out/base_roformer_v2'

@@ -1,8 +1,7 @@
 # A run of results/plateau.md, on the tokens until a model uses their order: 2 layers, 128 wide, rows of 32.
 # $ python train.py config/results/plateau.py --attention=pairwise --seed=2
-# Expect five minutes on one core. With `python results/plateau.py train` in place of `python train.py`,
-# validations, every 51,200 tokens, also give permuted_loss, of rows without their order; results/plateau.py
-# stops a run when it is 0.2 nats or more above loss twice in a row. Of 1,024 tokens a step, 64 are [CLS] and
+# Expect five minutes on one core. `python results/plateau.py train` in place of `python train.py` also logs
+# permuted_loss, of rows without their order, every 51,200 tokens. Of 1,024 tokens a step, 64 are [CLS] and
 # [SEP].
 out_dir = 'out/plateau'
 dataset = 'docstrings'

@@ -1,12 +1,8 @@
-# BERT-base with Tian et al.'s GPU recipe (2021, table 1): 1.6M steps of 128 x 256 tokens, 16 rows a device;
-# as many tokens as 400k steps of config/tian/base.py, from which the other knobs come. To train on a GPU no
-# such file is needed.
+# BERT-base with Tian et al.'s GPU recipe (2021, table 1): 1.6M steps of 128 x 256 tokens.
 # $ torchrun --standalone --nproc_per_node=8 train.py config/tian/gpu.py --validation=ptb \
 #       --out_dir=out/gpu_original
-# $ torchrun --standalone --nproc_per_node=8 train.py config/tian/gpu.py --validation=ptb \
-#       --attention=shatter --position=none --out_dir=out/gpu_shatter
-# Expect (their table 2): MNLI 83.5/84.2 at length 256 for BERT, 84.5/84.8 extended to 512 for Shatter; 170
-# and 161 hours on their 8 V100.
+# Expect (table 2): MNLI 83.5/84.2 at length 256 for BERT, 84.5/84.8 extended to 512 for Shatter; 170 and 161
+# hours on their 8 V100.
 from config.tian.base import *
 
 out_dir = 'out/tian_gpu'

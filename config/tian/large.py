@@ -1,11 +1,8 @@
-# BERT-large (24 layers, 1024 wide) with Tian et al.'s recipe (2021, table 1): 1M steps of 1024 x 512 tokens,
-# on 8 devices in 8 micro-steps of 16 rows each; the other knobs: config/tian/base.py.
+# BERT-large (24 layers, 1024 wide) with Tian et al.'s recipe (2021, table 1): 1M steps of 1024 x 512 tokens.
 # $ torchrun --standalone --nproc_per_node=8 train.py config/tian/large.py --validation=ptb \
 #       --out_dir=out/large_original
-# $ torchrun --standalone --nproc_per_node=8 train.py config/tian/large.py --validation=ptb \
-#       --attention=shatter --position=none --out_dir=out/large_shatter
-# Expect (their table 2): MNLI 88.9/88.8 for BERT, 88.7/88.6 for Shatter; 180 and 151 hours on their TPUv3
-# 8x8. More: results/reproduce.md.
+# Expect (table 2): MNLI 88.9/88.8 for BERT, 88.7/88.6 for Shatter; 180 and 151 hours on their TPUv3 8x8.
+# More: results/reproduce.md.
 from config.tian.base import *
 
 out_dir = 'out/tian_large'
