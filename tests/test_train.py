@@ -341,7 +341,10 @@ def test_schedule(schedule, rate35, rate60, end):
     assert [rates[35], rates[60], rates[110]] == pytest.approx([rate35, rate60, end])
 
 
-@pytest.mark.parametrize('settings', CORE, ids=str)
+ROFORMER_V2 = {'position': 'rope', 'norm': 'rms', 'bias': False, 'lm_head': 'decoder'}         # no vectors
+
+
+@pytest.mark.parametrize('settings', [*CORE, ROFORMER_V2], ids=str)
 def test_decay_is_on_matrices_alone(settings):
     model = MaskedLM(EncoderConfig(**{**SMALL, **settings}))
     optimizer = train.make_optimizer(model, 1e-3, (0.9, 0.999), 1e-8, 0.01, CPU)
