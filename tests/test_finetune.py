@@ -77,6 +77,16 @@ def copies(tmp_path_factory):
     return str(folder)
 
 
+def test_a_copy_that_changed_is_read_anew(tmp_path):
+    records = made('rte')
+    write_copy(tmp_path, 'rte', records)
+    n = len(records['validation'])
+    assert len(finetune.read_hub('nyu-mll/glue:rte', 'validation', str(tmp_path))) == n
+    shutil.rmtree(tmp_path / 'nyu-mll')
+    write_copy(tmp_path, 'rte', {**records, 'validation': records['validation'][:3]})
+    assert len(finetune.read_hub('nyu-mll/glue:rte', 'validation', str(tmp_path))) == 3
+
+
 @pytest.fixture
 def trial(stage, run, copies, tmp_path):
     """trial('cola', seed=2) fine-tunes in this process; returns result.json of its only trial."""
