@@ -16,6 +16,7 @@ def forest(script):
     return script('forest')
 
 
+@pytest.mark.slow
 def test_its_lines_are_on_the_page(forest, table_lines):
     """Other analyses of plateau.md: every line is there."""
     lines = page('plateau.md').splitlines()
