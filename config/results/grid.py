@@ -1,7 +1,7 @@
 # A run of results/grid.md in its post-LN recipe: 4 layers, 128 wide, rows of 64, 10 million tokens.
 # $ python train.py config/results/grid.py --attention=shared_kv --seed=2
 # $ python train.py config/results/grid.py config/modern.py --attention=shared_kv --seed=2
-# Expect a quarter of an hour on one core with AVX512_BF16; the rate of each cell is on the page.
+# Expect half an hour on one core; the rate of each cell is on the page.
 out_dir = 'out/grid/run'
 dataset = 'grid'
 position = 'rope'
@@ -20,4 +20,4 @@ eval_samples = 512
 log_interval = 100
 checkpoint_interval = 500
 fill_samples = 0
-dtype = 'bfloat16'
+dtype = 'float32'
