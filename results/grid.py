@@ -2,16 +2,19 @@
 
     $ python results/grid.py texts ARTICLES NOVELS      writes data/texts_grid from two folders of .txt
     $ python results/grid.py search                     makes the runs of the search of the rates
-    $ python results/grid.py count                      makes the counted runs at the rates found
-    $ python results/grid.py                            prints the tables and the tests
+    $ python results/grid.py count BLIMP                makes the counted runs at the rates found, and scores
+                                                        each on BLiMP, in a folder of its .jsonl files
+    $ python results/grid.py                            prints the tables and the tests, draws grid.png
 
 1. the plan: recipes, systems, seeds; the order of the runs
 2. a run of train.py; its row in grid.jsonl
 3. the rates of the search; the threshold
 4. the three primary tests
-5. the tables; main
+5. the tables
+6. the figure
+7. the texts; main
 
-Needs scipy: pip install -r requirements-dev.txt
+Needs scipy, and matplotlib for the figure: pip install -r requirements-dev.txt
 """
 import glob
 import itertools
@@ -28,9 +31,11 @@ import runs
 from analysis import HERE, holm, paired, print_table, shown_interval, shown_mean, shown_p
 
 sys.path.insert(0, os.path.dirname(HERE))
-from train import read_metrics
+from train import load, read_metrics
 
 ROWS = os.path.join(HERE, 'grid.jsonl')
+BLIMP_ROWS = os.path.join(HERE, 'grid_blimp.jsonl')
+FIGURE = os.path.join(HERE, 'grid.png')
 OUT = os.path.join('out', 'grid')
 
 # ---- 1. the plan ----
@@ -48,6 +53,7 @@ SEARCHED = [system for system in SYSTEMS if system != 'tied_start']     # it tak
 SEEDS = range(1, 7)
 SEARCH_SEED = 101               # not used again
 STEPS = 2500
+BLIMP_PAIRS = 200               # of each set
 
 
 class Plan(NamedTuple):
@@ -94,23 +100,47 @@ def count_plans(rows):
 
 # ---- 2. a run ----
 
-def make(plan):
-    """Run train.py to its end, or on from its newest checkpoint; append the run's row."""
+def make(plan, blimp=''):
+    """Run train.py to its end, or on from its newest checkpoint; append the run's row.
+
+    blimp  folder of BLiMP's .jsonl files, on which the run is scored before it gets its row
+    """
     started = time.time()
-    subprocess.run([sys.executable, *plan.command], check=True, stdout=subprocess.DEVNULL,
-                   env={**os.environ, 'OMP_NUM_THREADS': '1'})
+    run_script(plan.command)
+    minutes = (time.time() - started) / 60
+    if blimp:
+        run_script([os.path.join(HERE, 'blimp.py'), f'--runs={plan.folder}', f'--data_dir={blimp}',
+                    f'--pairs={BLIMP_PAIRS}', f'--out={BLIMP_ROWS}'])
     curve = [[line['step'], round(line['loss'], 4)] for line in read_metrics(plan.folder)
              if line['kind'] == 'val']
     last_step, loss = curve[-1]
+    model, *_ = load(plan.folder)
     runs.append_row(ROWS, {
-        **plan._asdict(), 'steps': last_step, 'loss': loss, 'machine': runs.machine(),
-        'minutes': round((time.time() - started) / 60, 1), 'revision': runs.revision_of(plan.folder),
+        **plan._asdict(), 'steps': last_step, 'loss': loss,
+        'parameters': sum(x.numel() for x in model.parameters()), 'machine': runs.machine(),
+        'minutes': round(minutes, 1), 'revision': runs.revision_of(plan.folder),
         'curve': curve})
     print(plan.name, loss, flush=True)
 
 
+def run_script(command):
+    """On one thread, without its output; CalledProcessError if it fails."""
+    subprocess.run([sys.executable, *command], check=True, stdout=subprocess.DEVNULL,
+                   env={**os.environ, 'OMP_NUM_THREADS': '1'})
+
+
 def rows_now():
     return runs.read_rows(ROWS, [*Plan._fields, 'loss', 'curve'])
+
+
+def with_blimp(counted):
+    """The counted rows, with their accuracies in %: `BLiMP` over all sets, then a column a phenomenon."""
+    scored = runs.read_rows(BLIMP_ROWS, ['checkpoint', 'accuracy', 'phenomena'])
+    accuracies = {os.path.dirname(row.checkpoint): {'BLiMP': row.accuracy, **row.phenomena}
+                  for row in scored.itertuples()}
+    folders = [Plan(*values).folder for values in counted[[*Plan._fields]].itertuples(index=False)]
+    columns = pd.DataFrame([accuracies[folder] for folder in folders], index=counted.index)
+    return counted.join(100 * columns)
 
 
 # ---- 3. the rates and the threshold ----
@@ -153,17 +183,33 @@ def balanced(rows):
     return rows[(rows['arm'] == 'count') & ~rows['seed'].isin(unfinished)]
 
 
+def pivoted(counted, recipe, measure):
+    """A table of a measure: seeds x systems."""
+    of_recipe = counted[counted['recipe'] == recipe]
+    return of_recipe.pivot(index='seed', columns='system', values=measure)
+
+
+def log_ratios(counted, recipe, system, levels):
+    """Log of the steps of a system until the loss is below a level, over those of `original`, of each seed.
+
+    levels  nats of each seed
+    """
+    curves = pivoted(counted, recipe, 'curve')
+    steps = {}
+    for name in (system, 'original'):
+        pairs = zip(curves[name], levels, strict=True)
+        steps[name] = np.array([steps_below(curve, level) for curve, level in pairs])
+    return np.log(steps[system] / steps['original'])
+
+
 def primary_differences(counted, level):
     """{test: its difference in each seed}; a seed's runs have the same rows and masks."""
-    losses = counted.pivot(index='seed', columns=['recipe', 'system'], values='loss')
-    post, modern = losses['post-LN'], losses['modern']
-    steps = counted.assign(steps=[steps_below(curve, level) for curve in counted['curve']])
-    steps = steps.pivot(index='seed', columns=['recipe', 'system'], values='steps')['post-LN']
+    post, modern = (pivoted(counted, recipe, 'loss') for recipe in RECIPES)
     kv_less_symmetric = [recipe['shared_kv'] - recipe['symmetric'] for recipe in (post, modern)]
     return {
         'a: loss of shared_kv less symmetric, mean of both recipes': sum(kv_less_symmetric) / 2,
         'b: log of the steps of tied_start over those of original, post-LN':
-            np.log(steps['tied_start'] / steps['original']),
+            log_ratios(counted, 'post-LN', 'tied_start', [level] * len(post)),
         'c: loss of symmetric less original, of modern less that of post-LN':
             (modern['symmetric'] - modern['original']) - (post['symmetric'] - post['original']),
     }
@@ -189,25 +235,93 @@ def print_tests(counted, level):
                 ['test', 'mean (95 %)', 'p', "Holm's p"], lines)
 
 
-def print_losses(counted, level):
-    """A line a cell: mean and deviation of the last loss, less `original` of its recipe, steps below."""
+def print_cells(counted):
+    """A line a cell: mean and deviation of the last loss and of BLiMP, each less `original` of its recipe."""
     lines = []
-    for recipe in RECIPES:
-        of_recipe = counted[counted['recipe'] == recipe]
-        losses = of_recipe.pivot(index='seed', columns='system', values='loss')
-        for system in SYSTEMS:
-            cell = of_recipe[of_recipe['system'] == system]
-            steps = cell['curve'].map(lambda curve: steps_below(curve, level))
-            line = [recipe, f'`{system}`', f'{cell["rate"].iloc[0]:g}',
-                    shown_mean(losses[system], 3)]
-            if system == 'original':
-                line.append('')
-            else:
-                line.append(shown_interval(paired(losses[system] - losses['original']), 3))
-            lines.append([*line, shown_mean(steps, 0)])
-    print_table('Last loss and steps below the threshold: mean (deviation)',
-                ['recipe', 'system', 'rate', 'loss', 'less `original` (95 %)', 'steps'], lines)
+    for recipe, system in itertools.product(RECIPES, SYSTEMS):
+        line = [recipe, f'`{system}`']
+        for measure, places in (('loss', 3), ('BLiMP', 2)):
+            scores = pivoted(counted, recipe, measure)
+            line.append(shown_mean(scores[system], places))
+            differences = scores[system] - scores['original']
+            line.append('' if system == 'original' else shown_interval(paired(differences), places))
+        lines.append(line)
+    print_table('Last loss in nats, BLiMP in %: mean (deviation), less `original` (95 %)',
+                ['recipe', 'system', 'loss', 'less `original`', 'BLiMP', 'less `original`'], lines)
 
+
+def print_steps(counted, level):
+    """Steps until a loss, over those of `original`: geometric means over the seeds."""
+    fixed = [level + 0.5, level, level - 0.5]
+    lines = []
+    for recipe, system in itertools.product(RECIPES, SYSTEMS):
+        if system == 'original':
+            continue
+        last = pivoted(counted, recipe, 'loss')['original']
+        line = [recipe, f'`{system}`']
+        for levels in [*([nats] * len(last) for nats in fixed), last]:
+            test = paired(log_ratios(counted, recipe, system, levels))
+            line.append(shown_interval(np.exp(test[:3]), sign=''))
+        lines.append(line)
+    print_table('Steps until the loss is below, over those of `original` (95 %)',
+                ['recipe', 'system', *(f'{nats:.2f}' for nats in fixed), 'last loss of `original`'], lines)
+
+
+def print_phenomena(counted):
+    """Differences of BLiMP from `original`, a table a recipe, a line a phenomenon."""
+    phenomena = counted.columns[counted.columns.get_loc('BLiMP') + 1:]
+    others = [system for system in SYSTEMS if system != 'original']
+    for recipe in RECIPES:
+        lines = []
+        for phenomenon in phenomena:
+            scores = pivoted(counted, recipe, phenomenon)
+            differences = [paired(scores[system] - scores['original']) for system in others]
+            lines.append([phenomenon, shown_mean(scores['original'], 1),
+                          *(shown_interval(difference, 1) for difference in differences)])
+        print_table(f'BLiMP, {recipe}: `original` in %, then the others less `original` (95 %)',
+                    ['phenomenon', '`original`', *(f'`{system}`' for system in others)], lines)
+
+
+# ---- 6. the figure ----
+
+COLOURS = {'post-LN': '#0072B2', 'modern': '#D55E00'}
+MARKERS = {'original': 'o', 'tied_start': 'X', 'symmetric': 's', 'shared_kv': 'D', 'pairwise': '^',
+           'shared': 'v'}
+
+
+def draw(counted):
+    """Loss against parameters, BLiMP against loss: a point a cell, 95 % intervals of its mean over seeds."""
+    from matplotlib.figure import Figure
+    figure = Figure((13, 6.2), layout='constrained')
+    by_size, by_loss = figure.subplots(1, 2)
+    for (recipe, system), cell in counted.groupby(['recipe', 'system'], sort=False):
+        million = cell['parameters'].iloc[0] / 1e6
+        loss, accuracy = paired(cell['loss']), paired(cell['BLiMP'])
+        draw_cell(by_size, (million, million, million), loss, COLOURS[recipe], MARKERS[system])
+        draw_cell(by_loss, loss, accuracy, COLOURS[recipe], MARKERS[system])
+    by_size.set_xlabel('million parameters', fontsize=16)
+    by_size.set_ylabel('last validation loss (nats)', fontsize=16)
+    by_loss.set_xlabel('last validation loss (nats)', fontsize=16)
+    by_loss.set_ylabel('BLiMP (%)', fontsize=16)
+    for recipe, colour in COLOURS.items():
+        by_loss.plot([], [], 's', color=colour, label=recipe)
+    for system, marker in MARKERS.items():
+        by_loss.plot([], [], marker, color='#777777', label=system)
+    figure.legend(loc='outside upper center', ncols=8, fontsize=13, markerscale=1.5)
+    for panel in (by_size, by_loss):
+        panel.tick_params(labelsize=14)
+        panel.spines[['top', 'right']].set_visible(False)
+    figure.savefig(FIGURE, dpi=100)
+
+
+def draw_cell(panel, x, y, colour, marker):
+    """x, y: (middle, low, high, ...)"""
+    half_widths = [[[found[0] - found[1]], [found[2] - found[0]]] for found in (x, y)]
+    panel.errorbar(x[0], y[0], xerr=half_widths[0], yerr=half_widths[1], color=colour, marker=marker,
+                   markersize=10, alpha=0.8)
+
+
+# ---- 7. the texts; main ----
 
 def write_texts(articles, novels):
     """data/texts_grid/*.jsonl: a row is an article's lines of prose, or 100 lines of a novel."""
@@ -243,20 +357,29 @@ def main():
     command, *words = sys.argv[1:] or ['']
     if command == 'texts' and len(words) == 2:
         write_texts(*words)
-    elif command in ('search', 'count') and not words:
-        plans_of = {'search': search_plans, 'count': count_plans}[command]
-        runs.make_all(plans_of, rows_now, make, OUT)
+    elif command == 'search' and not words:
+        runs.make_all(search_plans, rows_now, make, OUT)
+    elif command == 'count' and len(words) == 1:
+        blimp, = words
+        runs.make_all(count_plans, rows_now, lambda plan: make(plan, blimp), OUT)
     elif command or words:
-        sys.exit('grid.py: texts ARTICLES NOVELS, search, count, or nothing')
+        sys.exit('grid.py: texts ARTICLES NOVELS, search, count BLIMP, or nothing')
     else:
-        rows = rows_now()
-        print_search(rows)
-        counted = balanced(rows)
-        if counted['seed'].nunique() < 2:
-            sys.exit('grid.py: no tests before all runs of two seeds are made')
-        level = threshold(rows)
-        print_losses(counted, level)
-        print_tests(counted, level)
+        report(rows_now())
+
+
+def report(rows):
+    print_search(rows)
+    counted = balanced(rows)
+    if counted['seed'].nunique() < 2:
+        sys.exit('grid.py: no tests before all runs of two seeds are made')
+    counted = with_blimp(counted)
+    level = threshold(rows)
+    print_tests(counted, level)
+    print_cells(counted)
+    print_steps(counted, level)
+    print_phenomena(counted)
+    draw(counted)
 
 
 if __name__ == '__main__':

@@ -143,3 +143,34 @@ def test_texts_keep_prose_and_every_line_of_a_novel(grid, tmp_path, monkeypatch)
     novels = pd.read_json(tmp_path / 'data/texts_grid/novels.jsonl', lines=True)
     assert [*articles['text']] == [prose]
     assert [text.count('line') for text in novels['text']] == [100, 1]
+
+
+def test_the_report_has_every_cell(grid, tmp_path, monkeypatch, capsys):
+    """Rows that are made up: what the tables say of `symmetric` is recomputed here."""
+    rng = np.random.default_rng(2)
+    rows = searched_everywhere(grid)
+    scored, made = [], {}
+    for plan in grid.count_plans(pd.DataFrame(rows))[:2 * len(grid.RECIPES) * len(grid.SYSTEMS)]:
+        start, accuracy, other = rng.uniform((6, 0.5, 0.5), (7, 0.6, 0.9))
+        curve = [[step, start - step / 500] for step in range(0, 2525, 25)]
+        below = 25 * int((start - 5.0) * 500 // 25 + 1)         # the threshold is 5.0
+        made[plan.recipe, plan.system, plan.seed] = curve[-1][1], 100 * accuracy, np.log(below)
+        rows.append({**row(grid, *plan, loss=curve[-1][1], curve=curve), 'parameters': 1_867_136})
+        scored.append({'checkpoint': f'{plan.folder}/ckpt.pt', 'accuracy': accuracy,
+                       'phenomena': {'binding': accuracy, 'ellipsis': other}})
+    monkeypatch.setattr(grid, 'BLIMP_ROWS', str(tmp_path / 'blimp.jsonl'))
+    monkeypatch.setattr(grid, 'FIGURE', str(tmp_path / 'grid.png'))
+    pd.DataFrame(scored).to_json(grid.BLIMP_ROWS, orient='records', lines=True)
+
+    grid.report(pd.DataFrame(rows))
+    lines = capsys.readouterr().out.splitlines()
+    differences = [np.subtract(made['modern', 'symmetric', seed], made['modern', 'original', seed])
+                   for seed in (1, 2)]
+    loss, accuracy, log_steps = np.mean(differences, axis=0)
+    _, cell, steps = [line for line in lines if line.startswith('| modern | `symmetric` |')]
+    assert f'| {loss:+.3f} (' in cell
+    assert f'| {accuracy:+.2f} (' in cell
+    assert steps.split(' | ')[3].startswith(f'{np.exp(log_steps):.2f} (')
+    of_binding = [line for line in lines if line.startswith('| binding |')]
+    assert f'| {accuracy:+.1f} (' in of_binding[1]
+    assert (tmp_path / 'grid.png').exists()
