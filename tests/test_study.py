@@ -1,10 +1,16 @@
-"""results/study.py and the statistics of results/analysis.py: its tables, its intervals."""
+"""results/study.py and results/study.md, and the statistics of results/analysis.py."""
 import json
+import re
+import sys
 
 import numpy as np
 import pandas as pd
 import pytest
-from test_configs import read
+from test_configs import build, called, read, runs_of
+
+from model import count_parameters
+
+PAGE = read('results', 'study.md')
 
 
 @pytest.fixture
@@ -12,12 +18,35 @@ def study(script):
     return script('study')
 
 
-def test_the_tables_of_the_study_are_those_of_its_rows(study, table_lines):
-    """Every line of every table that results/study.py prints is on the page."""
-    printed = table_lines(study)
-    page = read('results', 'study.md').splitlines()
-    assert len(printed) > 80
-    assert [line for line in printed if line not in page] == []
+def test_the_numbers_of_the_page_are_those_of_the_rows(study, tmp_path, monkeypatch, capsys):
+    """Every table that results/study.py prints is on the page; every loss and p of the page is printed."""
+    pytest.importorskip('matplotlib')
+    monkeypatch.setattr(study, 'FIGURE', str(tmp_path / 'figure.png'))
+    monkeypatch.setattr(sys, 'argv', ['study.py'])
+    study.main()
+    assert (tmp_path / 'figure.png').exists()
+
+    printed = capsys.readouterr().out
+    tables = [line for line in printed.splitlines() if line.startswith('|')]
+    assert len(tables) > 50
+    assert [line for line in tables if line not in PAGE.splitlines()] == []
+
+    decimals = re.compile(r'\d*\.\d{3}\b')
+    pilot = study.rows_of(study.read_rows(), 'study_pilot')
+    known = {*decimals.findall(printed), *(f'{loss:.3f}' for row in pilot for _, loss, _ in row['curve'])}
+    # the entropy of the corpus, and how near two runs are to the end of the plateau
+    known |= {'6.918', '0.002', '0.009'}
+    text, _ = PAGE.split('## Commands')
+    assert {*decimals.findall(text)} <= known
+
+
+def test_the_parameters_are_those_of_the_runs(study):
+    """The models of the commands of the page, which name every run."""
+    [block] = re.findall(r'```sh\n(export .*?)```', PAGE, re.S)
+    runs = runs_of(called(block))
+    assert {f'{system}-{seed}' for system in study.SYSTEMS for seed in (1, 2, 3)} <= {*runs}
+    for system in study.SYSTEMS:
+        assert f"{count_parameters(build(runs[f'{system}-1'])):,}" in PAGE, system
 
 
 def test_the_intervals_of_the_study_are_the_textbooks(script):
