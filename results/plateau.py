@@ -9,11 +9,9 @@
 2. a run of train.py, stopped when its order gap stays; its row in plateau.jsonl
 3. the rates of the search
 4. the model: lognormal, with censored runs
-5. the tables and the figure
-6. main
+5. the tables
+6. the figure; main
 
-Started once for each core, the same command shares the runs among its processes. Repeated, it goes on with
-the runs that have no row yet, and each run with its newest checkpoint.
 Needs scipy, and for the figure matplotlib: pip install -r requirements-dev.txt
 """
 import itertools
@@ -30,7 +28,7 @@ import runs
 from analysis import (HERE, compare, holm, print_table, shown_difference, shown_interval, shown_mean,
                       shown_p)
 from scipy.optimize import brentq, minimize
-from scipy.stats import chi2, norm
+from scipy.stats import chi2, norm, ttest_ind
 
 sys.path.insert(0, os.path.dirname(HERE))
 import train
@@ -59,15 +57,16 @@ SEARCHED = [system for system in SYSTEMS if system != 'none']
 SEEDS = range(1, 9)
 CONTROL_SEEDS = 1, 2
 SEARCH_SEEDS = 101, 102
-CONTROL_RATE = 2e-3
 GAP = 0.2                       # nats
+LOSS = 5.8                      # nats: a threshold in place of the gap
 TOKENS = 1024                   # a step
 CAP = 4900 * TOKENS
 # the second arm: one setting to its end
 FULL = ['--schedule=linear', '--max_iters=4000', '--warmup_iters=400']
 FULL_SYSTEMS = 'original', 'symmetric', 'pairwise', 'shared', 'none'
-FULL_RATE = 2e-3
+RATE = 2e-3                     # of the control and of the second arm
 PRIMARY = 'symmetric', 'pairwise_unit'
+WITH_SLOPE = 'original', 'symmetric', 'pairwise', 'pairwise_unit'       # `shared` has no T at 2 x 64
 
 
 class Plan(NamedTuple):
@@ -106,13 +105,14 @@ def search_plans(rows):
 
 def count_plans(rows):
     """All counted runs: seed after seed, so that the design is balanced wherever they end."""
+    rates = {(size, system): runs.best_rate(searched(rows, size, system), f'{system} at {size}')
+             for size, system in itertools.product(SIZES, SEARCHED)}
     plans = []
     for seed in SEEDS:
-        of_seed = [Plan('count', size, system, seed, best_rate(rows, size, system))
-                   for size, system in itertools.product(SIZES, SEARCHED)]
+        of_seed = [Plan('count', size, system, seed, rate) for (size, system), rate in rates.items()]
         if seed in CONTROL_SEEDS:
-            of_seed += [Plan('count', size, 'none', seed, CONTROL_RATE) for size in SIZES]
-        of_seed += [Plan('full', '2 x 128', system, seed, FULL_RATE) for system in FULL_SYSTEMS]
+            of_seed += [Plan('count', size, 'none', seed, RATE) for size in SIZES]
+        of_seed += [Plan('full', '2 x 128', system, seed, RATE) for system in FULL_SYSTEMS]
         order = np.random.default_rng(seed).permutation(len(of_seed))
         plans += [of_seed[index] for index in order]
     return plans
@@ -185,17 +185,15 @@ def make(plan):
     command = [sys.executable, __file__, 'train', *plan.command[1:]]
     environment = {**os.environ, 'OMP_NUM_THREADS': '1'}
     started = time.time()
-    ends_early = False
     with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL) as process:
         try:
-            while process.poll() is None and not ends_early:
+            while process.poll() is None and not may_end(plan, read_validations(folder)):
                 time.sleep(1)
-                ends_early = may_end(plan, read_validations(folder))
         finally:
             process.terminate()                         # it saves a checkpoint and ends
-    if process.returncode and not ends_early:
-        sys.exit(f'plateau.py: {plan.name} ended with status {process.returncode}')
     validations = read_validations(folder)
+    if process.returncode and not may_end(plan, validations):
+        sys.exit(f'plateau.py: {plan.name} ended with status {process.returncode}')
     reached = tokens_to_gap(validations)
     tokens = reached if math.isfinite(reached) else None
     runs.append_row(ROWS, {
@@ -218,18 +216,13 @@ def of_search(rows, size, system):
 
 
 def searched(rows, size, system):
-    """{rate: (median of tokens, mean loss)} of the rates that have all their seeds"""
+    """{rate: (median of tokens, mean loss)} of the rates that have all seeds; the lowest is best"""
     found = {}
     for rate, part in of_search(rows, size, system).groupby('rate'):
         if len(part) == len(SEARCH_SEEDS):
             losses = [validations[-1][1] for validations in part['validations']]
             found[rate] = part['tokens'].median(), np.mean(losses)
     return found
-
-
-def best_rate(rows, size, system):
-    """The rate of the lowest median; of several, as if all are infinite, that of the lowest loss."""
-    return runs.best_rate(searched(rows, size, system), f'{system} at {size}')
 
 
 def is_beaten(plan, validations, rows):
@@ -249,11 +242,17 @@ def is_beaten(plan, validations, rows):
 
 # ---- 4. the model ----
 
+def balanced(rows):
+    """The rows of the first and of the second arm, of the seeds of which every run has been made."""
+    unfinished = {plan.seed for plan in runs.without_row(count_plans(rows), rows)}
+    counted = rows[(rows['arm'] != 'search') & ~rows['seed'].isin(unfinished)]
+    return counted[counted['arm'] == 'count'], counted[counted['arm'] == 'full']
+
+
 def size_axis(sizes):
     """log2 of the parameters in the blocks of `original`, less their mean over the three sizes."""
-    logs = {size: math.log2(parameters) for size, (_, parameters) in SIZES.items()}
-    middle = np.mean([*logs.values()])
-    return np.array([logs[size] - middle for size in sizes])
+    logs = pd.Series({size: math.log2(parameters) for size, (_, parameters) in SIZES.items()})
+    return (logs - logs.mean())[[*sizes]].to_numpy()
 
 
 def line_columns(table):
@@ -265,12 +264,11 @@ def line_columns(table):
 
 def bent_columns(table):
     """line_columns(), and a bend at the middle size that is the same for all systems."""
-    _, middle, _ = SIZES
-    return line_columns(table).assign(bend=(table['size'] == middle).astype(float))
+    return line_columns(table).assign(bend=(table['size'] == '2 x 128').astype(float))
 
 
 def cell_columns(table):
-    """The columns of log2 T = the mean of its cell, a system at a size."""
+    """The columns of log2 T = the mean of its cell."""
     return pd.get_dummies(table['system'] + ' ' + table['size'], dtype=float)
 
 
@@ -288,7 +286,7 @@ def fit(table, columns, known=0.0):
         """Minus the log of the likelihood, and its gradient.  values: coefficients, log of the deviation"""
         deviation = math.exp(values[-1])
         z = (y - matrix @ values[:-1]) / deviation
-        logs = np.where(censored, norm.logsf(z), norm.logpdf(z) - math.log(deviation))
+        logs = np.where(censored, norm.logsf(z), norm.logpdf(z) - values[-1])
         # minus the slope of each log in z
         slope = np.where(censored, np.exp(norm.logpdf(z) - norm.logsf(z)), z)
         of_deviation = slope * z - ~censored
@@ -296,9 +294,8 @@ def fit(table, columns, known=0.0):
 
     start, *_ = np.linalg.lstsq(matrix, y, rcond=None)
     spread = (y - matrix @ start).std() + 1e-3
-    found = minimize(loss, [*start, math.log(spread)], jac=True, method='BFGS')
-    coefficients = pd.Series(found.x[:-1], columns.columns)
-    return coefficients, math.exp(found.x[-1]), -found.fun
+    found = minimize(loss, [*start, math.log(spread)], jac=True)
+    return pd.Series(found.x[:-1], columns.columns), math.exp(found.x[-1]), -found.fun
 
 
 def profile(table, columns, name, base=None):
@@ -324,143 +321,100 @@ def profile(table, columns, name, base=None):
     return estimate, low, high, chi2.sf(max(0.0, statistic(0.0)), 1)
 
 
-def balanced(rows):
-    """The rows of the first and of the second arm, of the seeds of which every run has been made."""
-    unfinished = {plan.seed for plan in runs.without_row(count_plans(rows), rows)}
-    counted = rows[(rows['arm'] != 'search') & ~rows['seed'].isin(unfinished)]
-    return counted[counted['arm'] == 'count'], counted[counted['arm'] == 'full']
+def cell_means(counted, base=None):
+    """{(system, size): (mean of log2 T, low, high, p)}; with a system as `base`: less its mean
 
-
-def with_medians(counted):
-    """The runs of the cells (a system at a size) of which at most half are censored; not the control's."""
-    share = np.isinf(counted['tokens']).groupby([counted['system'], counted['size']]).transform('mean')
-    return counted[(share <= 0.5) & (counted['system'] != 'none')]
-
-
-def with_slopes(counted):
-    """The runs of the systems of which with_medians() has every size."""
-    table = with_medians(counted)
-    sizes = table.groupby('system')['size'].transform('nunique')
-    return table[sizes == len(SIZES)]
+    Not of cells of which half or more is censored.
+    """
+    table = counted.groupby(['system', 'size']).filter(lambda cell: math.isfinite(cell['tokens'].median()))
+    columns = cell_columns(table)
+    found = {}
+    for system, size in itertools.product(SEARCHED, SIZES):
+        if f'{system} {size}' in columns and system != base:
+            of_base = f'{base} {size}' if base else None
+            found[system, size] = profile(table, columns, f'{system} {size}', of_base)
+    return found
 
 
 def medians(counted, base=None):
-    """{(system, size): (median T, low, high)} by a mean of log2 T for each cell
-
-    In million tokens; with a system as `base`: over its T.
-    """
-    table = with_medians(counted)
-    columns = cell_columns(table)
+    """{(system, size): (median T, low, high)} in million tokens; with a system as `base`: over its T"""
     unit = 1 if base else 1e6
-    found = {}
-    for system, size in itertools.product(SEARCHED, SIZES):
-        cell = f'{system} {size}'
-        if cell in columns and system != base:
-            estimate, low, high, _ = profile(table, columns, cell, base and f'{base} {size}')
-            found[system, size] = 2 ** estimate / unit, 2 ** low / unit, 2 ** high / unit
-    return found
+    return {cell: tuple(2 ** value / unit for value in found)
+            for cell, (*found, _) in cell_means(counted, base).items()}
+
+
+def with_slope(counted):
+    return counted[counted['system'].isin(WITH_SLOPE)]
 
 
 def contrasts(counted, columns_of=line_columns):
     """{system: (slope less that of `original`, low, high, p)}, by the model with a line for each system"""
-    table = with_slopes(counted)
+    table = with_slope(counted)
     columns = columns_of(table)
-    systems = [system for system in SEARCHED[1:] if f'b {system}' in columns]
-    return {system: profile(table, columns, f'b {system}', 'b original') for system in systems}
+    return {system: profile(table, columns, f'b {system}', 'b original') for system in WITH_SLOPE[1:]}
 
 
-def primary_p(of_systems):
-    """Holm's p of the two primary contrasts.  of_systems: as of contrasts()"""
-    return holm(pd.Series({system: of_systems[system][3] for system in PRIMARY}))
+# ---- 5. the tables ----
 
-
-def other_contrasts(counted):
-    """{another fit, which was not planned: as of contrasts()}: does the verdict depend on the plan's?"""
-    alone = {}
-    for system in PRIMARY:
-        alone |= contrasts(counted[counted['system'].isin(['original', system])])
-    is_late = (counted['system'] == 'original') & (counted['size'] == '4 x 128')
-    late = counted['tokens'][is_late].nlargest(2)
-    return {
-        'as planned': contrasts(counted),
-        'a bend at 2 x 128, the same for all systems': contrasts(counted, bent_columns),
-        '`original` and the system alone': alone,
-        'without the two latest runs of `original` at 4 x 128': contrasts(counted.drop(late.index)),
-    }
-
-
-# ---- 5. the tables and the figure ----
-
-def print_search(rows):
-    lines = []
-    for size, system in itertools.product(SIZES, SEARCHED):
-        cells = []
-        for rate, (tokens, loss) in searched(rows, size, system).items():
-            cells.append(f'{rate:g}: {shown_millions(tokens)} ({loss:.2f})')
-        lines.append([f'`{system}`', size, '; '.join(cells)])
-    print_table('Search: rate: median of million tokens (last loss)', ['system', 'size', 'rates'], lines)
-
-
-def shown_millions(tokens):
-    return '-' if math.isinf(tokens) else f'{tokens / 1e6:.2f}'
-
-
-def print_cells(title, systems, cells, missing='-'):
+def print_cells(title, systems, cells):
     """A line for each system, a column for each size.  cells: {(system, size): text}"""
-    lines = [[f'`{system}`', *(cells.get((system, size), missing) for size in SIZES)] for system in systems]
+    lines = [[f'`{system}`', *(cells.get((system, size), '-') for size in SIZES)] for system in systems]
     print_table(title, ['system', *SIZES], lines)
 
 
+def print_search(rows):
+    cells = {}
+    for system, size in itertools.product(SEARCHED, SIZES):
+        of_rates = [f'{rate:g}: {tokens / 1e6:.2f}'
+                    for rate, (tokens, _) in searched(rows, size, system).items() if math.isfinite(tokens)]
+        cells[system, size] = ', '.join(of_rates) or '-'
+    print_cells('Search: rate: median of million tokens; rates with a gap in both seeds', SEARCHED, cells)
+
+
 def print_counts(counted):
-    cells = {cell: ' '.join(map(shown_millions, sorted(tokens)))
-             for cell, tokens in counted.groupby(['system', 'size'])['tokens']}
-    print_cells('Million tokens until the gap, each seed, sorted; -: none', SYSTEMS, cells)
+    cells = {}
+    reached = counted.groupby(['system', 'size']).filter(lambda cell: np.isfinite(cell['tokens']).any())
+    for cell, tokens in reached.groupby(['system', 'size'])['tokens']:
+        millions = tokens.median() / 1e6, tokens.min() / 1e6, tokens.max() / 1e6
+        cells[cell] = shown_interval(millions, sign='').replace('inf', '-')
+    print_cells('Million tokens until the gap: median (first to last run); -: none', SEARCHED, cells)
 
 
-def print_medians(title, systems, found, missing):
-    """found: as of medians()"""
-    cells = {cell: shown_interval(of_cell, sign='') for cell, of_cell in found.items()}
-    print_cells(title, systems, cells, missing)
+def print_losses(counted):
+    """The loss at T, and the tokens until a threshold of the loss in place of the gap."""
+    at_gap, below = [], []
+    for validations, tokens in zip(counted['validations'], counted['tokens'], strict=True):
+        losses = {step * TOKENS: loss for step, loss, _ in validations}
+        at_gap.append(losses.get(tokens, math.nan))
+        below.append(tokens_to_gap([(step, loss, LOSS - loss) for step, loss, _ in validations], 0) / 1e6)
+    table = counted.assign(at_gap=at_gap, below=below)
+    medians = table.groupby(['system', 'size'])[['at_gap', 'below']].median()
+    lowest, highest = medians['at_gap'].min(), medians['at_gap'].max()
+    print(f'\nMedian loss at the gap, over cells: {lowest:.2f} to {highest:.2f} nats')
+    print(f'Median million tokens until {LOSS} nats or less:\n{medians["below"].unstack().round(2)}')
+
+
+def print_ratios(counted):
+    cells = {cell: shown_interval(ratio, sign='') for cell, ratio in medians(counted, 'original').items()}
+    print_cells('T over T of `original` (95 %)', SEARCHED[1:], cells)
+    p = pd.Series({cell: p for cell, (*_, p) in cell_means(counted, 'original').items()})
+    adjusted = p.groupby(level=1, group_keys=False).apply(holm)
+    print_cells("Holm's p over the systems of a size", SEARCHED[1:], adjusted.map(shown_p))
 
 
 def print_slopes(counted):
-    """The slope of each system, and the contrasts, of which two are primary."""
-    table = with_slopes(counted)
+    table = with_slope(counted)
     columns = line_columns(table)
-    of_systems = contrasts(counted)
-    adjusted = primary_p(of_systems)
-    lines = []
-    for system in SEARCHED:
-        line = [f'`{system}`', 'none: censored', '', '', '']
-        if f'b {system}' in columns:
-            line[1] = shown_interval(profile(table, columns, f'b {system}'))
-        if system in of_systems:
-            line[2:4] = shown_interval(of_systems[system]), f'{of_systems[system][3]:.3g}'
-        if system in adjusted:
-            line[4] = f'{adjusted[system]:.3g}'
-        lines.append(line)
+    lines = [[f'`{system}`', shown_interval(profile(table, columns, f'b {system}'))] for system in WITH_SLOPE]
     print_table('Doublings of T for each doubling of the parameters in the blocks of `original`',
-                ['system', 'slope (95 %)', 'less that of `original`', 'p', 'Holm, of the two primary ones'],
-                lines)
-
-
-def print_fit(table):
-    """Do lines say as much as a mean for each cell?"""
-    _, _, of_lines = fit(table, line_columns(table))
-    _, _, of_bent = fit(table, bent_columns(table))
-    _, _, of_cells = fit(table, cell_columns(table))
-    freedom = table['system'].nunique() * (len(SIZES) - 2)              # a line has two numbers
-    p_lines = chi2.sf(2 * (of_cells - of_lines), freedom)
-    p_bent = chi2.sf(2 * (of_cells - of_bent), freedom - 1)
-    print(f'\nA mean for each cell against lines: p {p_lines:.2g}; against lines with one bend for all: '
-          f'p {p_bent:.2g}.')
+                ['system', 'slope (95 %)'], lines)
 
 
 def print_contrasts(by_fit):
-    """The primary contrasts.  by_fit: {words on a fit: as of contrasts()}"""
+    """The primary contrasts with Holm's p of the two.  by_fit: {words on a fit: as of contrasts()}"""
     lines = []
     for words, of_systems in by_fit.items():
-        adjusted = primary_p(of_systems)
+        adjusted = holm(pd.Series({system: of_systems[system][3] for system in PRIMARY}))
         line = [words]
         for system in PRIMARY:
             line += [shown_interval(of_systems[system]), shown_p(adjusted[system])]
@@ -468,46 +422,51 @@ def print_contrasts(by_fit):
     header = ['fit']
     for system in PRIMARY:
         header += [f'`{system}`', "Holm's p"]
-    print_table('The primary contrasts by other fits', header, lines)
+    print_table('The primary contrasts by fit', header, lines)
 
 
-def print_deviations(counted):
-    """Of log2 T over the seeds of a cell; then how far apart two runs are, by one deviation or another."""
-    by_cell = np.log2(counted['tokens']).groupby([counted['system'], counted['size']]).std().dropna()
-    print_cells('Deviation of log2 T; -: with a censored run', SEARCHED, by_cell.map('{:.2f}'.format))
+def print_fits(counted):
+    """Does the verdict depend on the plan's model, or on two runs?"""
+    of_original = counted[(counted['system'] == 'original') & (counted['size'] == '4 x 128')]
+    latest = of_original['tokens'].nlargest(2).index
+    print_contrasts({
+        'as planned': contrasts(counted),
+        'a bend at 2 x 128, the same for all systems': contrasts(counted, bent_columns),
+        'without the two latest runs of `original` at 4 x 128': contrasts(counted.drop(latest)),
+    })
 
-    with_slope, with_median = with_slopes(counted), with_medians(counted)
-    _, of_slopes, _ = fit(with_slope, cell_columns(with_slope))
-    _, of_medians, _ = fit(with_median, cell_columns(with_median))
-    deviations = {'one for the cells of systems with a slope': of_slopes,
-                  'one for all cells with a median': of_medians,
-                  '`original` at 4 x 128': by_cell['original', '4 x 128'],
-                  '`pairwise` at 2 x 64': by_cell['pairwise', '2 x 64']}
-    lines = []
-    for words, deviation in deviations.items():
-        ratio = 2 ** (norm.ppf(0.975) * math.sqrt(2) * deviation)       # of two independent runs
-        lines.append([words, f'{deviation:.2f}', f'{1 / ratio:.2f} to {ratio:.2f}'])
-    header = ['deviation of log2 T', '', 'T of one over T of the other (95 %)']
-    print_table('Two runs of one cell', header, lines)
+
+def print_cell_model(counted):
+    """Whether lines say as much as a mean for each cell; how far apart two runs of one cell are."""
+    table = with_slope(counted)
+    _, _, of_lines = fit(table, line_columns(table))
+    _, deviation, of_cells = fit(table, cell_columns(table))
+    freedom = len(WITH_SLOPE) * (len(SIZES) - 2)                        # a line has two numbers
+    print(f'\nA mean for each cell against lines: p {chi2.sf(2 * (of_cells - of_lines), freedom):.2g}')
+    of_cell = np.log2(table['tokens']).groupby([table['system'], table['size']]).std()
+    ratio = 2 ** (norm.ppf(0.975) * math.sqrt(2) * deviation)           # of two independent runs
+    print(f'Deviation of log2 T: {deviation:.2f}; by cell: {of_cell.min():.2f} to {of_cell.max():.2f}')
+    print(f'Two runs of one cell (95 %): {1 / ratio:.2f} to {ratio:.2f}')
 
 
 def print_full(full):
-    """The second arm: last loss and gap, and differences from `original`, with one deviation."""
-    ends = full[['system', 'seed']].copy()
-    ends[['loss', 'gap']] = [validations[-1][1:] for validations in full['validations']]
-    lines = {system: [f'`{system}`', str((full['system'] == system).sum())] for system in FULL_SYSTEMS}
-    for measure in ('loss', 'gap'):
-        scores = ends.pivot(index='system', columns='seed', values=measure)
-        learned = scores.drop(index='none')     # runs without positions have no gap and another deviation
-        differences = compare(learned, 'original', learned.index.drop('original'))
-        for system, line in lines.items():
-            line.append(shown_mean(scores.loc[system], 3))
-            is_compared = system in differences.index
-            line.append(shown_difference(differences.loc[system], 3) if is_compared else '')
-    print_table("Second arm: mean (deviation), less `original` (Dunnett's p)",
-                ['system', 'runs', 'last loss', 'less `original`', 'last gap', 'less `original`'],
-                lines.values())
+    """The second arm: last losses, and differences from `original`, with one deviation."""
+    ends = full.assign(loss=[validations[-1][1] for validations in full['validations']])
+    losses = ends.pivot(index='system', columns='seed', values='loss')
+    learned = losses.drop(index='none')         # without positions the deviation is another one
+    differences = compare(learned, 'original', learned.index.drop('original'))
+    lines = []
+    for system in FULL_SYSTEMS:
+        line = [f'`{system}`', shown_mean(losses.loc[system], 3), '', '']
+        if system in differences.index:
+            welch = ttest_ind(losses.loc[system], losses.loc['original'], equal_var=False)
+            line[2:] = shown_difference(differences.loc[system], 3), shown_p(welch.pvalue)
+        lines.append(line)
+    print_table("Second arm: mean (deviation) of the last loss, less `original` (Dunnett's p)",
+                ['system', 'last loss', 'less `original`', "Welch's p"], lines)
 
+
+# ---- 6. the figure; main ----
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart
 COLOURS = {'original': '#000000', 'symmetric': '#E69F00', 'pairwise': '#0072B2', 'pairwise_unit': '#56B4E9',
@@ -515,66 +474,52 @@ COLOURS = {'original': '#000000', 'symmetric': '#E69F00', 'pairwise': '#0072B2',
 
 
 def draw(found):
-    """Medians with their intervals; a triangle where more than half of the runs are censored.
-
-    found: as of medians()
-    """
+    """Medians with their intervals.  found: as of medians()"""
     from matplotlib.figure import Figure
     figure = Figure((9, 6.2), layout='constrained')
     axis = figure.add_subplot(xscale='log', yscale='log')
-    for number, system in enumerate(SEARCHED):
+    for number, (system, colour) in enumerate(COLOURS.items()):
+        sizes = [size for size in SIZES if (system, size) in found]
         beside = 1.04 ** (number - 2)                   # so that intervals stand beside each other
-        points = []
-        for size, (_, parameters) in SIZES.items():
-            if (system, size) in found:
-                points.append((parameters * beside, *found[system, size]))
-            else:
-                axis.plot(parameters * beside, CAP / 1e6, '^', color=COLOURS[system], markersize=10)
-        x, middle, low, high = np.array(points).T
-        axis.errorbar(x, middle, (middle - low, high - middle), color=COLOURS[system], marker='o',
-                      linewidth=2, capsize=4, label=system)
+        x = [SIZES[size][1] * beside for size in sizes]
+        middle, low, high = np.array([found[system, size] for size in sizes]).T
+        axis.errorbar(x, middle, (middle - low, high - middle), color=colour, marker='o', linewidth=2,
+                      capsize=4, label=system)
     labels = [f'{size}\n{parameters:,}' for size, (_, parameters) in SIZES.items()]
-    axis.set_xticks([parameters for _, parameters in SIZES.values()], labels, fontsize=14)
-    axis.set_xticks([], minor=True)
+    axis.set_xticks([parameters for _, parameters in SIZES.values()], labels)
+    axis.set_yticks([1, 1.5, 2, 2.5, 3], ['1', '1.5', '2', '2.5', '3'])
+    axis.minorticks_off()
     axis.set_xlabel('layers x width; parameters in the blocks of `original`', fontsize=15)
     axis.set_ylabel('million tokens until the order gap', fontsize=15)
-    axis.yaxis.set_major_formatter('{x:g}')
-    axis.yaxis.set_minor_formatter('{x:g}')
-    axis.tick_params(labelsize=13)
+    axis.tick_params(labelsize=14)
     axis.spines[['top', 'right']].set_visible(False)
     axis.legend(fontsize=14)
     figure.savefig(FIGURE, dpi=100)
 
 
-# ---- 6. main ----
-
 def main():
-    plans_of = {'search': search_plans, 'count': count_plans}
     command, *words = sys.argv[1:] or ['']
-    if command in plans_of and not words:
-        runs.make_all(plans_of[command], read_rows, make, OUT)
-        return
+    plans_of = {'search': search_plans, 'count': count_plans}
     if command == 'train':
         train_with_gap(words)
-        return
-    if command:
+    elif command in plans_of and not words:
+        runs.make_all(plans_of[command], read_rows, make, OUT)
+    elif command:
         sys.exit('plateau.py: search, count, train, or nothing')
-    rows = read_rows()
-    print_search(rows)
-    counted, full = balanced(rows)
-    if counted['seed'].nunique() < 2:
-        sys.exit('plateau.py: no intervals before all runs of two seeds are made')
-    print_counts(counted)
-    found = medians(counted)
-    title = 'Million tokens until the gap: median by the model (95 %)'
-    print_medians(title, SEARCHED, found, f'above {CAP / 1e6:.2f}')
-    print_medians('T over T of `original` (95 %)', SEARCHED[1:], medians(counted, 'original'), '-')
-    print_slopes(counted)
-    print_fit(with_slopes(counted))
-    print_contrasts(other_contrasts(counted))
-    print_deviations(counted)
-    print_full(full)
-    draw(found)
+    else:
+        rows = read_rows()
+        print_search(rows)
+        counted, full = balanced(rows)
+        if counted['seed'].nunique() < 2:
+            sys.exit('plateau.py: no intervals before all runs of two seeds are made')
+        print_counts(counted)
+        print_losses(counted)
+        print_ratios(counted)
+        print_slopes(counted)
+        print_fits(counted)
+        print_cell_model(counted)
+        print_full(full)
+        draw(medians(counted))
 
 
 if __name__ == '__main__':

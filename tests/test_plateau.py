@@ -62,6 +62,19 @@ def test_the_tables_of_the_page_are_those_of_its_rows(plateau, table_lines):
     assert [line for line in printed if line not in page] == []
 
 
+def test_numbers_in_the_sentences_of_the_page_are_those_of_its_rows(plateau, capsys):
+    page = read('results', 'plateau.md')
+    counted, _ = plateau.balanced(plateau.read_rows())
+    plateau.print_cell_model(counted)
+    plateau.print_losses(counted)
+    printed = capsys.readouterr().out
+    assert 'lines: p 0.00087\n' in printed
+    assert 'lines (p .0009)' in page
+    for numbers in ('0.21', '0.03 to 0.40', '0.67 to 1.49', '5.53 to 5.72'):
+        assert f': {numbers}' in printed
+        assert numbers in page
+
+
 def test_tokens_of_every_row_are_those_of_its_validations(plateau):
     rows = plateau.read_rows()
     assert len(rows) > 100
