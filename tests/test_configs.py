@@ -132,9 +132,9 @@ COMMANDS = commands_of(PAGE)
 IN_HEADERS = runs_of(command for name in NAMES for command in header_commands(name))
 ON_PAGE = runs_of(COMMANDS)
 RUNS = {**IN_HEADERS, **ON_PAGE}
-# (run, parameters, those in matrices, 1e18 FLOPs, GPU hours, what to expect)
-ROW = r'^\| `(\w+)` \| ([\d,]+)(?: \(([\d,]+)\))? \| ?([\d.]*) \| ?([\d.]*) \| (.*) \|$'
-ROWS = re.findall(ROW, PAGE, re.M)
+ROW = r'^\| ((?:`\w+`(?:, )?)+) \| ([\d,]+)(?: \(([\d,]+)\))? \| ([\d.]+) \| (.*) \|$'
+# (run, parameters, those in matrices, GPU hours, what to expect); a line of the page may have several runs
+ROWS = [(run, *cells) for runs, *cells in re.findall(ROW, PAGE, re.M) for run in re.findall(r'\w+', runs)]
 
 
 def vocabulary(dataset):
