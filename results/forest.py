@@ -1,11 +1,12 @@
 """The figure of results/claims.md: what the papers print, beside what was measured here, with intervals.
 
-    $ python results/forest.py      writes results/forest.png, prints other analyses for results/plateau.md
+    $ python results/forest.py      writes results/forest.png, prints numbers for claims.md and plateau.md
 
 1. what the papers print
 2. the rows of the figure
-3. other analyses of the first arm of plateau.md
-4. the figure; main
+3. the study's new operators beside each other, for claims.md
+4. other analyses of the first arm of plateau.md
+5. the figure; main
 
 Needs scipy, and matplotlib for the figure: pip install -r requirements-dev.txt
 """
@@ -18,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 import plateau
 import study
-from analysis import HERE, paired, shown_interval, shown_p
+from analysis import HERE, compare, paired, print_table, shown_difference, shown_interval, shown_p
 from scipy.stats import mannwhitneyu, ttest_ind
 
 FIGURE = os.path.join(HERE, 'forest.png')
@@ -35,22 +36,21 @@ BLOCKS = 12 * 4 * 512 ** 2, 12 * 12 * 768 ** 2
 LOSSES = {'symmetric': 0.1, 'pairwise': 0.0}
 # Kowsher et al. 2024, figure 3: an epoch of fine-tuning on six tasks
 EPOCHS = [0.70, 0.81, 0.82, 0.87, 0.88, 0.89]
-# what a step takes: label, printed, measured on one thread of a CPU, and where: the page and its first words
+# a step: label with the tokens of a row, printed, measured on one thread of a CPU; page and words of its line
 COSTS = [
-    ('shared / original, time, 256 and 512 tokens', EPOCHS, [0.90, 0.86],
-     'bench.md', '| `shared` | `original` |'),
-    ('shatter / original, time, 256 tokens', [0.95], [1.02], 'bench.md', '| `shatter` | `original` |'),
-    ('shatter / original, time, 512 tokens', [0.85], [1.18], 'bench.md', '| `shatter` | `original` |'),
-    ('original with rpe / absolute, time, 512', [3.89], [1.44], 'bench.md', '| `original`, `rpe` |'),
-    ('original with rab / absolute, time, 512', [1.21], [1.13], 'bench.md', '| `original`, `rab` |'),
-    ('RoFormerV2 / gau, time, 512 tokens', [1.224], [1.01], 'bench.md', '| time, RoFormerV2 |'),
-    ('RoFormerV2 / gau, time, 2048 tokens', [1.902], [1.47], 'bench.md', '| time, RoFormerV2 |'),
-    ('RoFormerV2 / gau, memory, 512 tokens', [1.187], [1.05], 'bench.md', '| memory, RoFormerV2 | 9'),
+    ('shared / original, time, 256', EPOCHS, 0.90, 'bench.md', '| `shared` | `original` |'),
+    ('shared / original, time, 512', EPOCHS, 0.86, 'bench.md', '| `shared` | `original` |'),
+    ('shatter / original, time, 256', [0.95], 1.02, 'bench.md', '| `shatter` | `original` |'),
+    ('shatter / original, time, 512', [0.85], 1.18, 'bench.md', '| `shatter` | `original` |'),
+    ('rpe / absolute, time, 512', [3.89], 1.44, 'bench.md', '| `original`, `rpe` |'),
+    ('rab / absolute, time, 512', [1.21], 1.13, 'bench.md', '| `original`, `rab` |'),
+    ('RoFormerV2 / gau, time, 512', [1.224], 1.01, 'bench.md', '| time, RoFormerV2 |'),
+    ('RoFormerV2 / gau, time, 2048', [1.902], 1.47, 'bench.md', '| time, RoFormerV2 |'),
+    ('RoFormerV2 / gau, memory, 512', [1.187], 1.05, 'bench.md', '| memory, RoFormerV2 | 9'),
     # printed: "over 50 %" saved; MiB
-    ('shatter, memory, rows of 256 / 512 tokens', [0.5], [1298 / 2241],
-     'systems.md', '| `shatter` | 1,298 |'),
+    ('shatter, memory, rows of 256 / 512', [0.5], 1298 / 2241, 'systems.md', '| `shatter` | 1,298 |'),
 ]
-# the same of the study: 256 wide, 128 tokens, learned positions
+# time, of the study: 256 wide, 128 tokens, learned positions
 COSTS_OF_STUDY = {'shared': EPOCHS, 'shatter': [0.95]}
 # the system here, and its paper, in the first table of which `original` stands too
 SCORES = {'pairwise': 'courtois', 'symmetric': 'courtois', 'shared': 'kowsher'}
@@ -79,60 +79,76 @@ def printed_slopes(system):
 
 class Row(NamedTuple):
     """A line of the figure."""
-    label: str                  # systems, unit, size
+    label: str
     printed: list               # the paper's numbers
-    ours: list                  # (number, low, high): with the 95 % interval; low is None: no interval
+    ours: float
+    low: float = None           # ends of the 95 % interval; None: it has none
+    high: float = None
 
 
-def ratio_rows(counted):
-    """Tokens to the order gap, which stand for the steps on the plateau; then times and memory."""
-    rows = []
+def token_rows(counted):
+    """Tokens to the order gap, which stand for the steps on the plateau."""
     found = plateau.medians(counted, 'original')
     contrasts = plateau.contrasts(counted)
-    for system, theirs in (('symmetric', 'symmetric'), ('pairwise_unit', 'pairwise')):
-        printed = PLATEAUS[theirs][1] / PLATEAUS['original'][1]
-        for size in plateau.SIZES:
-            label = f'{system} / original, tokens to the gap, {size}'
-            rows.append(Row(label, [printed], [found[system, size]]))
-    for system, theirs in (('symmetric', 'symmetric'), ('pairwise_unit', 'pairwise')):
-        # as a ratio, so that it stands on the same axis
-        of_twice = tuple(2 ** value for value in contrasts[system][:3])
-        rows.append(Row(f'{system}: the same, change with each doubling of the size',
-                        [2 ** slope for slope in printed_slopes(theirs)], [of_twice]))
-    milliseconds = study.step_times(study.read_rows())
-    for system, printed in COSTS_OF_STUDY.items():
-        ratio = milliseconds[system] / milliseconds['original']
-        rows.append(Row(f'{system} / original, time, 128 tokens', printed, [(ratio, None, None)]))
-    for label, printed, ours, *_ in COSTS:
-        rows.append(Row(label, printed, [(value, None, None) for value in ours]))
+    theirs = {'symmetric': 'symmetric', 'pairwise_unit': 'pairwise'}
+    rows = []
+    for system, name in theirs.items():
+        printed = PLATEAUS[name][1] / PLATEAUS['original'][1]
+        rows += [Row(f'{system}, {size}', [printed], *found[system, size]) for size in plateau.SIZES]
+    for system, name in theirs.items():
+        # as ratios, so that they stand on the same axis
+        printed = [2 ** slope for slope in printed_slopes(name)]
+        of_twice = [2 ** value for value in contrasts[system][:3]]
+        rows.append(Row(f'{system}, per doubling of size', printed, *of_twice))
     return rows
 
 
-def interval(tables, measure, system):
-    """tables: of study.compare_all"""
-    found = tables[measure].loc[system]
-    return found['difference'], found['difference'] - found['half'], found['difference'] + found['half']
+def cost_rows():
+    milliseconds = study.step_times(study.read_rows())
+    rows = [Row(f'{system} / original, time, 128', printed, milliseconds[system] / milliseconds['original'])
+            for system, printed in COSTS_OF_STUDY.items()]
+    return rows + [Row(label, printed, ours) for label, printed, ours, *_ in COSTS]
 
 
-def loss_rows(with_rope):
-    """Of the study; with learned positions no system has left the plateau."""
-    return [Row(f'{system} less original, rope', [printed], [interval(with_rope, 'loss', f'{system}_rope')])
+def study_row(label, printed, found):
+    """found: a row of compare's table"""
+    difference, half = found['difference'], found['half']
+    return Row(label, [printed], difference, difference - half, difference + half)
+
+
+def loss_rows(tables):
+    """tables: of study.compare_all with `original_rope`; learned positions were not used"""
+    return [study_row(system, printed, tables['loss'].loc[f'{system}_rope'])
             for system, printed in LOSSES.items()]
 
 
-def score_rows(with_rope, absolute):
-    """Of the study: with `rope`, then with learned positions."""
+def score_rows(tables):
     rows = []
     for system, paper in SCORES.items():
         theirs, original = printed_scores(paper, system), printed_scores(paper, 'original')
         for task, column in COLUMNS.items():
-            ours = [interval(with_rope, task, f'{system}_rope'), interval(absolute, task, system)]
             printed = theirs[column] - original[column]
-            rows.append(Row(f'{system} less original, rope, {task}', [printed], ours))
+            rows.append(study_row(f'{system}, {task}', printed, tables[task].loc[f'{system}_rope']))
     return rows
 
 
-# ---- 3. other analyses of the first arm of plateau.md ----
+# ---- 3. the new operators beside each other ----
+
+def print_pairs(scores):
+    """Dunnett's p of two: each of the three is compared with the two others, all with `rope`."""
+    lines = []
+    for system, reference in (('pairwise', 'symmetric'), ('shared', 'symmetric'), ('shared', 'pairwise')):
+        others = [f'{name}_rope' for name in SCORES if name != reference]
+        line = [f'`{system}`', f'`{reference}`']
+        for measure in ('loss', *COLUMNS):
+            group = study.peers(measure, f'{reference}_rope', scores)
+            found = compare(scores[measure].loc[group], f'{reference}_rope', others)
+            line.append(shown_difference(found.loc[f'{system}_rope'], study.digits(measure, 1)))
+        lines.append([cell.replace('-', '−') for cell in line])
+    print_table("With `rope`: difference (Dunnett's p)", ['', 'less', 'loss', *COLUMNS], lines)
+
+
+# ---- 4. other analyses of the first arm of plateau.md ----
 
 def log_tokens(counted, system, size):
     """log2 T by seed; infinite without a gap."""
@@ -181,63 +197,68 @@ def print_contrasts(counted):
     })
 
 
-# ---- 4. the figure ----
+# ---- 5. the figure ----
 
-# Okabe and Ito's colours, which colour-blind readers can tell apart
-OURS, ABSOLUTE, PRINTED = '#000000', '#888888', '#D55E00'
+OURS, PRINTED = '#000000', '#D55E00'
 
 
-def shown(row, places):
-    """Our numbers in words; of two pairs of runs those with `rope`."""
-    number, low, high = row.ours[0]
-    if low is None:
-        return ', '.join(f'{value:.{places}f}' for value, _, _ in row.ours)
-    rounded = [round(value, places) + 0.0 for value in (number, low, high)]         # no -0.0
+def shown_ours(row, places):
+    if row.low is None:
+        return f'{row.ours:.{places}f}'
+    rounded = [round(value, places) + 0.0 for value in (row.ours, row.low, row.high)]       # no -0.0
     return shown_interval(rounded, places, sign='')
 
 
-def draw_panel(axis, rows, title, neutral, places):
+def shown_printed(row, places):
+    ends = [f'{value:.{places}f}' for value in (min(row.printed), max(row.printed))]
+    return ' to '.join(dict.fromkeys(ends))             # one number has equal ends
+
+
+def draw_panel(axis, title, rows, are_ratios, places):
     """A line of text for each row, its marks below it."""
-    across = {'transform': axis.get_yaxis_transform(), 'fontsize': 12, 'va': 'center'}
-    axis.axvline(neutral, color='#BBBBBB', linewidth=1, zorder=0)
+    across = {'transform': axis.get_yaxis_transform(), 'fontsize': 14, 'va': 'center'}
+    axis.axvline(1 if are_ratios else 0, color='#BBBBBB', linewidth=1, zorder=0)
     for place, row in enumerate(rows):
-        axis.axhspan(-place + 0.2, -place + 0.64, color='#F2F2F2', zorder=0.5)
+        axis.axhspan(-place + 0.2, -place + 0.66, color='#F2F2F2', zorder=0.5)
         axis.text(0, -place + 0.42, row.label, **across)
-        axis.text(1, -place + 0.42, shown(row, places), ha='right', **across)
+        axis.text(0.7, -place + 0.42, shown_printed(row, places), ha='right', color=PRINTED, **across)
+        axis.text(1, -place + 0.42, shown_ours(row, places), ha='right', **across)
         axis.plot(row.printed, [-place] * len(row.printed), 'D', markersize=8, color=PRINTED, zorder=3)
-        for number, (value, low, high) in enumerate(row.ours):
-            if low is None:
-                axis.plot(value, -place, 'o', markersize=8, markerfacecolor='white', color=OURS, zorder=4)
-            else:
-                ends = [[value - low], [high - value]]
-                axis.errorbar(value, -place - 0.16 * number, xerr=ends, fmt='o', markersize=7, linewidth=2.5,
-                              color=ABSOLUTE if number else OURS)
+        if row.low is None:
+            axis.plot(row.ours, -place, 'o', markersize=8, markerfacecolor='white', color=OURS, zorder=4)
+        else:
+            ends = [[row.ours - row.low], [row.high - row.ours]]
+            axis.errorbar(row.ours, -place, xerr=ends, fmt='o', markersize=7, linewidth=2.5, color=OURS)
+    if are_ratios:
+        axis.set_xscale('log', base=2)
+        ticks = [tick for tick in (0.5, 0.7, 1, 1.4, 2, 2.8, 4) if tick < axis.get_xlim()[1]]
+        axis.set_xticks(ticks, [f'{tick:g}' for tick in ticks])
     axis.set_ylim(0.7 - len(rows), 0.85)
     axis.set_yticks([])
-    axis.set_title(title, fontsize=14, loc='left', fontweight='bold')
-    axis.tick_params(labelsize=12)
+    axis.set_title(title, fontsize=15, loc='left', fontweight='bold')
+    axis.tick_params(labelsize=14)
     axis.spines[['top', 'right', 'left']].set_visible(False)
 
 
-def draw(ratios, losses, points):
+def draw(tokens, costs, losses, scores):
+    """tokens, costs, losses, scores: lists of Row"""
     from matplotlib.figure import Figure
-    panels = ratios, losses, points
-    heights = [len(rows) + 1.2 for rows in panels]
-    figure = Figure((7.2, 0.56 * sum(heights) + 1), layout='constrained')
-    first, second, third = figure.subplots(3, 1, height_ratios=heights)
-    first.set_xscale('log', base=2)
-    draw_panel(first, ratios, 'Ratios (logarithmic scale)', 1, 2)
-    ticks = [0.5, 0.7, 1, 1.4, 2, 2.8, 4]
-    first.set_xticks(ticks, [f'{tick:g}' for tick in ticks])
-    draw_panel(second, losses, 'Final loss, nats', 0, 2)
-    draw_panel(third, points, 'Scores, points', 0, 1)
-    legend = [('D', PRINTED, PRINTED, 'printed, base size'),
-              ('o', OURS, 'white', 'here, no interval'),
-              ('o', OURS, OURS, 'here, 95 % interval'),
-              ('o', ABSOLUTE, ABSOLUTE, 'the same, learned positions')]
-    for marker, colour, inside, words in legend:
-        first.plot([], [], marker, color=colour, markerfacecolor=inside, markersize=8, label=words)
-    figure.legend(*first.get_legend_handles_labels(), loc='outside upper left', ncols=2, fontsize=12,
+    # title, rows, whether they are ratios, decimal places
+    panels = [
+        ('Tokens until order is used, over those of original', tokens, True, 2),
+        ('Time or memory of a step, by tokens a row: ratio', costs, True, 2),
+        ('Final loss less that of original, rope: nats', losses, False, 2),
+        ('Score less that of original, rope: points', scores, False, 1),
+    ]
+    heights = [len(rows) + 1.2 for _, rows, _, _ in panels]
+    figure = Figure((7.2, 0.6 * sum(heights) + 1), layout='constrained')
+    axes = figure.subplots(len(panels), 1, height_ratios=heights)
+    for axis, panel in zip(axes, panels, strict=True):
+        draw_panel(axis, *panel)
+    axes[0].plot([], [], 'D', markersize=8, color=PRINTED, label='printed')
+    axes[0].plot([], [], 'o', markersize=8, color=OURS, label='here')
+    axes[0].plot([], [], 'o', markersize=8, color=OURS, markerfacecolor='white', label='here, no interval')
+    figure.legend(*axes[0].get_legend_handles_labels(), loc='outside upper left', ncols=3, fontsize=14,
                   frameon=False)
     figure.savefig(FIGURE, dpi=100)
 
@@ -245,11 +266,11 @@ def draw(ratios, losses, points):
 def main():
     counted, _ = plateau.balanced(plateau.read_rows())
     scores = study.scores_of(study.read_rows())
-    with_rope = study.compare_all(scores, 'original_rope')
-    absolute = study.compare_all(scores, 'original')
+    tables = study.compare_all(scores, 'original_rope')
+    print_pairs(scores)
     print_ratios(counted)
     print_contrasts(counted)
-    draw(ratio_rows(counted), loss_rows(with_rope), score_rows(with_rope, absolute))
+    draw(token_rows(counted), cost_rows(), loss_rows(tables), score_rows(tables))
 
 
 if __name__ == '__main__':

@@ -1,15 +1,82 @@
-"""Differences of GAU's normalisers and scales, for systems.md: python results/systems.py
+"""Differences between the short runs of systems.md, for claims.md: python results/systems.py
 
-Runs with the same seed are paired; an interval is Student's, 95 %, with two degrees of freedom.
+1. of the rows of systems.jsonl and tiny.jsonl
+2. of GAU's normalisers and scales at n = 4 s: the loop in systems.md makes the runs, rows are not kept
+
+Needs scipy: pip install -r requirements-dev.txt
 """
+import itertools
 import json
 import os
-import statistics
-import sys
+
+import numpy as np
+import pandas as pd
+from analysis import HERE, compare, holm, paired, print_table, shown_difference, shown_p
+from scipy.stats import ttest_ind
+
+RATE = '2e-3'                   # the one rate that every system has with every seed
+SEEDS = 1, 2, 3
+
+# ---- 1. rows ----
+
+LOSS, ACCURACY = 1, 2           # in a validation
+# title, rows, measure, the reference, what is compared with it
+COMPARISONS = [
+    ('loss with `rope`', 'systems.jsonl', LOSS, 'roformer_v1', ['symmetric', 'pairwise', 'shared']),
+    ('loss with learned positions', 'tiny.jsonl', LOSS, 'original',
+     ['symmetric', 'pairwise_identity', 'pairwise_fan_in', 'pairwise_normal', 'shared']),
+    ('masked accuracy, points', 'systems.jsonl', ACCURACY, 'gau_softmax',
+     ['gau', 'gau_squared_relu', 'gau_scaled_squared_relu']),
+]
+# Tian et al. 2021, figure 1: each is the one before it with one change
+STEPS = ['no_position', 'part_mask', 'one_head_softmax', 'one_head_sigmoid', 'part_bias', 'shatter']
+
+
+def last_scores(name, measure, systems):
+    """A table of the last validations: systems (rows) and seeds (columns); accuracy in %."""
+    with open(os.path.join(HERE, name), encoding='utf-8') as file:
+        rows = [json.loads(line) for line in file]
+    unit = 100 if measure == ACCURACY else 1
+    last = {row['run']: unit * row['validation'][-1][measure] for row in rows}
+    scores = {system: [last[f'{system}-{RATE}-{seed}'] for seed in SEEDS] for system in systems}
+    return pd.DataFrame(scores, index=SEEDS).T
+
+
+def welch_holm(scores, pairs):
+    """{(system, other): p of Welch's t, by Holm over these pairs}"""
+    p = {}
+    for first, second in pairs:
+        p[first, second] = ttest_ind(scores.loc[first], scores.loc[second], equal_var=False).pvalue
+    return holm(pd.Series(p))
+
+
+def print_comparisons():
+    """Dunnett's p with one deviation for all systems, as in the study; Welch's t has those of the two."""
+    for title, name, measure, reference, others in COMPARISONS:
+        scores = last_scores(name, measure, [reference, *others])
+        found = compare(scores, reference, others)
+        adjusted = welch_holm(scores, [(system, reference) for system in others])
+        places = 1 if measure == ACCURACY else 3
+        lines = []
+        for system in others:
+            difference = shown_difference(found.loc[system], places)
+            lines.append([f'`{system}`', difference, shown_p(adjusted[system, reference])])
+        print_table(title, [f'less `{reference}`', "(Dunnett's p)", "Welch's p, by Holm"], lines)
+
+
+def print_steps():
+    scores = last_scores('systems.jsonl', LOSS, STEPS)
+    means = scores.mean(axis=1)
+    adjusted = welch_holm(scores, itertools.pairwise(STEPS))
+    lines = []
+    for (before, after), p in adjusted.items():
+        lines.append([f'`{after}`', f'`{before}`', f'{means[after] - means[before]:+.3f}', shown_p(p)])
+    print_table('Loss of each step', ['', 'less', 'difference', "Welch's p, by Holm"], lines)
+
+
+# ---- 2. runs ----
 
 FOLDER = 'out/scales'
-SEEDS = 1, 2, 3
-QUANTILE = 4.303                # 97.5 %, of Student's t with two degrees of freedom
 PAIRS = [
     ('gau', 'gau_softmax'),
     ('gau_softmax', 'gau_ns2'),
@@ -22,19 +89,36 @@ PAIRS = [
 ]
 
 
-def last_loss(run):
-    """Validation loss of a run's last validation, in nats."""
-    folder = os.path.join(FOLDER, run)
-    if not os.path.isdir(folder):
-        sys.exit(f'systems.py: no run {folder}: the loop in results/systems.md makes it')
-    with open(os.path.join(folder, 'metrics.jsonl')) as file:
-        lines = [json.loads(line) for line in file]
-    return [line['loss'] for line in lines if line['kind'] == 'val'][-1]
+def last_losses(run):
+    """Validation losses of a run's last validation, in nats, by seed."""
+    losses = []
+    for seed in SEEDS:
+        with open(os.path.join(FOLDER, f'{run}-{seed}', 'metrics.jsonl'), encoding='utf-8') as file:
+            lines = [json.loads(line) for line in file]
+        losses.append([line['loss'] for line in lines if line['kind'] == 'val'][-1])
+    return np.array(losses)
 
 
-for first, second in PAIRS:
-    for rows in ('', '_diff'):                          # joined rows, or a document a row
-        differences = [last_loss(f'{first}{rows}-{seed}') - last_loss(f'{second}{rows}-{seed}')
-                       for seed in SEEDS]
-        half = QUANTILE * statistics.stdev(differences) / len(SEEDS) ** 0.5
-        print(f'{first} - {second}{rows}: {statistics.mean(differences):.3f} ± {half:.3f}')
+def print_scales():
+    """Runs with the same seed are paired; an interval is Student's, 95 %, with two degrees of freedom."""
+    lines = []
+    for first, second in PAIRS:
+        line = [f'`{first}`', f'`{second}`']
+        for rows in ('', '_diff'):                      # joined rows, or a document a row
+            difference, low, high, p = paired(last_losses(first + rows) - last_losses(second + rows))
+            line.append(f'{difference:+.3f} ± {(high - low) / 2:.3f} ({shown_p(p)})')
+        lines.append(line)
+    print_table("Student's p, unadjusted", ['', 'less', 'joined rows', 'a document a row'], lines)
+
+
+def main():
+    print_comparisons()
+    print_steps()
+    if os.path.isdir(FOLDER):
+        print_scales()
+    else:
+        print(f'\nNo runs in {FOLDER}: the loop in results/systems.md makes them.')
+
+
+if __name__ == '__main__':
+    main()

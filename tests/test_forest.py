@@ -1,6 +1,7 @@
-"""results/forest.py: its numbers are those of the pages, of the rows and of the papers."""
+"""results/forest.py and systems.py: their numbers are those of the pages, of the rows and of the papers."""
 import json
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -20,31 +21,59 @@ def forest(script):
 def test_its_lines_are_on_the_page(forest, table_lines):
     """Other analyses of plateau.md: every line is there."""
     lines = page('plateau.md').splitlines()
-    printed = table_lines(forest)
+    # without the table for claims.md
+    printed = [line for line in table_lines(forest) if 'CoLA' not in line and '−' not in line]
     assert len(printed) > 8
     assert [line for line in printed if line not in lines] == []
+
+
+def test_every_p_of_the_claims_is_printed(forest, script, capsys):
+    """And every number with ± beside it, to the last digit, by the script that has its rows."""
+    scores = forest.study.scores_of(forest.study.read_rows())
+    _, second_arm = forest.plateau.balanced(forest.plateau.read_rows())
+    forest.study.print_comparisons(scores)
+    forest.plateau.print_full(second_arm)
+    forest.print_pairs(scores)
+    script('systems').main()
+    printed = capsys.readouterr().out.replace('-', '−')
+    text = page('claims.md')
+    with_p = re.findall(r'[+−][\d.]+ ± [\d.]+ \([<.\d]+', text)
+    other = re.findall(r'[\d.]+ ± [\d.]+', text) + re.findall(r'(?<![\d.])\.\d{3}', text)
+    assert len(with_p) > 25
+    assert [words for words in with_p + other if words not in printed] == []
+
+
+def test_pairs_of_runs_are_read_from_metrics(script, tmp_path, monkeypatch):
+    """The last validation of each seed counts."""
+    systems = script('systems')
+    monkeypatch.setattr(systems, 'FOLDER', str(tmp_path))
+    for seed in systems.SEEDS:
+        folder = tmp_path / f'gau-{seed}'
+        folder.mkdir()
+        lines = [{'kind': 'val', 'loss': 9}, {'kind': 'val', 'loss': seed}, {'kind': 'train', 'loss': 8}]
+        folder.joinpath('metrics.jsonl').write_text('\n'.join(map(json.dumps, lines)))
+    assert [*systems.last_losses('gau')] == [1, 2, 3]
 
 
 def test_ratios_and_differences_are_those_of_the_pages(forest):
     """Of the tables that plateau.py and study.py print: theirs are held to the rows."""
     counted, _ = forest.plateau.balanced(forest.plateau.read_rows())
-    rows = {row.label: row for row in forest.ratio_rows(counted)}
+    rows = {row.label: row for row in forest.token_rows(counted)}
     lines = page('plateau.md').splitlines()
     for system in ('symmetric', 'pairwise_unit'):
-        cells = [forest.shown(rows[f'{system} / original, tokens to the gap, {size}'], 2)
-                 for size in forest.plateau.SIZES]
+        cells = [forest.shown_ours(rows[f'{system}, {size}'], 2) for size in forest.plateau.SIZES]
         assert f"| `{system}` | {' | '.join(cells)} |" in lines
-        [(slope, low, high)] = rows[f'{system}: the same, change with each doubling of the size'].ours
-        slope, low, high = map(math.log2, (slope, low, high))
+        row = rows[f'{system}, per doubling of size']
+        slope, low, high = map(math.log2, (row.ours, row.low, row.high))
         contrast = f'| {slope:+.2f} ({low:+.2f} to {high:+.2f}) |'
         assert any(contrast in line for line in lines), system
 
     scores = forest.study.scores_of(forest.study.read_rows())
-    tables = [forest.study.compare_all(scores, reference) for reference in ('original_rope', 'original')]
+    tables = forest.study.compare_all(scores, 'original_rope')
     text = page('study.md').replace('−', '-')
-    for places, rows in (3, forest.loss_rows(tables[0])), (1, forest.score_rows(*tables)):
-        for value, low, high in (ours for row in rows for ours in row.ours):
-            assert f'{value:+.{places}f} ± {(high - low) / 2:.{places}f} (' in text
+    for places, rows in (3, forest.loss_rows(tables)), (1, forest.score_rows(tables)):
+        for row in rows:
+            assert f'{row.ours:+.{places}f} ± {(row.high - row.low) / 2:.{places}f} (' in text
 
 
 def test_printed_numbers_are_the_papers(forest):
@@ -62,6 +91,5 @@ def test_printed_numbers_are_the_papers(forest):
 def test_costs_are_those_of_the_pages(forest):
     for label, _, ours, name, start in forest.COSTS:
         [line] = [line for line in page(name).splitlines() if line.startswith(start)]
-        for number in ours:
-            texts = f' {number:.2f} ', f' {100 * number:.0f} % ', ' 1,298 | 2,241 '
-            assert any(text in line for text in texts), label
+        texts = f' {ours:.2f} ', f' {100 * ours:.0f} % ', ' 1,298 | 2,241 '
+        assert any(text in line for text in texts), label
