@@ -1,4 +1,4 @@
-"""Statistics and tables that study.py, plateau.py, grid.py and forest.py share; needs scipy.
+"""Statistics and tables that the scripts of the studies share; needs scipy.
 
 1. systems that share a deviation: differences from a reference, adjusted p
 2. pairs
