@@ -121,7 +121,7 @@ def test_links_and_files_are_there():
 def test_the_tables_of_systems_are_those_of_the_model():
     """Every row of ATTENTION and POSITION is there, in order, with the parameters of its model."""
     page = PAGE[PAGE.index('## Systems'):PAGE.index('## Your own corpus')]
-    rows = re.findall(r'^\| `(\w+)` \|.*\| ([\d,]+) \|$', page, re.M)
+    rows = re.findall(r'^\| \[?`(\w+)`.*? \|.*\| ([\d,]+) \|$', page, re.M)
     assert [name for name, _ in rows] == [*ATTENTION, *POSITION]
     systems = {'absolute': 'original', 'none': 'no_position', 'rope': 'roformer_v1'}
     for name, printed in rows:
