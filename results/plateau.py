@@ -347,9 +347,12 @@ def with_slope(counted):
     return counted[counted['system'].isin(WITH_SLOPE)]
 
 
-def contrasts(counted, columns_of=line_columns):
-    """{system: (slope less that of `original`, low, high, p)}, by the model with a line for each system"""
-    table = with_slope(counted)
+def contrasts(counted, columns_of=line_columns, fitted=WITH_SLOPE):
+    """{system: (slope less that of `original`, low, high, p)}, by the model with a line for each system
+
+    fitted  the systems that the model has: they share its deviation
+    """
+    table = counted[counted['system'].isin(fitted)]
     columns = columns_of(table)
     return {system: profile(table, columns, f'b {system}', 'b original') for system in WITH_SLOPE[1:]}
 
@@ -431,6 +434,7 @@ def print_fits(counted):
     latest = of_original['tokens'].nlargest(2).index
     print_contrasts({
         'as planned': contrasts(counted),
+        'with `shared`, all censored at 2 x 64': contrasts(counted, fitted=SEARCHED),
         'a bend at 2 x 128, the same for all systems': contrasts(counted, bent_columns),
         'without the two latest runs of `original` at 4 x 128': contrasts(counted.drop(latest)),
     })
