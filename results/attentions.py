@@ -112,7 +112,7 @@ def is_stacked(diagram, label):
 
 WIDTH = 470                         # of a panel, in pixels, as all sizes here; y grows downwards
 HEIGHT = 516
-SOURCE, MATRIX, VECTOR, MIXED, OUT = 32, 110, 190, 320, 428     # x of the columns of boxes
+SOURCE, MATRIX, VECTOR, MIXED, OUT = 36, 114, 190, 320, 428     # x of the columns of boxes
 LANE = {'r': 116, 'q': 200, 'k': 276, 'v': 382, 'u': 448}       # y of what flows from left to right
 PORT = {'scores': LANE['r'], 'output': LANE['u']}               # y of what enters from above or below
 LEFT, RIGHT, TOP, BOTTOM = 256, 448, 172, 314                   # of the scores
@@ -210,7 +210,7 @@ def draw_wires(axis, diagram, path):
 
 def draw(axis, name, diagram):
     axis.text(22, 34, name, fontsize=23, weight='bold', family='monospace', va='center', color=INK)
-    axis.text(22, 74, diagram.count, fontsize=19, va='center', color=INK)
+    axis.text(22, 68, diagram.count, fontsize=19, va='center', color=INK)
     for path in diagram.paths:
         draw_wires(axis, diagram, path)
     for box in dict.fromkeys(box for path in diagram.paths for box in boxes_of(diagram, path)):
@@ -253,7 +253,7 @@ def draw_legend(axis):
         y = 42 + 55 * number
         draw_box(axis, Box(label, 96, y, 124, 46), **style)
         axis.text(188, y, meaning, fontsize=20, va='center', color=INK)
-    axis.text(34, 432, 'Below a name: parameters of a layer of width D with H heads,\n'
+    axis.text(34, 432, 'Below a name: parameters of an attention D wide, with H heads,\n'
               'K = D / H, s = key_size, c = clip_distance.\n'
               'R: vectors of distances (rpe) or parts;  a: A N summed over keys.\n'
               'gau: silu after Wz, Wv and Wu;  no MLP follows.',
