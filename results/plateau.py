@@ -172,11 +172,7 @@ def read_validations(folder):
 
 def may_end(plan, validations):
     """Whether all that is wanted of a run is known."""
-    if plan.arm == 'full' or not validations:
-        return False
-    if math.isfinite(tokens_to_gap(validations)):
-        return True
-    return plan.arm == 'search' and is_beaten(plan, validations, read_rows())
+    return plan.arm != 'full' and math.isfinite(tokens_to_gap(validations))
 
 
 def make(plan):
@@ -211,33 +207,15 @@ def read_rows():
 
 # ---- 3. the rates ----
 
-def of_search(rows, size, system):
-    return rows[(rows['arm'] == 'search') & (rows['size'] == size) & (rows['system'] == system)]
-
-
 def searched(rows, size, system):
     """{rate: (median of tokens, mean loss)} of the rates that have all seeds; the lowest is best"""
     found = {}
-    for rate, part in of_search(rows, size, system).groupby('rate'):
+    here = rows[(rows['arm'] == 'search') & (rows['size'] == size) & (rows['system'] == system)]
+    for rate, part in here.groupby('rate'):
         if len(part) == len(SEARCH_SEEDS):
             losses = [validations[-1][1] for validations in part['validations']]
             found[rate] = part['tokens'].median(), np.mean(losses)
     return found
-
-
-def is_beaten(plan, validations, rows):
-    """Whether the rate of a run of the search can no longer have the lowest median: the choice is the same.
-
-    The run has no gap so far, so that its T is the last validation's or more.
-    """
-    at_least = validations[-1][0] * TOKENS
-    others = of_search(rows, plan.size, plan.system)
-    for row in others[others['rate'] == plan.rate].itertuples():
-        at_least += row.validations[-1][0] * TOKENS if math.isinf(row.tokens) else row.tokens
-    # without a row a seed may have any T; the median of two seeds is their mean
-    lowest_median = at_least / len(SEARCH_SEEDS)
-    of_rates = [tokens for tokens, _ in searched(rows, plan.size, plan.system).values()]
-    return lowest_median > min(of_rates, default=math.inf)
 
 
 # ---- 4. the model ----

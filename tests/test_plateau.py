@@ -118,29 +118,6 @@ def test_tokens_until_the_gap_stays(plateau):
     assert plateau.tokens_to_gap(validations[:3]) == np.inf
 
 
-def test_a_run_of_the_search_ends_when_its_rate_cannot_be_the_best(plateau):
-    cell = '2 x 64', 'shared'
-    rows = [search_row(plateau, *cell, 1e-3, 101, 1_024_000),
-            search_row(plateau, *cell, 1e-3, 102, 2_048_000)]
-    plan = plateau.Plan('search', *cell, 102, 2e-3)
-
-    def beaten(step, *more):
-        return plateau.is_beaten(plan, [(step, 6, 0.0)], pd.DataFrame(rows + [*more]))
-
-    # the median of 1e-3 is 1,536,000 tokens, 1,500 steps; alone, a run that has no row beside it needs twice
-    assert not beaten(3000)
-    assert beaten(3050)
-    first = search_row(plateau, *cell, 2e-3, 101, 1_024_000)
-    assert not beaten(2000, first)
-    assert beaten(2050, first)
-    # the other seed ended without a gap at its last validation, of step 50
-    assert not beaten(2950, {**first, 'tokens': np.inf})
-    assert beaten(2951, {**first, 'tokens': np.inf})
-    # another system's rate, and one that has not all its seeds, beat nobody
-    assert not plateau.is_beaten(plan._replace(system='pairwise'), [(4900, 6, 0.0)], pd.DataFrame(rows))
-    assert not plateau.is_beaten(plan, [(4900, 6, 0.0)], pd.DataFrame(rows[:1]))
-
-
 STUB = """                           # of train.py: its files, then a run that does not end by itself
 import json, os, sys, time
 [folder] = [word.partition('=')[2] for word in sys.argv if word.startswith('--out_dir=')]
