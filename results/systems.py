@@ -1,7 +1,7 @@
-"""Differences between the short runs of systems.md, for claims.md: python results/systems.py
+"""Differences between the short runs of systems.md, for it and for claims.md: python results/systems.py
 
-1. of the rows of systems.jsonl and tiny.jsonl
-2. of GAU's normalisers and scales at n = 4 s: the loop in systems.md makes the runs, rows are not kept
+1. of all systems on one run, and of operators and initial values of S
+2. of GAU's normalisers and scales at n = 4 s
 
 Needs scipy: pip install -r requirements-dev.txt
 """
@@ -9,9 +9,8 @@ import itertools
 import json
 import os
 
-import numpy as np
 import pandas as pd
-from analysis import HERE, compare, holm, paired, print_table, shown_difference, shown_p
+from analysis import HERE, compare, holm, paired, print_table, shown_difference, shown_mean, shown_p
 from scipy.stats import ttest_ind
 
 RATE = '2e-3'                   # the one rate that every system has with every seed
@@ -74,9 +73,10 @@ def print_steps():
     print_table('Loss of each step', ['', 'less', 'difference', "Welch's p, by Holm"], lines)
 
 
-# ---- 2. runs ----
+# ---- 2. GAU's normalisers and scales ----
 
-FOLDER = 'out/scales'
+SCALES = ['gau_softmax', 'gau', 'gau_n', 'gau_s2', 'gau_n2', 'gau_ns2', 'gau_squared_relu',
+          'gau_scaled_squared_relu']
 PAIRS = [
     ('gau', 'gau_softmax'),
     ('gau_softmax', 'gau_ns2'),
@@ -89,23 +89,21 @@ PAIRS = [
 ]
 
 
-def last_losses(run):
-    """Validation losses of a run's last validation, in nats, by seed."""
-    losses = []
-    for seed in SEEDS:
-        with open(os.path.join(FOLDER, f'{run}-{seed}', 'metrics.jsonl'), encoding='utf-8') as file:
-            lines = [json.loads(line) for line in file]
-        losses.append([line['loss'] for line in lines if line['kind'] == 'val'][-1])
-    return np.array(losses)
-
-
 def print_scales():
     """Runs with the same seed are paired; an interval is Student's, 95 %, with two degrees of freedom."""
+    joined = last_scores('scales.jsonl', LOSS, SCALES)
+    single = [f'{name}_diff' for name in SCALES]        # a document a row
+    losses = last_scores('scales.jsonl', LOSS, single).set_axis(SCALES)
+    accuracies = last_scores('scales.jsonl', ACCURACY, single).set_axis(SCALES)
+    lines = [[f'`{name}`', shown_mean(joined.loc[name], 3), shown_mean(losses.loc[name], 3),
+              shown_mean(accuracies.loc[name], 2)] for name in SCALES]
+    print_table("GAU's normalisers and scales: mean (deviation)",
+                ['', 'loss, joined rows', 'loss, a document a row', 'accuracy'], lines)
     lines = []
     for first, second in PAIRS:
         line = [f'`{first}`', f'`{second}`']
-        for rows in ('', '_diff'):                      # joined rows, or a document a row
-            difference, low, high, p = paired(last_losses(first + rows) - last_losses(second + rows))
+        for scores in joined, losses:
+            difference, low, high, p = paired(scores.loc[first] - scores.loc[second])
             line.append(f'{difference:+.3f} ± {(high - low) / 2:.3f} ({shown_p(p)})')
         lines.append(line)
     print_table("Student's p, unadjusted", ['', 'less', 'joined rows', 'a document a row'], lines)
@@ -114,10 +112,7 @@ def print_scales():
 def main():
     print_comparisons()
     print_steps()
-    if os.path.isdir(FOLDER):
-        print_scales()
-    else:
-        print(f'\nNo runs in {FOLDER}: the loop in results/systems.md makes them.')
+    print_scales()
 
 
 if __name__ == '__main__':

@@ -27,6 +27,15 @@ def test_its_lines_are_on_the_page(forest, table_lines):
     assert [line for line in printed if line not in lines] == []
 
 
+def test_the_scales_of_gau_are_on_the_page(script, capsys):
+    """Every line of both tables of results/systems.py; on the page a column of Liu's follows."""
+    script('systems').print_scales()
+    text = page('systems.md')
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith('| `')]
+    assert len(lines) == 16
+    assert [line for line in lines if f'\n{line}' not in text] == []
+
+
 def test_every_p_of_the_claims_is_printed(forest, script, capsys):
     """And every number with ± beside it, to the last digit, by the script that has its rows."""
     scores = forest.study.scores_of(forest.study.read_rows())
@@ -41,18 +50,6 @@ def test_every_p_of_the_claims_is_printed(forest, script, capsys):
     other = re.findall(r'[\d.]+ ± [\d.]+', text) + re.findall(r'(?<![\d.])\.\d{3}', text)
     assert len(with_p) > 25
     assert [words for words in with_p + other if words not in printed] == []
-
-
-def test_pairs_of_runs_are_read_from_metrics(script, tmp_path, monkeypatch):
-    """The last validation of each seed counts."""
-    systems = script('systems')
-    monkeypatch.setattr(systems, 'FOLDER', str(tmp_path))
-    for seed in systems.SEEDS:
-        folder = tmp_path / f'gau-{seed}'
-        folder.mkdir()
-        lines = [{'kind': 'val', 'loss': 9}, {'kind': 'val', 'loss': seed}, {'kind': 'train', 'loss': 8}]
-        folder.joinpath('metrics.jsonl').write_text('\n'.join(map(json.dumps, lines)))
-    assert [*systems.last_losses('gau')] == [1, 2, 3]
 
 
 def test_ratios_and_differences_are_those_of_the_pages(forest):
