@@ -31,6 +31,7 @@ import runs
 from analysis import HERE, holm, paired, print_table, shown_interval, shown_mean, shown_p
 
 sys.path.insert(0, os.path.dirname(HERE))
+from model import count_parameters
 from train import load, read_metrics
 
 ROWS = os.path.join(HERE, 'grid.jsonl')
@@ -117,7 +118,7 @@ def make(plan, blimp=''):
     model, *_ = load(plan.folder)
     runs.append_row(ROWS, {
         **plan._asdict(), 'steps': last_step, 'loss': loss,
-        'parameters': sum(x.numel() for x in model.parameters()), 'machine': runs.machine(),
+        'parameters': count_parameters(model), 'machine': runs.machine(),
         'minutes': round(minutes, 1), 'revision': runs.revision_of(plan.folder),
         'curve': curve})
     print(plan.name, loss, flush=True)
