@@ -100,7 +100,7 @@ def test_losses_and_gradients_are_those_of_float64(device, system, corpus):
                 parameter.mul_(6 if parameter.dim() >= 2 else 1)
         if packing not in exact:
             exact[packing] = follow(copy.deepcopy(model).double(), batches, CPU)
-        runtime = replace(CPU, device=torch.device(device), dtype=dtype)
+        runtime = train.make_runtime(device, str(dtype).removeprefix('torch.'), SMALL['n_embd'])
         ours = follow(model, batches, runtime, BACKEND[device] if compiled else None)
         found = distances(exact[packing], ours)
         print(packing, dtype, 'compiled' if compiled else 'eager', found)

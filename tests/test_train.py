@@ -419,6 +419,15 @@ def test_automatic_precision_on_a_cpu(able, width, dtype, monkeypatch):
     assert train.choose_dtype('auto', CPU.device, width) == dtype
 
 
+def test_stored_graphs_are_of_one_dtype():
+    """PyTorch 2.11 runs a stored graph of bfloat16 in float16: tests/test_cuda.py found it on a GPU."""
+    tags = []
+    for dtype in ('bfloat16', 'float16'):
+        train.make_runtime('cpu', dtype, 0)
+        tags.append(torch.compiler.config.cache_key_tag)
+    assert len({*tags}) == 2
+
+
 # ---- resume ----
 
 @pytest.mark.parametrize('number, system', SYSTEMS)
