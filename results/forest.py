@@ -36,16 +36,17 @@ BLOCKS = 12 * 4 * 512 ** 2, 12 * 12 * 768 ** 2
 LOSSES = {'symmetric': 0.1, 'pairwise': 0.0}
 # Kowsher et al. 2024, figure 3: an epoch of fine-tuning on six tasks
 EPOCHS = [0.70, 0.81, 0.82, 0.87, 0.88, 0.89]
-# a step: label with the tokens of a row, printed, measured on one thread of a CPU; page and words of its line
+# a step: label with the tokens of a row, printed, measured (one thread of a CPU, if not on an H200);
+# page and words of its line
 COSTS = [
     ('shared / original, time, 256', EPOCHS, 0.90, 'bench.md', '| `shared` | `original` |'),
-    ('shared / original, time, 512', EPOCHS, 0.86, 'bench.md', '| `shared` | `original` |'),
+    ('shared / original, time, 512, H200', EPOCHS, 0.90, 'bench.md', '| `shared` | 46.9 |'),
     ('shatter / original, time, 256', [0.95], 1.02, 'bench.md', '| `shatter` | `original` |'),
-    ('shatter / original, time, 512', [0.85], 1.18, 'bench.md', '| `shatter` | `original` |'),
+    ('shatter / original, time, 512, H200', [0.85], 1.23, 'bench.md', '| `shatter` | 64.7 |'),
     ('rpe / absolute, time, 512', [3.89], 1.44, 'bench.md', '| `original`, `rpe` |'),
     ('rab / absolute, time, 512', [1.21], 1.13, 'bench.md', '| `original`, `rab` |'),
     ('RoFormerV2 / gau, time, 512', [1.224], 1.01, 'bench.md', '| time, RoFormerV2 |'),
-    ('RoFormerV2 / gau, time, 2048', [1.902], 1.47, 'bench.md', '| time, RoFormerV2 |'),
+    ('RoFormerV2 / gau, time, 2048, H200', [1.902], 1.89, 'bench.md', '| H200, RoFormerV2 |'),
     ('RoFormerV2 / gau, memory, 512', [1.187], 1.05, 'bench.md', '| memory, RoFormerV2 | 9'),
     # printed: "over 50 %" saved; MiB
     ('shatter, memory, rows of 256 / 512', [0.5], 1298 / 2241, 'systems.md', '| `shatter` | 1,298 |'),

@@ -1,4 +1,4 @@
-# Speed and memory of the README's systems at BERT-base on one GPU, beside transformers' BERT; not run yet.
+# Speed and memory of the README's systems at BERT-base on one GPU, beside transformers' BERT.
 # $ python bench.py config/bench/gpu.py
 # Expect twelve minutes, most of them compilation; in parts under nine minutes: results/bench.md.
 what = 'memory,speed'

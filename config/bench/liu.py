@@ -1,4 +1,4 @@
-# Memory and time of a training step as in Liu 2022 (arXiv 2205.05842), table 4; not run yet on a GPU.
+# Memory and time of a training step as in Liu 2022 (arXiv 2205.05842), table 4.
 # $ python bench.py config/bench/liu.py
 # $ python bench.py config/bench/liu.py --device=cpu --n_layer=2 --batches=1 --rounds=3
 # Expect his ratios to GAU in the column "printed": at 512 tokens 1.45 and 1.224 times its time, 124.6 and
