@@ -59,7 +59,7 @@ BLIMP_PAIRS = 200               # of each set
 
 class Plan(NamedTuple):
     """A run that is to be made."""
-    arm: str                    # search or count
+    arm: str                    # search, count, or check: one of the search, repeated on a CPU
     recipe: str
     system: str
     seed: int
@@ -227,6 +227,15 @@ def print_search(rows):
     print_table('Search: rate: last loss', ['recipe', 'system', 'rates'], lines)
 
 
+def print_check(rows):
+    """Last losses of the runs of the search that a CPU repeated, less those of the search."""
+    lines = []
+    for row in rows[rows['arm'] == 'check'].itertuples():
+        difference = row.loss - searched(rows, row.recipe, row.system)[row.rate]
+        lines.append([row.recipe, f'`{row.system}`', f'{row.rate:g}', f'{difference:+.3f}'])
+    print_table('Last loss on a CPU less that on the GPU', ['recipe', 'system', 'rate', 'nats'], lines)
+
+
 def print_tests(counted, level):
     found = {name: paired(differences) for name, differences in primary_differences(counted, level).items()}
     adjusted = holm(pd.Series({name: p for name, (*_, p) in found.items()}))
@@ -371,6 +380,7 @@ def main():
 
 def report(rows):
     print_search(rows)
+    print_check(rows)
     counted = balanced(rows)
     if counted['seed'].nunique() < 2:
         sys.exit('grid.py: no tests before all runs of two seeds are made')

@@ -14,6 +14,7 @@ import sys
 import time
 
 import pandas as pd
+import torch
 from filelock import FileLock, Timeout
 
 FIRST_RATES = 1e-3, 2e-3, 4e-3
@@ -36,7 +37,9 @@ def append_row(path, row):
 
 
 def machine():
-    """Name of the processor."""
+    """Name of the device that runs take: the GPU, if there is one, else the processor."""
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_name()
     with open('/proc/cpuinfo') as file:
         names = [line.partition(':')[2].strip() for line in file if line.startswith('model name')]
     return names[0] if names else platform.processor()
