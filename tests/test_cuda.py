@@ -1,6 +1,6 @@
 """What only a GPU can show: reduced precision, compiled graphs, the float16 scaler, host syncs, resume.
 
-    $ python -m pytest -m cuda -n 8 tests/test_cuda.py      # on a GPU; results/bench.md names the parts
+    $ python -m pytest -m cuda -n 14 tests/test_cuda.py     # on a GPU: results/bench.md
     $ python -m pytest -m slow tests/test_cuda.py           # the same code on a CPU
 """
 import collections
