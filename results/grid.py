@@ -248,19 +248,28 @@ def print_tests(counted, level):
 def print_cells(counted, level):
     """A line a cell: rate, last loss, BLiMP, steps; also less, or over, those of `original`."""
     rates = counted.set_index(['recipe', 'system'])['rate']
+    cells = [*itertools.product(RECIPES, SYSTEMS)]
+    losses = {recipe: pivoted(counted, recipe, 'loss') for recipe in RECIPES}
+    p = holm(pd.Series({(recipe, system): paired(losses[recipe][system] - losses[recipe]['original'])[3]
+                        for recipe, system in cells if system != 'original'}))
     lines = []
-    for recipe, system in itertools.product(RECIPES, SYSTEMS):
-        line = [recipe, f'`{system}`', f'{rates[recipe, system].iloc[0]:g}']
-        for measure, places in (('loss', 3), ('BLiMP', 1)):
-            scores = pivoted(counted, recipe, measure)
-            line.append(shown_mean(scores[system], places))
-            line.append(shown_less(scores[system], scores['original'], places))
-        line.append('' if system == 'original' else shown_steps(counted, recipe, system, level))
-        lines.append(line)
+    for recipe, system in cells:
+        shown = '', ''                                  # `original` is compared with nothing
+        if system != 'original':
+            shown = shown_p(p[recipe, system]), shown_steps(counted, recipe, system, level)
+        lines.append([recipe, f'`{system}`', f'{rates[recipe, system].iloc[0]:g}',
+                      *shown_measure(counted, recipe, system, 'loss', 3), shown[0],
+                      *shown_measure(counted, recipe, system, 'BLiMP', 1), shown[1]])
     print_table(f'Last loss in nats, BLiMP in %, steps until the loss is below {level:.2f}: '
                 'mean (deviation), less or over `original` (95 %)',
-                ['recipe', 'system', 'rate', 'loss', 'less `original`', 'BLiMP', 'less `original`', 'steps'],
-                lines)
+                ['recipe', 'system', 'rate', 'loss', 'less `original`', "Holm's p",
+                 'BLiMP', 'less `original`', 'steps'], lines)
+
+
+def shown_measure(counted, recipe, system, measure, places):
+    """Of a cell: mean and deviation, and what it is less `original`."""
+    scores = pivoted(counted, recipe, measure)
+    return shown_mean(scores[system], places), shown_less(scores[system], scores['original'], places)
 
 
 def shown_less(scores, reference, places):
