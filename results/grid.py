@@ -254,12 +254,13 @@ def print_cells(counted, level):
                         for recipe, system in cells if system != 'original'}))
     lines = []
     for recipe, system in cells:
-        shown = '', ''                                  # `original` is compared with nothing
+        p_of_loss = steps = ''                          # `original` is compared with nothing
         if system != 'original':
-            shown = shown_p(p[recipe, system]), shown_steps(counted, recipe, system, level)
+            p_of_loss = shown_p(p[recipe, system])
+            steps = shown_steps(counted, recipe, system, level)
         lines.append([recipe, f'`{system}`', f'{rates[recipe, system].iloc[0]:g}',
-                      *shown_measure(counted, recipe, system, 'loss', 3), shown[0],
-                      *shown_measure(counted, recipe, system, 'BLiMP', 1), shown[1]])
+                      *shown_measure(counted, recipe, system, 'loss', 3), p_of_loss,
+                      *shown_measure(counted, recipe, system, 'BLiMP', 1), steps])
     print_table(f'Last loss in nats, BLiMP in %, steps until the loss is below {level:.2f}: '
                 'mean (deviation), less or over `original` (95 %)',
                 ['recipe', 'system', 'rate', 'loss', 'less `original`', "Holm's p",

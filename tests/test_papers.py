@@ -7,9 +7,11 @@ import re
 
 import pytest
 import torch
+from conftest import knobs_of
 from test_configs import COMMANDS, ON_PAGE, PAGE, ROWS, build, read, resolved
 from torch.utils.flop_counter import FlopCounterMode
 
+import bench
 import finetune
 import prepare_data
 import train
@@ -118,6 +120,25 @@ def test_gpu_hours(name, hours):
         model(ids, predicted, predicted).mean().backward()
     flops = counter.get_total_flops() * knobs['total_batch'] * knobs['max_iters']
     assert f'{flops / 4e14 / 3600:.1f}' == hours
+
+
+@pytest.mark.slow
+def test_speeds_beside_the_assumed_one():
+    """FLOP/s of the steps of bench.md's first table: the matrix products of a row, times tokens/s."""
+    config = {**knobs_of(bench), 'n_layer': 12, 'n_head': 12, 'n_embd': 768, 'n_inner': 3072}
+    ids = torch.zeros(1, 512, dtype=torch.long, device='meta')
+    reached = {}
+    table = read('results', 'bench.md').partition('## Time and memory of')[0]
+    for system, speed in re.findall(r'^\| `(\w+)` \| [\d.]+ \| ([\d,]+) \|', table, re.M):
+        model = bench.build(system, config, 512).to('meta')
+        with FlopCounterMode(display=False) as counter:
+            model(ids, ids[:, :77], ids[:, :77]).mean().backward()
+        rate = counter.get_total_flops() / 512 * int(speed.replace(',', ''))
+        reached[system] = f'{rate / 1e14:.1f}e14'
+    assert f"{reached['original']} with `original`" in TEXT
+    assert f"{reached['gau']} with `gau`, {reached['shatter']} with `shatter`" in TEXT
+    others = sorted(reached[system] for system in ('symmetric', 'pairwise', 'shared'))
+    assert f'{others[0]} to {others[-1]} with `symmetric`, `pairwise` and `shared`' in TEXT
 
 
 def test_price_of_glue():
