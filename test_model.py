@@ -8,6 +8,7 @@ start and which decay) and a position encoding one in POSITIONS. A row of anothe
 NORMALISERS, SCALES, MLPS, NORMS, BLOCKS, HEADS or POOLINGS, or its deviation in STARTS; an option that not
 all use, a value in KNOBS.
 """
+import cmath
 import json
 import math
 import runpy
@@ -262,6 +263,16 @@ def pairwise(w, x):
     return np.array(q), query, linear(w, 'value', x)
 
 
+def phase(w, x):
+    """Ours: each pair of entries of a query is a complex number, times e^(i a); keys are not turned."""
+    query = linear(w, 'query', x)
+    turned = []
+    for m, angle in enumerate(w['angle']):
+        number = complex(query[2 * m], query[2 * m + 1]) * cmath.exp(1j * angle)
+        turned += [number.real, number.imag]
+    return np.array(turned), query, linear(w, 'value', x)
+
+
 def shared_kv(w, x):
     """Kayyam et al. 2026: the keys are the values too."""
     return [linear(w, name, x) for name in ('query', 'key', 'key')]
@@ -447,6 +458,8 @@ ATTENTIONS = {
     'symmetric': AttentionFacts(partial(many_heads, project=symmetric), two),
     'pairwise': AttentionFacts(partial(many_heads, project=pairwise), with_pairs,
                                {'pair': None, 'pair_key': None}, ('pair', 'pair_key')),
+    'phase': AttentionFacts(partial(many_heads, project=phase), lambda D, **sizes: 2 * (D * D + D) + D // 2,
+                            {'angle': ZEROS}),
     'shared_kv': AttentionFacts(partial(many_heads, project=shared_kv), two),
     'shared': AttentionFacts(partial(many_heads, project=shared), lambda D, **sizes: D * D + D + 3 * D,
                              {**DIAGONALS, 'value_diag': ONES}),
@@ -681,6 +694,7 @@ COUNTS = {                              # masked LMs, small, base and large: Cou
     'symmetric': [27744570, 102427194, 309984058],
     'shared_kv': [27744570, 102427194, 309984058],      # of no paper: 2 (D^2 + D), as `symmetric`
     'pairwise': [27875642, 103017018, 311556922],
+    'phase': [27745594, 102431802, 309996346],          # of no paper: `symmetric` and D / 2 angles a layer
     'shared': [26700090, 95367738, 284867386],
 }
 CLASSIFIERS = {'original': 109483778, 'shared': 95337218}
@@ -806,6 +820,19 @@ def unit_pair(w):
     return {**w, 'pair': torch.eye(4, dtype=torch.float64).expand(3, 4, 4)}
 
 
+def rotations(w):
+    """S_h of `pairwise`: 2 x 2 rotations along its diagonal, two for each of three heads."""
+    pair = torch.zeros(3, 4, 4, dtype=torch.float64)
+    for m, angle in enumerate(w['angle']):
+        h = m // 2
+        a, b = (0, 1) if m % 2 == 0 else (2, 3)
+        pair[h, a, a] = pair[h, b, b] = angle.cos()
+        pair[h, a, b] = angle.sin()
+        pair[h, b, a] = -angle.sin()
+    rest = {name: x for name, x in w.items() if name != 'angle'}
+    return {**rest, 'pair': pair}
+
+
 def scaled_matrices(w):
     """Kowsher et al. 2024, section 2.3: Wq = Ws D_q and so on; with D = 1 the three are tied."""
     matrices = {'out.weight': w['out.weight'], 'out.bias': w['out.bias']}
@@ -821,7 +848,8 @@ def keys_as_values(w):
 
 @pytest.mark.parametrize('position', POSITION)
 @pytest.mark.parametrize('one, other, translate', [
-    ('symmetric', 'pairwise', unit_pair), ('shared', 'original', scaled_matrices),
+    ('symmetric', 'pairwise', unit_pair), ('phase', 'pairwise', rotations),
+    ('shared', 'original', scaled_matrices),
     ('shared_kv', 'original', keys_as_values)])
 def test_reduction(one, other, translate, position):
     ids, segments = batch()
@@ -1245,6 +1273,7 @@ KNOBS = {                               # an option that not all use -> a value 
     (system('part_mask', 'none', one_value_matrix=True), ['one_value_matrix=True', 'shatter']),
     ({'n_head': 5}, ['n_embd=12', 'n_head=5', 'multiple']),
     ({'n_embd': 9, 'position': 'rope'}, ["position='rope'", '3', 'even']),
+    ({'n_embd': 9, 'attention': 'phase'}, ["attention='phase'", '3', 'even']),
 ], ids=str)
 def test_config_error_names_key_value_and_choices(settings, parts):
     message = refusal(**settings)
