@@ -1,0 +1,436 @@
+"""Compare variants over seeds: a plan, its runs of train.py, a table and a figure.
+
+    $ python results/experiment.py plan.py run      makes the runs; start it once for each core or each device
+    $ python results/experiment.py plan.py          prints the table and draws plan.png
+
+A plan is a Python file that assigns fields of Plan, below. Here are two attentions, with three seeds each:
+
+    base = 'config/quickstart.py'                   # what all runs share
+    cells = {'original': '--attention=original', 'pairwise': '--attention=pairwise'}
+    reference = 'original'
+    seeds = 1, 2, 3
+
+Processes that are started with the same plan share its runs: each takes the next run that nobody makes. Under
+torchrun each process takes runs for its own device. After a kill start the command again: a run goes on from
+its newest checkpoint. Each finished run is a line of plan.jsonl, with its knobs, curve, machine and seconds.
+The runs are in the folder out/plan.
+
+Differences are paired by seed: runs of one seed have the same rows, and the same masks if mask_fraction is the
+same. Intervals are Student's t, 95 %. p is adjusted for the number of comparisons by Holm's method (1979).
+A ratio of steps is the geometric mean over the seeds, from the first of two validations in a row below
+`target`; a run that never gets there counts with all its steps, and a line says so.
+
+To search for learning rates, give `rates`: every cell is run with each of them. A later plan, of other seeds,
+takes the best rate of each cell of the search with rates_from='search.py'.
+
+A cell may be called GROUP/NAME: it is then compared with GROUP/REFERENCE, and each group is a panel of the
+figure. `contrasts` are planned tests: a weighted sum of the losses of some cells, tested against 0.
+
+Needs scipy, and matplotlib for the figure: pip install -r requirements-dev.txt
+"""
+import importlib
+import itertools
+import json
+import os
+import platform
+import shlex
+import sys
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+os.environ.setdefault('OMP_NUM_THREADS', '1')           # one process for each core, so one thread for each
+
+import numpy as np
+import pandas as pd
+import torch
+from filelock import FileLock, Timeout
+
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+import train
+from configurator import UserError, choose, configure, run, settings, shown
+from finetune import markdown
+from model import count_parameters
+
+# ---- 1. the plan ----
+
+
+@dataclass
+class Plan:
+    """What a plan may assign."""
+    base: str                           # config files and flags of train.py that all runs share
+    cells: dict                         # name -> config files and flags that it adds
+    reference: str                      # the cell that the others are compared with
+    seeds: tuple = (1, 2, 3)
+    rates: tuple = ()                   # learning rates that are searched, for every cell; (): no search
+    rates_from: str = ''                # the plan of a search, whose best rate each cell takes
+    target: float = 0.0                 # nats: also compare the steps to this validation loss; 0: do not
+    all_rows: bool = False              # measure the last loss once more, on all validation rows
+    blimp: str = ''                     # a folder of BLiMP's .jsonl files: also score each run on them
+    blimp_pairs: int = 0                # pairs of each set, the first ones; 0: all
+    contrasts: dict = field(default_factory=dict)       # name of a test -> {cell: weight of its loss}
+
+    def __post_init__(self):
+        for name, kind in self.__annotations__.items():
+            if not isinstance(getattr(self, name), kind):
+                raise UserError(f'{name}={shown(getattr(self, name))}: must be a {kind.__name__}')
+        for cell in [*self.cells, *itertools.chain(*self.contrasts.values())]:
+            choose('cell', cell, self.cells)
+            choose('reference', self.reference_of(cell), self.cells)
+        if self.rates and self.rates_from:
+            raise UserError('rates and rates_from: a plan either searches for rates or takes them from a search')
+
+    def reference_of(self, cell):
+        """The cell that this one is compared with."""
+        return os.path.join(os.path.dirname(cell), self.reference)
+
+
+class Run(NamedTuple):
+    cell: str
+    rate: float
+    seed: int
+    arguments: list                     # of train.py
+    knobs: dict                         # the values of all knobs of train.py that these give
+    folder: str
+
+
+def read_plan(path):
+    """(Plan, its runs: seed after seed, so that whole seeds are finished first)"""
+    try:
+        plan = Plan(**settings(path, {}))
+    except TypeError as error:          # a name that a plan has not, or one that is missing
+        raise UserError(f'{path}: {error}'.replace('Plan.__init__()', 'a plan')) from None
+    best = best_rates(plan.rates_from) if plan.rates_from else {}
+    runs = []
+    for seed, cell in itertools.product(plan.seeds, plan.cells):
+        for rate in plan.rates or [best.get(cell)]:     # None: the rate of the cell's config files and flags
+            arguments = [*shlex.split(plan.base), *shlex.split(plan.cells[cell]), f'--seed={seed}']
+            if rate is not None:
+                arguments.append(f'--learning_rate={rate!r}')
+            knobs = configure(dict(vars(train)), train.MINIMUM, arguments)
+            name = f"{cell}_{knobs['learning_rate']:g}-{seed}"
+            folder = os.path.join('out', os.path.splitext(os.path.basename(path))[0], name)
+            runs.append(Run(cell, knobs['learning_rate'], seed, [*arguments, f'--out_dir={folder}'], knobs, folder))
+    return plan, runs
+
+
+def rows_path(path):
+    return os.path.splitext(path)[0] + '.jsonl'
+
+
+# knobs that say where and how fast a run computes, not what
+PLACE = 'out_dir', 'data_dir', 'device', 'compile', 'timeout', 'wandb_project'
+
+
+def read_rows(path, runs):
+    """The rows of these runs, as a table in their order: cell, rate, seed, loss, curve ...
+
+    A row without a loss is of a run whose loss was not finite. Raises UserError if a row has other knobs than
+    its run: the plan was changed after it had been made.
+    """
+    found = {}
+    if os.path.exists(rows_path(path)):
+        with open(rows_path(path), encoding='utf-8') as file:
+            for line in file:
+                row = json.loads(line)
+                key = row['cell'], row['rate'], row['seed']
+                if key in found:
+                    raise UserError(f'{rows_path(path)}: two rows of {row["cell"]}, seed {row["seed"]}')
+                found[key] = row
+    rows = []
+    for one in runs:
+        row = found.get((one.cell, one.rate, one.seed))
+        if row is None:
+            continue
+        for knob, value in row['knobs'].items():
+            if knob in one.knobs and knob not in PLACE and as_json(one.knobs[knob]) != value:
+                raise UserError(f'{rows_path(path)}: the run of {one.cell}, seed {one.seed}, has {knob}='
+                                f'{shown(value)}, the plan {shown(one.knobs[knob])}: rename the old rows')
+        rows.append(row)
+    columns = ['cell', 'rate', 'seed', 'loss', 'curve']
+    return pd.DataFrame(rows, columns=None if rows else columns).astype({'loss': float})
+
+
+def as_json(value):
+    return list(value) if isinstance(value, tuple) else value
+
+
+# ---- 2. the runs ----
+
+def make_all(path):
+    """Make every run that has no row and that no other process makes."""
+    for name in ('RANK', 'WORLD_SIZE'):                 # torchrun's: a run is of one process, on its LOCAL_RANK
+        os.environ.pop(name, None)
+    plan, runs = read_plan(path)
+    for one in runs:
+        os.makedirs(os.path.dirname(one.folder), exist_ok=True)
+        lock = FileLock(one.folder + '.lock')           # which a process gives back when it ends, however
+        try:
+            lock.acquire(blocking=False)
+        except Timeout:
+            continue
+        with lock:
+            if read_rows(path, [one]).empty:
+                row = make(one, plan)
+                with open(rows_path(path), 'a', encoding='utf-8') as file:
+                    file.write(json.dumps(row) + '\n')
+
+
+def make(one, plan):
+    """Train in this process, from the newest checkpoint if there is one; returns the row of the run."""
+    importlib.reload(train)                             # so that its knobs have their defaults again
+    sys.argv = ['train.py', *one.arguments]
+    finite = True
+    try:
+        train.main()
+    except train.NotFiniteError as error:
+        print(error, file=sys.stderr)
+        finite = False
+    except SystemExit as end:                           # which is how train.main() ends
+        if end.code:                                    # by a signal; the run is saved
+            raise
+    *_, launch = map(json.loads, open(os.path.join(one.folder, 'launches.jsonl'), encoding='utf-8'))
+    log = train.read_metrics(one.folder)
+    row = {'cell': one.cell, 'rate': one.rate, 'seed': one.seed, 'loss': None, 'parameters': None,
+           'seconds': seconds_of(log, launch['config']), 'revision': launch['revision'], 'machine': machine(),
+           'torch': launch['torch'], 'device': launch['device'], 'knobs': launch['config'],
+           'curve': [[line['step'], round(line['loss'], 4)] for line in log
+                     if line['kind'] == 'val' and 'loss' in line]}
+    if finite:
+        model, *_ = train.load(one.folder)
+        row['parameters'] = count_parameters(model)
+        row['loss'] = loss_on_all_rows(model, launch['config']) if plan.all_rows else row['curve'][-1][1]
+    if finite and plan.blimp:
+        row.update(blimp_scores(one.folder, plan))
+    return row
+
+
+def seconds_of(log, knobs):
+    """Seconds of training, without validations, from the speeds in a run's log."""
+    seconds = 0.0
+    step = 0
+    for line in log:
+        if line.get('tokens_per_second'):
+            tokens = (line['step'] - step) * knobs['total_batch'] * knobs['block_size']
+            seconds += tokens / line['tokens_per_second']
+            step = line['step']
+    return round(seconds, 1)
+
+
+def machine():
+    """Name of the GPU, if there is one, else of the processor."""
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_name()
+    with open('/proc/cpuinfo') as file:
+        names = [line.partition(':')[2].strip() for line in file if line.startswith('model name')]
+    return names[0] if names else platform.processor()
+
+
+def loss_on_all_rows(model, knobs):
+    runtime = train.make_runtime(knobs['device'], knobs['dtype'], knobs['n_embd'])
+    _, _, loaders = train.make_loaders(knobs)
+    n_rows = len(loaders[''].rows)
+    scores = train.evaluate(model.to(runtime.device), loaders[''], n_rows, knobs['batch_size'], runtime)
+    return round(scores['loss'], 5)
+
+
+def blimp_scores(folder, plan):
+    """{'blimp': accuracy, 'phenomena': {phenomenon: accuracy}}, see blimp.py."""
+    import blimp
+    runtime = train.make_runtime('auto', 'float32', 0)
+    sets = blimp.read_sets(plan.blimp, plan.blimp_pairs)
+    scores = blimp.score_run(train.newest(folder), sets, blimp.batch_size, runtime)
+    return {'blimp': scores['accuracy'], 'phenomena': scores['phenomena']}
+
+
+# ---- 3. statistics ----
+
+def paired(differences):
+    """(mean, low, high, p) of Student's t over the seeds; 95 % interval."""
+    from scipy.stats import ttest_1samp
+    test = ttest_1samp(differences, 0)
+    return np.mean(differences), *test.confidence_interval(), test.pvalue
+
+
+def holm(p):
+    """Adjusted p of a family of tests, a Series (Holm 1979): the smallest times n, the next times n - 1, ..."""
+    ordered = p.sort_values()
+    factors = np.arange(len(ordered), 0, -1)
+    return (ordered * factors).cummax().clip(upper=1).reindex(p.index)
+
+
+def differences(rows, weights, measure='loss'):
+    """The weighted sum of a measure of some cells, for each seed that all of them have.  weights: {cell: weight}"""
+    of_cells = rows[rows['cell'].isin(weights)].pivot(index='seed', columns='cell', values=measure)
+    return (of_cells.reindex(columns=list(weights)) * pd.Series(weights)).sum(axis=1, skipna=False).dropna()
+
+
+def steps_below(curve, target):
+    """Step of the first of two validations in a row below `target`; the last step if there are none."""
+    for (step, loss), (_, following) in itertools.pairwise(curve):
+        if max(loss, following) < target:
+            return step
+    return curve[-1][0]
+
+
+def best_rates(path):
+    """{cell: the rate with the lowest mean loss} of a search; UserError if a run of it is missing."""
+    plan, runs = read_plan(path)
+    rows = read_rows(path, runs)
+    if len(rows) < len(runs):
+        raise UserError(f'{path}: {len(runs) - len(rows)} runs of the search are missing: '
+                        f'python results/experiment.py {path} run')
+    means = rows.groupby(['cell', 'rate'])['loss'].agg(lambda losses: losses.mean(skipna=False))
+    return {cell: float(means[cell].idxmin()) for cell in plan.cells}
+
+
+# ---- 4. tables and figure ----
+
+def shown_p(p):
+    return '' if np.isnan(p) else '<.001' if p < 0.001 else f'{p:.3f}'.removeprefix('0')
+
+
+def shown_mean(values, places):
+    """Mean and deviation."""
+    return f'{values.mean():.{places}f}' + (f' ({values.std():.{places}f})' if len(values) > 1 else '')
+
+
+def shown_interval(found, places, sign='+'):
+    """found: (number, low, high, ...); of one seed there is no interval."""
+    number, low, high = (f'{value:{sign}.{places}f}' for value in found[:3])
+    return number if np.isnan(found[1]) else f'{number} ({low} to {high})'
+
+
+def report_gaps(plan, runs, rows):
+    """Lines on runs that are missing or not finite."""
+    made = set(rows[['cell', 'rate', 'seed']].itertuples(index=False, name=None))
+    missing = [one for one in runs if (one.cell, one.rate, one.seed) not in made]
+    for text, cells in (('no run yet', [(one.cell, one.seed) for one in missing]),
+                        ('the loss is not finite', [*rows.loc[rows['loss'].isna(), ['cell', 'seed']].values])):
+        for cell, of_cell in itertools.groupby(sorted(map(tuple, cells)), key=lambda pair: pair[0]):
+            print(f"{cell}: {text} of seed {', '.join(dict.fromkeys(str(seed) for _, seed in of_cell))}")
+
+
+def print_search(plan, rows):
+    lines = []
+    for cell in plan.cells:
+        losses = rows[rows['cell'] == cell].groupby('rate')['loss']
+        means = losses.mean()
+        line = {'cell': cell}
+        for rate in plan.rates:
+            line[f'{rate:g}'] = shown_mean(losses.get_group(rate), 3) if rate in means else '-'
+        lines.append({**line, 'best': f'{means.idxmin():g}'})
+        if means.idxmin() in (min(plan.rates), max(plan.rates)):
+            print(f'{cell}: the best rate is the outermost, {means.idxmin():g}: add one beyond it')
+    print(f'\nLast loss in nats by learning rate, mean (deviation)\n\n{markdown(pd.DataFrame(lines))}')
+
+
+def print_cells(plan, rows):
+    """A line a cell: its loss and other measures, and what they are less, or over, those of its reference."""
+    others = [cell for cell in plan.cells if cell != plan.reference_of(cell) and cell in set(rows['cell'])]
+    found = {}
+    for cell in others:
+        pairs = differences(rows, {cell: 1, plan.reference_of(cell): -1})
+        found[cell] = paired(pairs)
+        if len(pairs) < len(plan.seeds):
+            print(f'{cell}: paired with {plan.reference_of(cell)} on seeds {[*pairs.index]} of {[*plan.seeds]}')
+    adjusted = holm(pd.Series({cell: p for cell, (*_, p) in found.items()}, dtype=float))
+    lines = []
+    for cell, of_cell in rows.groupby('cell', sort=False):
+        less = f'less {plan.reference}'
+        line = {'cell': cell, 'rate': f"{of_cell['rate'].iloc[0]:g}", 'runs': len(of_cell),
+                'parameters': f"{of_cell['parameters'].max():,.0f}", 'loss': shown_mean(of_cell['loss'], 3)}
+        line[less] = line["Holm's p"] = ''
+        if cell in found:
+            line[less] = shown_interval(found[cell], 3)
+            line["Holm's p"] = shown_p(adjusted[cell])
+        pair = {cell: 1, plan.reference_of(cell): -1}
+        if plan.target:
+            logs = differences(rows.assign(log_steps=np.log(rows['steps'])), pair, 'log_steps')
+            line[f'steps over {plan.reference}'] = (shown_interval(np.exp(paired(logs)[:3]), 2, sign='')
+                                                    if cell in found else '')
+            line['steps'] = f"{of_cell['steps'].mean():.0f}"
+        if plan.blimp:
+            scores = rows.assign(percent=100 * rows['blimp'])
+            line['BLiMP, %'] = shown_mean(100 * of_cell['blimp'], 1)
+            line[f'BLiMP {less}'] = (shown_interval(paired(differences(scores, pair, 'percent')), 1)
+                                     if cell in found else '')
+        lines.append(line)
+    print(f'\nLast validation loss in nats: mean (deviation), difference (95 %)\n\n{markdown(pd.DataFrame(lines))}')
+
+
+def print_contrasts(plan, rows):
+    found = {name: paired(differences(rows, weights)) for name, weights in plan.contrasts.items()}
+    adjusted = holm(pd.Series({name: p for name, (*_, p) in found.items()}))
+    lines = [{'test': name, 'seeds': len(differences(rows, plan.contrasts[name])),
+              'nats (95 %)': shown_interval(test, 3), 'p': shown_p(test[3]), "Holm's p": shown_p(adjusted[name])}
+             for name, test in found.items()]
+    print(f'\nPlanned tests\n\n{markdown(pd.DataFrame(lines))}')
+
+
+COLOURS = '#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#000000', '#999999'
+
+
+def draw(plan, rows, path):
+    """Validation loss by step: mean of the seeds, with a band from the lowest to the highest; a panel a group."""
+    from matplotlib.figure import Figure
+    groups = list(dict.fromkeys(map(os.path.dirname, rows['cell'])))
+    names = list(dict.fromkeys(map(os.path.basename, plan.cells)))
+    figure = Figure((7 * len(groups), 6), layout='constrained')
+    panels = figure.subplots(1, len(groups), squeeze=False, sharey=True)[0]
+    top = 0.0
+    for (cell, rate), of_cell in rows.groupby(['cell', 'rate'], sort=False):
+        curves = pd.concat([pd.Series(dict(curve)) for curve in of_cell['curve']], axis=1).dropna()
+        panel = panels[groups.index(os.path.dirname(cell))]
+        name = os.path.basename(cell)
+        label = f'{name}, rate {rate:g}' if plan.rates else name
+        line, = panel.plot(curves.index, curves.mean(axis=1), label=label,
+                           color=None if plan.rates else COLOURS[names.index(name) % len(COLOURS)])
+        panel.fill_between(curves.index, curves.min(axis=1), curves.max(axis=1), alpha=0.25, color=line.get_color())
+        early = curves[curves.index >= curves.index[-1] / 10]           # the first steps would take half the height
+        top = max(top, early.max(axis=None))
+    for panel, group in zip(panels, groups, strict=True):
+        panel.set_title(group, fontsize=16)
+        panel.set_xlabel('step', fontsize=16)
+        panel.tick_params(labelsize=14)
+        panel.legend(fontsize=14)
+        panel.spines[['top', 'right']].set_visible(False)
+    panels[0].set_ylabel('validation loss (nats)', fontsize=16)
+    panels[0].set_ylim(top=top)
+    figure.savefig(path, dpi=100)
+
+
+def report(path):
+    plan, runs = read_plan(path)
+    rows = read_rows(path, runs)
+    report_gaps(plan, runs, rows)
+    rows = rows.dropna(subset='loss')
+    if rows.empty:
+        raise UserError(f'{path}: no run is finished: python results/experiment.py {path} run')
+    if plan.rates:
+        print_search(plan, rows)
+    else:
+        rows['steps'] = [steps_below(curve, plan.target) for curve in rows['curve']]
+        print_cells(plan, rows)
+        never = [cell for cell, curve, steps in zip(rows['cell'], rows['curve'], rows['steps'], strict=True)
+                 if steps == curve[-1][0]]
+        if plan.target and never:
+            print(f"\nnever below {plan.target:g} nats, counted with all steps: {', '.join(never)}")
+        if plan.contrasts:
+            print_contrasts(plan, rows)
+    draw(plan, rows, os.path.splitext(path)[0] + '.png')
+
+
+def main():
+    path, *words = sys.argv[1:] or ['--help']
+    if path in ('--help', '-h'):
+        sys.exit(__doc__)
+    if words not in ([], ['run']):
+        raise UserError(f'{shown(" ".join(words))}: give a plan, then `run` or nothing')
+    if words:
+        make_all(path)
+    else:
+        report(path)
+
+
+if __name__ == '__main__':
+    run(main)
