@@ -15,10 +15,10 @@ torchrun each process takes runs for its own device. After a kill start the comm
 its newest checkpoint. Each finished run is a line of plan.jsonl, with its knobs, curve, machine and seconds.
 The runs are in the folder out/plan.
 
-Differences are paired by seed: runs of one seed have the same rows, and the same masks if mask_fraction is the
-same. Intervals are Student's t, 95 %. p is adjusted for the number of comparisons by Holm's method (1979).
-A ratio of steps is the geometric mean over the seeds, from the first of two validations in a row below
-`target`; a run that never gets there counts with all its steps, and a line says so.
+Differences are paired by seed: runs of one seed have the same rows, and the same masks if mask_fraction is
+the same. Intervals are Student's t, 95 %. p is adjusted for the number of comparisons by Holm's method
+(1979). Steps are those until the first of two validations in a row is below `target`; their ratio is the
+geometric mean over the seeds. A run that never gets there counts with all its steps, and a line says so.
 
 To search for learning rates, give `rates`: every cell is run with each of them. A later plan, of other seeds,
 takes the best rate of each cell of the search with rates_from='search.py'.
@@ -77,7 +77,7 @@ class Plan:
             choose('cell', cell, self.cells)
             choose('reference', self.reference_of(cell), self.cells)
         if self.rates and self.rates_from:
-            raise UserError('rates and rates_from: a plan either searches for rates or takes them from a search')
+            raise UserError('rates and rates_from: a plan searches for rates, or takes those of a search')
 
     def reference_of(self, cell):
         """The cell that this one is compared with."""
@@ -109,7 +109,8 @@ def read_plan(path):
             knobs = configure(dict(vars(train)), train.MINIMUM, arguments)
             name = f"{cell}_{knobs['learning_rate']:g}-{seed}"
             folder = os.path.join('out', os.path.splitext(os.path.basename(path))[0], name)
-            runs.append(Run(cell, knobs['learning_rate'], seed, [*arguments, f'--out_dir={folder}'], knobs, folder))
+            arguments.append(f'--out_dir={folder}')
+            runs.append(Run(cell, knobs['learning_rate'], seed, arguments, knobs, folder))
     return plan, runs
 
 
@@ -158,7 +159,7 @@ def as_json(value):
 
 def make_all(path):
     """Make every run that has no row and that no other process makes."""
-    for name in ('RANK', 'WORLD_SIZE'):                 # torchrun's: a run is of one process, on its LOCAL_RANK
+    for name in ('RANK', 'WORLD_SIZE'):                 # torchrun's; a run is of one process
         os.environ.pop(name, None)
     plan, runs = read_plan(path)
     for one in runs:
@@ -188,7 +189,8 @@ def make(one, plan):
     except SystemExit as end:                           # which is how train.main() ends
         if end.code:                                    # by a signal; the run is saved
             raise
-    *_, launch = map(json.loads, open(os.path.join(one.folder, 'launches.jsonl'), encoding='utf-8'))
+    with open(os.path.join(one.folder, 'launches.jsonl'), encoding='utf-8') as file:
+        *_, launch = map(json.loads, file)
     log = train.read_metrics(one.folder)
     row = {'cell': one.cell, 'rate': one.rate, 'seed': one.seed, 'loss': None, 'parameters': None,
            'seconds': seconds_of(log, launch['config']), 'revision': launch['revision'], 'machine': machine(),
@@ -252,14 +254,17 @@ def paired(differences):
 
 
 def holm(p):
-    """Adjusted p of a family of tests, a Series (Holm 1979): the smallest times n, the next times n - 1, ..."""
+    """Adjusted p of a family of tests: the smallest times n, the next times n - 1, and so on.  Holm 1979"""
     ordered = p.sort_values()
     factors = np.arange(len(ordered), 0, -1)
     return (ordered * factors).cummax().clip(upper=1).reindex(p.index)
 
 
 def differences(rows, weights, measure='loss'):
-    """The weighted sum of a measure of some cells, for each seed that all of them have.  weights: {cell: weight}"""
+    """The sum of a measure of some cells, each times its weight, for each seed that all of them have.
+
+    weights  {cell: weight}
+    """
     of_cells = rows[rows['cell'].isin(weights)].pivot(index='seed', columns='cell', values=measure)
     return (of_cells.reindex(columns=list(weights)) * pd.Series(weights)).sum(axis=1, skipna=False).dropna()
 
@@ -304,10 +309,14 @@ def report_gaps(plan, runs, rows):
     """Lines on runs that are missing or not finite."""
     made = set(rows[['cell', 'rate', 'seed']].itertuples(index=False, name=None))
     missing = [one for one in runs if (one.cell, one.rate, one.seed) not in made]
-    for text, cells in (('no run yet', [(one.cell, one.seed) for one in missing]),
-                        ('the loss is not finite', [*rows.loc[rows['loss'].isna(), ['cell', 'seed']].values])):
-        for cell, of_cell in itertools.groupby(sorted(map(tuple, cells)), key=lambda pair: pair[0]):
-            print(f"{cell}: {text} of seed {', '.join(dict.fromkeys(str(seed) for _, seed in of_cell))}")
+    diverged = rows[rows['loss'].isna()]
+    for text, gaps in (('has no run yet of seed', [(one.cell, one.seed) for one in missing]),
+                       ('has a loss that is not finite in seed', diverged[['cell', 'seed']].values)):
+        seeds = {}
+        for cell, seed in gaps:
+            seeds.setdefault(cell, {})[seed] = None     # each once, in their order
+        for cell in seeds:
+            print(f"{cell} {text} {', '.join(map(str, seeds[cell]))}")
 
 
 def print_search(plan, rows):
@@ -332,7 +341,7 @@ def print_cells(plan, rows):
         pairs = differences(rows, {cell: 1, plan.reference_of(cell): -1})
         found[cell] = paired(pairs)
         if len(pairs) < len(plan.seeds):
-            print(f'{cell}: paired with {plan.reference_of(cell)} on seeds {[*pairs.index]} of {[*plan.seeds]}')
+            print(f"{cell} is compared on seeds {', '.join(map(str, pairs.index))} alone")
     adjusted = holm(pd.Series({cell: p for cell, (*_, p) in found.items()}, dtype=float))
     lines = []
     for cell, of_cell in rows.groupby('cell', sort=False):
@@ -355,15 +364,18 @@ def print_cells(plan, rows):
             line[f'BLiMP {less}'] = (shown_interval(paired(differences(scores, pair, 'percent')), 1)
                                      if cell in found else '')
         lines.append(line)
-    print(f'\nLast validation loss in nats: mean (deviation), difference (95 %)\n\n{markdown(pd.DataFrame(lines))}')
+    title = 'Last validation loss in nats: mean (deviation), difference (95 %)'
+    print(f'\n{title}\n\n{markdown(pd.DataFrame(lines))}')
 
 
 def print_contrasts(plan, rows):
     found = {name: paired(differences(rows, weights)) for name, weights in plan.contrasts.items()}
     adjusted = holm(pd.Series({name: p for name, (*_, p) in found.items()}))
-    lines = [{'test': name, 'seeds': len(differences(rows, plan.contrasts[name])),
-              'nats (95 %)': shown_interval(test, 3), 'p': shown_p(test[3]), "Holm's p": shown_p(adjusted[name])}
-             for name, test in found.items()]
+    lines = []
+    for name, test in found.items():
+        lines.append({'test': name, 'seeds': len(differences(rows, plan.contrasts[name])),
+                      'nats (95 %)': shown_interval(test, 3), 'p': shown_p(test[3]),
+                      "Holm's p": shown_p(adjusted[name])})
     print(f'\nPlanned tests\n\n{markdown(pd.DataFrame(lines))}')
 
 
@@ -371,7 +383,7 @@ COLOURS = '#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#00
 
 
 def draw(plan, rows, path):
-    """Validation loss by step: mean of the seeds, with a band from the lowest to the highest; a panel a group."""
+    """Validation loss by step: mean over seeds, in a band from the lowest to the highest; a panel a group."""
     from matplotlib.figure import Figure
     groups = list(dict.fromkeys(map(os.path.dirname, rows['cell'])))
     names = list(dict.fromkeys(map(os.path.basename, plan.cells)))
@@ -385,9 +397,10 @@ def draw(plan, rows, path):
         label = f'{name}, rate {rate:g}' if plan.rates else name
         line, = panel.plot(curves.index, curves.mean(axis=1), label=label,
                            color=None if plan.rates else COLOURS[names.index(name) % len(COLOURS)])
-        panel.fill_between(curves.index, curves.min(axis=1), curves.max(axis=1), alpha=0.25, color=line.get_color())
-        early = curves[curves.index >= curves.index[-1] / 10]           # the first steps would take half the height
-        top = max(top, early.max(axis=None))
+        panel.fill_between(curves.index, curves.min(axis=1), curves.max(axis=1), alpha=0.25,
+                           color=line.get_color())
+        later = curves[curves.index >= curves.index[-1] / 10]   # the first steps would take half the height
+        top = max(top, later.max(axis=None))
     for panel, group in zip(panels, groups, strict=True):
         panel.set_title(group, fontsize=16)
         panel.set_xlabel('step', fontsize=16)

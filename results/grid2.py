@@ -2,8 +2,9 @@
 # direction is what q = k loses.
 # $ python results/experiment.py results/grid2.py run        after results/grid2_search.py
 # $ python results/experiment.py results/grid2.py
-# Expect 60 runs; original, shared_kv and pairwise have the rates of the first grid, the others those of the search.
-base = 'config/results/grid.py'
+# Expect 60 runs. original, shared_kv and pairwise have the rates of the first grid, the others those of the
+# search.
+base = 'config/results/grid.py --compile=False'
 cells = {
     'post-LN/original': '--attention=original --learning_rate=2e-3',
     'post-LN/symmetric': '--attention=symmetric',

@@ -1,8 +1,8 @@
-# The learning rates of results/grid2.md: five of them, sqrt(2) apart, for the three systems that are compared, in
-# both recipes, with two seeds that are not used again.
+# The search of results/grid2.md: five learning rates, sqrt(2) apart, for the three systems that are compared,
+# in both recipes, with two seeds that are not used again.
 # $ python results/experiment.py results/grid2_search.py run
 # Expect 60 runs of half an hour on a core of a CPU, or a minute on a GPU that makes sixteen at once.
-base = 'config/results/grid.py --eval_interval=250'
+base = 'config/results/grid.py --compile=False --eval_interval=250'
 cells = {
     'post-LN/symmetric': '--attention=symmetric',
     'post-LN/thin': '--n_inner=448',
