@@ -62,7 +62,7 @@ class Plan:
     reference: str                      # the cell that the others are compared with
     seeds: tuple = (1, 2, 3)
     rates: tuple = ()                   # learning rates that are searched, for every cell; (): no search
-    rates_from: str = ''                # the plan of a search, whose best rate each cell takes
+    rates_from: str = ''                # plans of searches, with commas: each cell takes its best rate there
     target: float = 0.0                 # nats: also compare the steps to this validation loss; 0: do not
     all_rows: bool = False              # measure the last loss once more, on all validation rows
     blimp: str = ''                     # a folder of BLiMP's .jsonl files: also score each run on them
@@ -99,7 +99,9 @@ def read_plan(path):
         plan = Plan(**settings(path, {}))
     except TypeError as error:          # a name that a plan has not, or one that is missing
         raise UserError(f'{path}: {error}'.replace('Plan.__init__()', 'a plan')) from None
-    best = best_rates(plan.rates_from) if plan.rates_from else {}
+    best = {}
+    for search in filter(None, plan.rates_from.split(',')):
+        best |= best_rates(search)
     runs = []
     for seed, cell in itertools.product(plan.seeds, plan.cells):
         for rate in plan.rates or [best.get(cell)]:     # None: the rate of the cell's config files and flags
@@ -309,14 +311,10 @@ def report_gaps(plan, runs, rows):
     """Lines on runs that are missing or not finite."""
     made = set(rows[['cell', 'rate', 'seed']].itertuples(index=False, name=None))
     missing = [one for one in runs if (one.cell, one.rate, one.seed) not in made]
-    diverged = rows[rows['loss'].isna()]
-    for text, gaps in (('has no run yet of seed', [(one.cell, one.seed) for one in missing]),
-                       ('has a loss that is not finite in seed', diverged[['cell', 'seed']].values)):
-        seeds = {}
-        for cell, seed in gaps:
-            seeds.setdefault(cell, {})[seed] = None     # each once, in their order
-        for cell in seeds:
-            print(f"{cell} {text} {', '.join(map(str, seeds[cell]))}")
+    missing = pd.DataFrame([one[:3] for one in missing], columns=['cell', 'rate', 'seed'])
+    for text, gaps in (('has no run yet', missing), ('has a loss that is not finite', rows[rows['loss'].isna()])):
+        for (cell, rate), of_cell in gaps.groupby(['cell', 'rate'], sort=False):
+            print(f"{cell}, rate {rate:g}, {text}: seed {', '.join(map(str, of_cell['seed']))}")
 
 
 def print_search(plan, rows):
