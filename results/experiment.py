@@ -312,7 +312,8 @@ def report_gaps(plan, runs, rows):
     made = set(rows[['cell', 'rate', 'seed']].itertuples(index=False, name=None))
     missing = [one for one in runs if (one.cell, one.rate, one.seed) not in made]
     missing = pd.DataFrame([one[:3] for one in missing], columns=['cell', 'rate', 'seed'])
-    for text, gaps in (('has no run yet', missing), ('has a loss that is not finite', rows[rows['loss'].isna()])):
+    diverged = rows[rows['loss'].isna()]
+    for text, gaps in (('has no run yet', missing), ('has a loss that is not finite', diverged)):
         for (cell, rate), of_cell in gaps.groupby(['cell', 'rate'], sort=False):
             print(f"{cell}, rate {rate:g}, {text}: seed {', '.join(map(str, of_cell['seed']))}")
 
