@@ -1,0 +1,179 @@
+"""results/experiment.py: runs that processes share, rows, statistics beside scipy, what is said of gaps."""
+import json
+import time
+
+import experiment
+import numpy as np
+import pandas as pd
+import pytest
+from conftest import kill, launch, process, refused, tiny
+from scipy.stats import ttest_rel
+
+import train
+
+PLAN = """
+base = '{base}'
+cells = {{'original': '', 'symmetric': '--attention=symmetric'}}
+reference = 'original'
+seeds = 1, 2
+"""
+
+
+def write_plan(folder, corpus, more='', **knobs):
+    """folder/plan.py: two cells and two seeds on the `corpus` fixture."""
+    base = tiny(corpus, 'replaced', **{'eval_interval': 4, 'checkpoint_interval': 1, **knobs})
+    path = folder / 'plan.py'
+    path.write_text(PLAN.format(base=' '.join(base)) + more)
+    return path
+
+
+def read_rows(folder):
+    return [json.loads(line) for line in (folder / 'plan.jsonl').read_text().splitlines()]
+
+
+def make_rows(folder, losses, curve=(), **values):
+    """folder/plan.jsonl from {cell: the losses of seeds 1, 2 ...}; None: not finite."""
+    with open(folder / 'plan.jsonl', 'w') as file:
+        for cell, of_cell in losses.items():
+            for seed, loss in enumerate(of_cell, 1):
+                row = {'cell': cell, 'rate': 1e-3, 'seed': seed, 'loss': loss, 'parameters': 100, 'knobs': {},
+                       'curve': curve or [[0, 9.0], [10, 5.0], [20, 4.0]], **values}
+                file.write(json.dumps(row) + '\n')
+
+
+def script(folder, *words, start=process):
+    return start(experiment.__file__, 'plan.py', *words, cwd=folder)
+
+
+def test_two_processes_share_the_runs_and_a_killed_one_goes_on(corpus, tmp_path):
+    write_plan(tmp_path, corpus, max_iters=60)
+    first = script(tmp_path, 'run', start=launch)
+    second = script(tmp_path, 'run', start=launch)
+    deadline = time.time() + 120
+    while len(list(tmp_path.glob('out/plan/*/ckpt_*.pt'))) < 4 and time.time() < deadline:
+        time.sleep(0.05)
+    kill(first)                                         # with SIGKILL, in the middle of its first run
+    second.communicate(timeout=120)
+    assert second.returncode == 0
+    assert len(read_rows(tmp_path)) == 3
+    assert script(tmp_path, 'run').code == 0
+    rows = read_rows(tmp_path)
+    assert sorted((row['cell'], row['seed']) for row in rows) == [
+        ('original', 1), ('original', 2), ('symmetric', 1), ('symmetric', 2)]
+
+    alone = tmp_path / 'alone'
+    knobs = {'attention': 'symmetric', 'seed': 2, 'eval_interval': 4, 'max_iters': 60}
+    assert process('train.py', *tiny(corpus, alone, **knobs)).code == 0
+    curve = [[line['step'], round(line['loss'], 4)] for line in train.read_metrics(alone)
+             if line['kind'] == 'val']
+    row, = [row for row in rows if (row['cell'], row['seed']) == ('symmetric', 2)]
+    assert row['curve'] == curve
+    assert (row['loss'], row['knobs']['attention']) == (curve[-1][1], 'symmetric')
+
+    assert script(tmp_path, 'run').code == 0            # nothing is left to do
+    assert len(read_rows(tmp_path)) == 4
+
+
+def test_a_run_that_diverges_is_a_row_and_the_last_loss_can_be_of_all_rows(corpus, tmp_path):
+    write_plan(tmp_path, corpus, "cells['bad'] = '--learning_rate=1e30'\nseeds = 1,\nall_rows = True\n")
+    assert script(tmp_path, 'run').code == 0
+    losses = {row['cell']: row['loss'] for row in read_rows(tmp_path)}
+    assert losses['bad'] is None
+    folder, = tmp_path.glob('out/plan/symmetric_*-1')
+    model, _, content = train.load(str(folder))
+    _, _, loaders = train.make_loaders(content['config'])
+    runtime = train.make_runtime('cpu', 'float32', 16)
+    every_row = train.evaluate(model, loaders[''], 10 ** 6, 8, runtime)['loss']
+    assert losses['symmetric'] == pytest.approx(every_row, abs=1e-5)
+    done = script(tmp_path)
+    assert 'bad, rate 1e+30, has a loss that is not finite: seed 1' in done.out
+    assert '| bad |' not in done.out
+
+
+def test_differences_are_paired_tests_of_scipy():
+    generator = np.random.default_rng(1)
+    rows = pd.DataFrame([{'cell': cell, 'seed': seed, 'loss': generator.normal()}
+                         for cell in 'ab' for seed in range(5)])
+    a, b = (rows[rows['cell'] == cell]['loss'] for cell in 'ab')
+    expected = ttest_rel(a, b)
+    found = experiment.paired(experiment.differences(rows, {'a': 1, 'b': -1}))
+    assert found == pytest.approx((a.mean() - b.mean(), *expected.confidence_interval(), expected.pvalue))
+
+
+def test_holm_gives_the_values_of_r():
+    """p.adjust(c(0.03, 0.01, 0.05, 0.02, 0.04), 'holm') of R."""
+    found = experiment.holm(pd.Series([0.03, 0.01, 0.05, 0.02, 0.04]))
+    assert found.tolist() == pytest.approx([0.09, 0.05, 0.09, 0.08, 0.09])
+    assert experiment.holm(pd.Series([0.6, 0.7])).tolist() == [1, 1]
+
+
+def test_steps_are_those_of_two_validations_in_a_row():
+    curve = [[0, 9], [10, 4.9], [20, 5.1], [30, 4.8], [40, 4.7]]
+    assert experiment.steps_below(curve, 5) == 30
+    assert experiment.steps_below(curve, 4.75) == 40    # the last one has none after it: all its steps
+
+
+def test_the_table_compares_within_a_group_on_the_seeds_that_both_have(corpus, tmp_path, stage):
+    more = """
+cells = {'x/original': '', 'x/other': '', 'y/original': '', 'y/other': ''}
+seeds = 1, 2, 3
+contrasts = {'more in y': {'x/other': -1, 'x/original': 1, 'y/other': 1, 'y/original': -1}}
+target = 4.5
+"""
+    path = write_plan(tmp_path, corpus, more)
+    make_rows(tmp_path, {'x/original': [4, 4.1, 4.2], 'x/other': [4.5, 4.7, 4.6],
+                         'y/original': [3, 3.1], 'y/other': [3.2, None, 3.6]})
+    done = stage('experiment', path, pictures=True)
+    assert done.code == 0, done.err
+    assert 'y/original, rate 0.001, has no run yet: seed 3' in done.out
+    assert 'y/other, rate 0.001, has a loss that is not finite: seed 2' in done.out
+    assert 'y/other is compared on seeds 1 alone' in done.out
+    assert '| x/other | 0.001 | 3 | 100 | 4.600 (0.100) | +0.500 (+0.252 to +0.748)' in done.out
+    assert '| y/other | 0.001 | 2 | 100 | 3.400 (0.283) | +0.200 |' in done.out
+    assert '| more in y | 1 | -0.300 |' in done.out     # 0.2 - 0.5 of seed 1
+    assert (tmp_path / 'plan.png').stat().st_size > 0
+
+
+def test_a_plan_takes_the_best_rates_of_a_search(corpus, tmp_path):
+    search = write_plan(tmp_path, corpus, 'rates = 1e-3, 2e-3, 4e-3\n').rename(tmp_path / 'search.py')
+    with open(tmp_path / 'search.jsonl', 'w') as file:
+        for cell, best in (('original', 2e-3), ('symmetric', 4e-3)):
+            for seed in (1, 2):
+                for rate in (1e-3, 2e-3, 4e-3):
+                    row = {'cell': cell, 'rate': rate, 'seed': seed, 'loss': 4 if rate == best else 5,
+                           'curve': [[0, 5], [1, 4]], 'parameters': 1, 'knobs': {}}
+                    file.write(json.dumps(row) + '\n')
+    plan = write_plan(tmp_path, corpus, f"rates_from = '{search}'\ncells['third'] = '--learning_rate=7e-3'\n")
+    _, runs = experiment.read_plan(str(plan))
+    assert {one.cell: one.knobs['learning_rate'] for one in runs} == {
+        'original': 2e-3, 'symmetric': 4e-3, 'third': 7e-3}
+    done = script(tmp_path)                             # of the plan: no run is made
+    assert done.code == 2
+    done = process(experiment.__file__, search, cwd=tmp_path)
+    assert 'symmetric: the best rate is the outermost, 0.004' in done.out
+    assert 'original: the best' not in done.out
+
+    lines = (tmp_path / 'search.jsonl').read_text().splitlines()
+    (tmp_path / 'search.jsonl').write_text('\n'.join(lines[:-1]))
+    with pytest.raises(experiment.UserError, match='1 runs of the search are missing'):
+        experiment.read_plan(str(plan))
+
+
+@pytest.mark.parametrize('more, parts', [
+    ("seed = 1\n", ['seed']), ("seeds = 3\n", ['seeds=3', 'tuple']),
+    ("reference = 'first'\n", ['first', 'original']),
+    ("contrasts = {'a': {'thin': 1}}\n", ['thin', 'symmetric']),
+    ("cells['x'] = '--atention=shared'\n", ['atention', 'attention'])])
+def test_a_wrong_plan_is_refused(more, parts, corpus, tmp_path, stage):
+    message = refused(stage('experiment', write_plan(tmp_path, corpus, more)))
+    assert all(part in message for part in parts), message
+
+
+def test_rows_of_another_plan_are_refused(corpus, tmp_path, stage):
+    path = write_plan(tmp_path, corpus)
+    make_rows(tmp_path, {'original': [4.0]}, knobs={'max_iters': 9, 'out_dir': 'elsewhere'})
+    assert 'has max_iters=9, the plan 8' in refused(stage('experiment', path))
+    make_rows(tmp_path, {'original': [4.0, 4.1]}, knobs={'max_iters': 8, 'a_newer_knob': 1})
+    with open(tmp_path / 'plan.jsonl', 'a') as file:
+        file.write((tmp_path / 'plan.jsonl').read_text())
+    assert 'two rows of original, seed 1' in refused(stage('experiment', path))
