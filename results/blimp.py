@@ -40,6 +40,7 @@ out = 'out/blimp.jsonl'         # gets a row a run
 batch_size = 256                # rows a forward pass; a sentence of n tokens has n
 device = 'auto'                 # auto, cpu, cuda or mps; in float32
 
+MINIMUM = {'batch_size': 1}
 HUB = 'nyu-mll/blimp'           # a configuration a set, of 1,000 pairs
 SENTENCES = 'sentence_good', 'sentence_bad'
 PHENOMENA = {'s-selection': 'argument_structure'}       # linguistics_term -> one of the paper's twelve
@@ -209,7 +210,7 @@ def table(rows):
 
 
 def main():
-    config = configure(globals(), {'batch_size': 1})
+    config = configure(globals(), MINIMUM)
     runtime = train.make_runtime(device, 'float32', width=0, group=False)
     data = data_dir if data_dir else HUB
     scored = read_rows(out)
