@@ -209,6 +209,8 @@ def test_scores_are_those_that_the_model_uses(name):
     model = bench.build(name, MODEL, 16)
     ids = torch.randint(60, (1, 16))
     config = model.config
+    if config.attention not in SCORES:
+        pytest.skip('an attention of a fork may have a normaliser of its own')
     maps = list(curves.attention_maps(model, curves.scores_of(model, ids)))
     heads = 1 if config.attention == 'gau' else 4
     assert [a.shape for a in maps] == [(heads, 16, 16)] * config.n_layer
