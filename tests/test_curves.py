@@ -473,9 +473,11 @@ def test_folders_that_are_no_runs_are_refused(call, corpus, tmp_path):
     for name in 'empty', 'trial':
         line = refused(call('--what=runs', runs=tmp_path / name)[0])
         assert f'{name}: no validation of a run of train.py' in line
-    model = bench.build('original', {**MODEL, 'finetune': True}, 16)
+    model = bench.build('original', {**MODEL, 'vocab_size': 400, 'finetune': True}, 16)
     train.write_checkpoint(str(tmp_path / 'trial' / 'model.pt'), {
         'model': model.state_dict(), 'model_config': asdict(model.config), 'config': {}, 'data': {},
         'head': 'classify', 'task': 'sst2', 'labels': ['0', '1']})
     copy_tokenizer(load_tokenizer(corpus), str(tmp_path / 'trial'))
     assert 'trial: a trial of finetune.py' in refused(call('--what=rank', runs=tmp_path / 'trial')[0])
+    _, frame = call('--what=maps', runs=tmp_path / 'trial', text='a list')      # needs no corpus
+    assert len(frame) == 2 * 4
