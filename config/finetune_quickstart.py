@@ -1,7 +1,7 @@
 # Which package is a docstring from? A task of your own files (--tasks=custom), three seeds; a seventh of the
 # docstrings is held out.
 # $ python finetune.py config/finetune_quickstart.py
-# Expect minutes on two cores; results/systems.md has the scores. Run config/quickstart.py first.
+# Expect minutes on two cores; results/findings.md has the scores. Run config/quickstart.py first.
 out_dir = 'out/finetune_quickstart'
 init_from = 'out/quickstart'
 tasks = 'custom'

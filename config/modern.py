@@ -2,7 +2,7 @@
 # (2212.14034), Portes et al. 2023 (2312.17482), Warner et al. 2024 (2412.13663: norms before the sublayers,
 # gated MLP, rotary positions, no biases, 30 % predicted), Ankner et al. 2024 (2305.15096: from 30 to 15 %).
 # $ torchrun --standalone --nproc_per_node=8 train.py config/base.py config/modern.py --out_dir=out/modern
-# Expect no printed result at this size; results/grid.md has a small one.
+# Expect no printed result at this size; results/findings.md has a small one.
 position = 'rope'
 norm_place = 'pre'
 mlp = 'swiglu'

@@ -1,7 +1,7 @@
 # A small pairwise BERT on the docstrings of the installed Python packages: minutes on two cores, no network.
 # $ python train.py config/quickstart.py
-# Expect 3.8 nats a predicted token at the end, unigram entropy 6.56; results/systems.md has ten seeds.
-# Rotary positions: with learned ones the same run needs more steps (see results/systems.md).
+# Expect 3.8 nats a predicted token at the end, unigram entropy 6.56; results/findings.md has ten seeds.
+# Rotary positions: with learned ones the same run needs more steps (see results/findings.md).
 out_dir = 'out/quickstart'
 dataset = 'docstrings'
 attention = 'pairwise'

@@ -1,6 +1,6 @@
 """BLiMP: does a run of train.py prefer the grammatical sentence?  Warstadt et al. 2020, arXiv 1912.00582
 
-    $ python results/blimp.py --runs='out/grid/*' --data_dir=FOLDER
+    $ python results/blimp.py --runs=out/quickstart --data_dir=FOLDER
 
 A pair of sentences is right if the good one has the larger pseudo log-likelihood: the sum, over its tokens,
 of ln p(token | the sentence with it masked).  Salazar et al. 2020, arXiv 1910.14659. Of a word of several
@@ -40,7 +40,9 @@ out = 'out/blimp.jsonl'         # gets a row a run
 batch_size = 256                # rows a forward pass; a sentence of n tokens has n
 device = 'auto'                 # auto, cpu, cuda or mps; in float32
 
+MINIMUM = {'batch_size': 1}
 HUB = 'nyu-mll/blimp'           # a configuration a set, of 1,000 pairs
+SENTENCES = 'sentence_good', 'sentence_bad'
 PHENOMENA = {'s-selection': 'argument_structure'}       # linguistics_term -> one of the paper's twelve
 WORD = re.compile(r'\s*(\w+|[^\w\s])')                  # with the space before it, as tokens may have it
 
@@ -48,7 +50,7 @@ WORD = re.compile(r'\s*(\w+|[^\w\s])')                  # with the space before 
 # ---- 1. sets of pairs ----
 
 def read_sets(folder, n):
-    """{set: the first n of its records, all if n is 0}; UserError if there are none"""
+    """{set: the first n of its records, all if n is 0}; UserError unless each set has pairs of sentences"""
     if folder:
         paths = sorted(glob.glob(os.path.join(glob.escape(folder), '*.jsonl')))
         sets = {os.path.basename(path).removesuffix('.jsonl'): read_file(path) for path in paths}
@@ -56,7 +58,22 @@ def read_sets(folder, n):
         sets = read_hub()
     if not sets:
         raise UserError(f'data_dir={shown(folder)}: no .jsonl file there')
-    return {name: records[:n] if n else records for name, records in sets.items()}
+    sets = {name: records[:n] if n else records for name, records in sets.items()}
+    for name, records in sets.items():
+        check_pairs(name, records)
+    return sets
+
+
+def check_pairs(name, records):
+    """Refuse a set without pairs, or with half a pair, before hours of scoring."""
+    if not records:
+        raise UserError(f'{shown(name)}.jsonl: no pair of sentences in it')
+    for number, record in enumerate(records, 1):
+        for key in SENTENCES:
+            text = record.get(key)
+            if not isinstance(text, str):
+                raise UserError(f'{shown(name)}.jsonl, row {number}: {key} is {shown(repr(text))}, it must '
+                                'be a text')
 
 
 def read_hub():
@@ -75,10 +92,12 @@ def read_hub():
 def encode(tokenizer, texts, most):
     """[(ids, words)] of sentences, tuples of n numbers: of each token its id, and the word it is a part of.
 
-    Raises UserError for a sentence of more than `most` tokens.
+    Raises UserError for a sentence of no token, or of more than `most`.
     """
     encoded = []
     for text, (ids, offsets) in zip(texts, tokenizer.encode_offsets(texts), strict=True):
+        if len(ids) == 0:
+            raise UserError(f'no token in {shown(repr(text))}: each sentence needs one')
         if len(ids) > most:
             raise UserError(f'{len(ids)} tokens in {shown(repr(text))}: the run has block_size={most + 2}')
         ends = [match.end() for match in WORD.finditer(text)]
@@ -133,8 +152,7 @@ def log_likelihoods(model, special_ids, sentences, batch_size, runtime):
 
 def set_accuracies(model, tokenizer, sets, batch_size, runtime):
     """{set: fraction of its pairs whose good sentence scores higher}"""
-    texts = [record[key] for records in sets.values() for record in records
-             for key in ('sentence_good', 'sentence_bad')]
+    texts = [record[key] for records in sets.values() for record in records for key in SENTENCES]
     sentences = encode(tokenizer, texts, model.config.block_size - 2)
     scores = log_likelihoods(model, tokenizer.special_ids, sentences, batch_size, runtime)
     values = iter([scores[sentence] for sentence in sentences])
@@ -149,13 +167,17 @@ def phenomenon_accuracies(accuracies, sets):
     """{phenomenon: mean over its sets}; a set that names none, as BabyLM's further ones, is one by itself."""
     values = defaultdict(list)
     for name, accuracy in accuracies.items():
-        term = sets[name][0].get('linguistics_term', name)
+        term = sets[name][0].get('linguistics_term') or name
         values[PHENOMENA.get(term, term)].append(accuracy)
     return {phenomenon: float(np.mean(of_sets)) for phenomenon, of_sets in sorted(values.items())}
 
 
 def score_run(path, sets, batch_size, runtime):
-    """The entries of a checkpoint's row that are measured; UserError if it is of another objective."""
+    """{step, n_pairs, accuracy, phenomena, sets} of a run of train.py, its folder or a checkpoint.
+
+    sets  what read_sets() returns. accuracy is a fraction, phenomena and sets are {name: fraction}. Raises
+    UserError for a run of another objective.
+    """
     model, tokenizer, content = train.load(path)
     if type(model) is not MaskedLM:
         raise UserError(f'{shown(path)}: a {type(model).__name__}; only runs of objective=mlm are scored')
@@ -188,7 +210,7 @@ def table(rows):
 
 
 def main():
-    config = configure(globals(), {'batch_size': 1})
+    config = configure(globals(), MINIMUM)
     runtime = train.make_runtime(device, 'float32', width=0, group=False)
     data = data_dir if data_dir else HUB
     scored = read_rows(out)

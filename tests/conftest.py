@@ -105,30 +105,6 @@ def stage(monkeypatch, capsys):
         vars(sys.modules[name]).update(knobs)
 
 
-@pytest.fixture
-def script(monkeypatch):
-    """script('study') -> results/study.py as a module; it needs scipy."""
-    def load(name):
-        pytest.importorskip('scipy')
-        monkeypatch.syspath_prepend(os.path.join(ROOT, 'results'))
-        return importlib.import_module(name)
-    return load
-
-
-@pytest.fixture
-def table_lines(tmp_path, monkeypatch, capsys):
-    """table_lines(module) -> lines of the tables that a module of script() prints; it draws its figure."""
-    def run(module):
-        pytest.importorskip('matplotlib')
-        figure = tmp_path / 'figure.png'
-        monkeypatch.setattr(module, 'FIGURE', str(figure))
-        monkeypatch.setattr(sys, 'argv', [module.__name__ + '.py'])
-        module.main()
-        assert figure.exists()
-        return [line for line in capsys.readouterr().out.splitlines() if line.startswith('|')]
-    return run
-
-
 def refused(done):
     """The one line on stderr of a stage that refused its user's input."""
     lines = [line for line in done.err.splitlines() if line.strip()]

@@ -1,6 +1,7 @@
 """results/blimp.py: scores against a loop over masked sentences, words and punctuation, accuracies, rows."""
 import json
 import re
+from itertools import permutations
 
 import blimp
 import datasets
@@ -161,16 +162,29 @@ def test_a_run_gets_a_row_and_is_not_scored_again(corpus, data_dir, stage, monke
     assert (first['pairs'], first['n_pairs']) == (1, 3)
 
 
+def test_a_run_is_scored_without_dropout(corpus, tmp_path):
+    """Half of the activations dropped would turn many of these pairs."""
+    path = make_run(tmp_path / 'run', corpus, block_size=64, dropout=0.5, attention_dropout=0.5)
+    orders = [' '.join(order) for order in permutations(['the', 'value', 'of', 'an', 'array'])]
+    pairs = list(zip(orders[:60], orders[60:], strict=True))
+    sets = blimp.read_sets(write_sets(tmp_path / 'sets', {'many': ('', pairs)}), 0)
+    model, tokenizer, _ = train.load(path)
+    expected = blimp.set_accuracies(model.eval(), tokenizer, sets, 256, CPU)
+    found = blimp.score_run(path, sets, 256, CPU)
+    assert found['sets'] == expected
+    assert 0 < found['accuracy'] < 1
+
+
 def test_the_hub_has_a_configuration_a_set(monkeypatch):
     asked = []
 
     def load(hub, name, split):
         asked.append((hub, name, split))
-        return datasets.Dataset.from_list([{'sentence_good': name}, {'sentence_good': '2'}])
+        return datasets.Dataset.from_list([{'sentence_good': name, 'sentence_bad': 'x'}] * 2)
 
     monkeypatch.setattr(datasets, 'get_dataset_config_names', lambda hub: ['a', 'b'])
     monkeypatch.setattr(datasets, 'load_dataset', load)
-    assert blimp.read_sets('', 1) == {'a': [{'sentence_good': 'a'}], 'b': [{'sentence_good': 'b'}]}
+    assert blimp.read_sets('', 1) == {name: [{'sentence_good': name, 'sentence_bad': 'x'}] for name in 'ab'}
     assert asked == [('nyu-mll/blimp', 'a', 'train'), ('nyu-mll/blimp', 'b', 'train')]
     monkeypatch.setattr(datasets, 'load_dataset', None)
     with pytest.raises(UserError, match='^nyu-mll/blimp: .*; --data_dir=D reads '):
@@ -190,3 +204,20 @@ def test_refusals(data_dir, stage, tmp_path):
     assert "tokens in 'the value': the run has block_size=3" in line(short)
     assert f'{tmp_path}: no checkpoint there' in line(tmp_path)
     assert 'no .jsonl file there' in line(short, data_dir=tmp_path)
+
+
+@pytest.mark.parametrize('line, message', [
+    ('', 'half.jsonl: no pair of sentences in it'),
+    ('{"sentence_good": "the"}', 'half.jsonl, row 1: sentence_bad is None, it must be a text'),
+    ('{"sentence_good": null, "sentence_bad": "the"}', 'half.jsonl, row 1: sentence_good is None'),
+    ('{"sentence_good": "the", "sentence_bad": " "}', "no token in ' '"),
+])
+def test_a_set_without_pairs_is_refused_before_anything_is_scored(line, message, corpus, data_dir, stage,
+                                                                   monkeypatch, tmp_path):
+    """Each would end the command after hours."""
+    monkeypatch.setattr(blimp, 'log_likelihoods', None)             # would be called
+    (tmp_path / 'sets' / 'half.jsonl').write_text(line and line + '\n')
+    folder = make_run(tmp_path / 'run', corpus)
+    done = stage('blimp', *words(runs=folder, data_dir=data_dir, out=tmp_path / 'rows.jsonl', device='cpu'))
+    assert message in refused(done)
+    assert not (tmp_path / 'rows.jsonl').exists()

@@ -1,10 +1,9 @@
-"""config/ and results/reproduce.md: files and commands resolve, and set and say what the papers say.
+"""config/ and results/reproduce.md: files and commands resolve, and set what the papers set.
 
 A model of a paper is a recipe in config/ and a command of reproduce.md with its flags. Here bash runs the
 commands as a reader does, loops included, but python and torchrun are functions that print their arguments.
 """
 import importlib
-import json
 import os
 import re
 import shlex
@@ -21,7 +20,7 @@ from conftest import ROOT, process, refused, without_storage
 import finetune
 import train
 from configurator import configure
-from model import NORMALISER, SHATTER, SequenceClassifier, count_parameters, model_config
+from model import SequenceClassifier, count_parameters, model_config
 
 FOLDER = Path(ROOT, 'config')
 NAMES = sorted(str(path.relative_to(FOLDER))[:-3] for path in FOLDER.rglob('*.py'))      # base, tian/base ...
@@ -31,6 +30,8 @@ torchrun() { printf '%s\037' torchrun "$@"; printf '\036'; }
 pip() { printf '%s\037' pip "$@"; printf '\036'; }
 pytest() { printf '%s\037' pytest "$@"; printf '\036'; }
 '''
+SHATTER = 'part_mask', 'one_head_softmax', 'one_head_sigmoid', 'part_bias', 'shatter'
+NORMALISERS = 'softmax', 'softmax_plus', 'squared_relu', 'scaled_squared_relu'
 SHAPES = {'small': (4, 8, 512, 2048), 'base': (12, 12, 768, 3072), 'large': (24, 16, 1024, 4096)}
 TPU = 256, 512, 1_000_000, 10_000, 1e-4
 GPU = 128, 256, 1_600_000, 10_000, 1e-4
@@ -41,7 +42,8 @@ STEPS = {                           # of the papers: rows a step, tokens a row, 
     **{f'gpu_{attention}': GPU for attention in ('original', 'shatter')},
     **{f'large_{attention}': (1024, *TPU[1:]) for attention in ('original', 'shatter')},
     **{f'base_{name}': (256, 512, 30_000, 3000, 3e-4) for name in ('roformer_v1', 'roformer_v2', 'gau')},
-    **{f'gau_{row}_{rows}': (256, 512, 10_000, 1000, 3e-4) for row in NORMALISER for rows in ('512', 'diff')},
+    **{f'gau_{row}_512': (256, 512, 10_000, 1000, 3e-4) for row in NORMALISERS},
+    **{f'gau_{row}_diff': (256, 512, 10_000, 1000, 3e-4) for row in NORMALISERS},
     **{f'gau_scales_{scale}': (256, 512, 5000, 500, 3e-4) for scale in ('n2s', 'ns', 'ns2', 's2')},
     'base_gau_100k': (256, 512, 100_000, 10_000, 3e-4),
 }
@@ -86,9 +88,8 @@ def called(script):
                               cwd=empty, env={'PATH': empty})
     assert (done.returncode, done.stderr) == (0, ''), done.stderr
     commands = [shlex.join(command.split('\037')[:-1]) for command in done.stdout.split('\036')[:-1]]
-    # study.py has no knobs, plateau.py those of train.py
-    return [command for command in commands
-            if not re.match(r'python results/(study|plateau)\.py(?! train)', command)]
+    # experiment.py has a plan and no knobs
+    return [command for command in commands if 'results/experiment.py' not in command]
 
 
 def commands_of(page):
@@ -106,8 +107,6 @@ def header_commands(name):
 def resolved(command):
     """(stage, its knobs) of a command line, as the stage's main() gets them."""
     words = shlex.split(command)
-    if words[1:3] == ['results/plateau.py', 'train']:
-        words = ['python', 'train.py', *words[3:]]
     at = next(i for i, word in enumerate(words) if word.endswith('.py'))
     module = importlib.import_module(os.path.basename(words[at]).removesuffix('.py'))
     return module, configure(dict(vars(module)), module.MINIMUM, words[at + 1:])
@@ -198,21 +197,11 @@ def test_tpu_after_any_other_changes_the_device_alone(name):
     assert knobs(name, 'config/tpu.py') == {**knobs(name), 'device': 'xla', 'dtype': 'bfloat16'}
 
 
-def test_a_header_has_five_lines_and_the_page_a_row_for_each_recipe_of_a_paper():
-    """What is the paper's and what is ours stands in the tables "recipe" of reproduce.md."""
-    assert [name for name in NAMES if len(header_lines(name)) > 5] == []
-    rows = ' '.join(re.findall(r'^\| `[\w/]+\.py`.*', PAGE, re.M))
-    recipes = [name for name in NAMES if re.match('(courtois|kowsher|tian|liu)/', name)]
-    recipes += ['base', 'base_pairwise', 'small', 'large', 'bench/liu', 'bench/tian']
-    recipes += [f'data/{name}' for name in ('oscar', 'books_wikipedia', 'books_wikipedia_sp', 'ptb', 'clue')]
-    assert [name for name in recipes if f'`{name}.py`' not in rows] == []
-
-
 @pytest.mark.parametrize('name', NAMES)
 def test_every_command_of_a_header_composes(name):
     """Its knobs exist; another command makes what it starts from; what reproduce.md makes it makes alike."""
     stages = [resolved(command) for command in header_commands(name)]
-    made = {*RUNS, 'study'}
+    made = {*RUNS}
     made |= {re.sub(r'-\d$', '-', run) for run in RUNS}                 # the beginning of base_pairwise-*
     tuned = {settings['out_dir'] for stage, settings in stages if stage is finetune}
     made |= {folder.split('/')[1] for folder in tuned}
@@ -314,9 +303,6 @@ def test_kowshers_four_attentions_have_one_recipe():
         ours = {'attention': attention, 'pair_init': 'unit' if attention == 'pairwise' else 'identity'}
         name = f'kowsher_{attention}'
         assert RUNS[name] == {**base, **ours, 'out_dir': f'out/{name}'}
-    steps = 20 * 3.2e9 / (528 * 512)
-    words = f'{steps:,.0f} steps', f'max_iters={steps:.0f}', f'{base["max_iters"] / steps * 20:.1f} epochs'
-    assert all(word in PAGE for word in words)
 
 
 @pytest.mark.parametrize('name', TWINS)
@@ -331,7 +317,7 @@ def test_pairwise_on_a_tpu_has_tians_recipe():
     assert RUNS['tpu_base_pairwise'] == {**knobs('tian/base'), **ours}
 
 
-@pytest.mark.parametrize('normaliser', NORMALISER)
+@pytest.mark.parametrize('normaliser', NORMALISERS)
 def test_each_row_of_lius_table_2(normaliser):
     fixed, varying = (RUNS[f'gau_{normaliser}_{rows}'] for rows in ('512', 'diff'))
     wanted = {'attention': 'gau', 'normaliser': normaliser, 'packing': 'documents', 'whole_word': True,
@@ -346,16 +332,6 @@ def test_each_row_of_lius_table_1(scale):
     assert RUNS[f'gau_scales_{scale}'] == {**knobs('liu/gau'), **ours, 'out_dir': f'out/gau_scales_{scale}'}
 
 
-def test_bench_finds_its_rows_for_the_runs():
-    """By the name of a run, or by its size and system, as in base_shatter."""
-    papers, named = json.loads(read('results', 'papers.json')), set()
-    for paper in ('courtois', 'kowsher', 'tian'):
-        for row in papers[paper]['bench']['convergence']:
-            system, *size = row.partition(';')[0].split()
-            named.add('_'.join([*size, system]))
-    assert {*RUNS} >= named >= {'kowsher_shared', 'tian_original', 'base_shatter', 'small_original'}
-
-
 # ---- numbers of the page and of the headers ----
 
 @pytest.mark.parametrize('name, count, in_matrices', [row[:3] for row in ROWS])
@@ -363,13 +339,6 @@ def test_parameters_on_the_page(name, count, in_matrices):
     model = build(ON_PAGE[name])
     assert f'{count_parameters(model):,}' == count
     assert in_matrices in ('', f'{matrices(model):,}')
-
-
-def test_every_model_of_the_papers_has_a_row():
-    """But those that only another seed, rank or device makes, or that the paper has no number of."""
-    rest = '-\\d$|_rank_|^tpu_(?!base_pairwise)|_one_value$|_same_partition$'
-    assert {row[0] for row in ROWS} == {name for name in ON_PAGE if not re.search(rest, name)}
-    assert len({row[0] for row in ROWS}) == len(ROWS)
 
 
 @pytest.mark.parametrize('name', COUNTED)
@@ -393,19 +362,12 @@ def test_classifiers_of_lius_table_4(run, tuned, vocab_size, angles, count):
             poolings.add(settings['pooling'])
     model = build(RUNS[run], SequenceClassifier, vocab_size, *poolings)
     assert count_parameters(model) + angles == count
-    assert f'{count:,}' in PAGE
 
 
-def test_numbers_that_a_header_expects_are_those_of_papers_json():
-    """Every score, loss, ratio or count of hours after "Expect" where a paper is named, and on the page."""
-    papers = read('results', 'papers.json')
-    known, unknown = set(re.findall(r'\d+\.?\d*', papers)), {}
-    for name in (name for name in NAMES if stage_of(name) in ('train', 'finetune')):
-        expected = re.split('Not in the paper| [$] ', header(name).partition('Expect')[2])[0]
-        if re.search('Courtois|Kowsher|Tian|Liu', header(name)):
-            unknown[name] = set(re.findall(r'(?<!v)\b\d+\.\d+|\d+(?= hours on)', expected)) - known
-    for name, *_, expected in ROWS:
-        numbers = set(re.findall(r'(?<!v)\b\d+\.\d+|\d+(?= h on)', expected)) - known
-        steps = {step for step in re.findall(r'\d+,\d{3}', expected) if step not in papers}
-        unknown[name] = numbers | steps
-    assert {name: numbers for name, numbers in unknown.items() if numbers} == {}
+@pytest.mark.parametrize('name', [name for name in NAMES if stage_of(name) in ('train', 'finetune')])
+def test_numbers_that_a_header_expects_are_those_of_papers_json(name):
+    """Every score, loss, ratio or count of hours after "Expect" where a paper is named."""
+    known = set(re.findall(r'\d+\.?\d*', read('results', 'papers.json')))
+    expected = re.split('Not in the paper| [$] ', header(name).partition('Expect')[2])[0]
+    if re.search('Courtois|Kowsher|Tian|Liu', header(name)):
+        assert set(re.findall(r'(?<!v)\b\d+\.\d+|\d+(?= hours on)', expected)) <= known

@@ -1,13 +1,16 @@
-"""results/curves.py: finished runs, their plateaus, hours and seeds; rank of attention; pictures."""
+"""results/curves.py: finished runs, their plateaus and hours; maps, symmetry and rank of attention."""
 import fnmatch
 import json
 import math
 import re
 from dataclasses import asdict
 
+import numpy as np
 import pandas as pd
 import pytest
+import test_export as export
 import torch
+import torch.nn.functional as F
 from conftest import knobs_of, refused, tiny, words
 from test_configs import resolved
 from test_papers import COMMANDS
@@ -17,13 +20,15 @@ import bench
 import curves
 import train
 from bench import SYSTEMS
+import model as model_file
 from curves import MATRICES
-from model import SHATTER, MaskedLM
+from model import ATTENTION, NORMALISER, RELU_SCALE, SHATTER, EncoderConfig, MaskedLM
 from prepare_data import copy_tokenizer, load_tokenizer
 
 SHAPE = {'n_layer': 2, 'n_head': 4, 'n_embd': 16, 'n_inner': 32, 'device': 'cpu', 'dtype': 'float32'}
 CONFIG = {**knobs_of(curves), **SHAPE}
 MODEL = {**knobs_of(bench), **SHAPE, 'vocab_size': 60}
+LIST = 'the value of a list'
 SMALL = [name for name in SYSTEMS if name != 'hf_bert' and 'vocab_size' not in SYSTEMS[name]]
 
 
@@ -49,23 +54,6 @@ def test_where_a_curve_leaves_the_plateau():
     assert end([9, 6.5, 6.4], 6.5) == 20
 
 
-def test_tokens_to_an_order_gap(call, tmp_path):
-    """At the first of two validations in a row; without any of them in one run, there is no mean."""
-    lines = [{'kind': 'val', 'step': 10 * i, 'loss': 3, 'unigram': 5, 'permuted_loss': 3 + gap}
-             for i, gap in enumerate([0, 0.25, 0.125, 0.375, 0.25, 0.125])]
-    make_run(tmp_path / 'seen-1', (), seed=1, total_batch=1000, block_size=50)
-    make_run(tmp_path / 'seen-2', (), seed=2, total_batch=1000, block_size=50)
-    write_log(tmp_path / 'seen-1', lines)
-    write_log(tmp_path / 'seen-2', lines[2:])
-    runs = f'--runs={tmp_path}/seen-*'
-    _, frame = call('--what=runs', runs, '--target_gap=0.25')
-    assert records(frame)[0]['million tokens to gap'] == '1.5 (0)'
-    _, frame = call('--what=runs', runs, '--target_gap=0.3')
-    assert records(frame)[0].get('million tokens to gap') is None
-    _, frame = call('--what=runs', runs)
-    assert 'million tokens to gap' not in frame
-
-
 def test_hours_of_a_run(call, tmp_path):
     """From line to line of the log at the speed of the second; none without a speed."""
     make_run(tmp_path / 'base_shatter', (), total_batch=100, block_size=36)
@@ -77,21 +65,6 @@ def test_hours_of_a_run(call, tmp_path):
     rows = records(call('--what=runs', runs=f'{tmp_path}/base_*,{tmp_path}/slow')[1])
     assert [row['hours'] for row in rows] == [1.5, None]                # 10 x 360 s and 20 x 90 s
     assert rows[0]['printed'].startswith('45 hours (tian base: table 1')
-
-
-def test_a_run_of_an_earlier_revision(call, tmp_path):
-    """It had run.json in place of launches.jsonl, gap of permuted_loss, and a checksum in each line."""
-    for seed in 1, 2:
-        folder = tmp_path / f'old-{seed}'
-        make_run(folder, (), seed=seed, total_batch=1000, block_size=50)
-        line = {'kind': 'val', 'loss': 3, 'unigram': 5, 'gap': 0.25, 'checksum': '7b29bec8d5929ad0'}
-        write_log(folder, [{**line, 'step': step} for step in (10, 20)])
-        (folder / 'run.json').write_text(f"[{(folder / 'launches.jsonl').read_text()}]")
-        (folder / 'launches.jsonl').unlink()
-    row, = records(call('--what=runs', runs=f'{tmp_path}/old-*', target_gap=0.25)[1])
-    assert (row['system'], row['runs'], row['million tokens to gap']) == ('old', 2, '0.5 (0)')
-    (folder / 'run.json').unlink()
-    assert 'old-2: no launches.jsonl' in refused(call('--what=runs', runs=f'{tmp_path}/old-*')[0])
 
 
 def make_run(folder, losses, ptb_from=1, **knobs):
@@ -117,34 +90,23 @@ def records(frame):
     return frame.astype(object).where(frame.notna(), None).to_dict('records')
 
 
-def test_seeds_of_a_system_are_pooled(call, tmp_path, monkeypatch):
+def test_each_run_has_a_row_and_a_line_for_each_corpus(call, tmp_path, monkeypatch):
     pictures = []
     monkeypatch.setattr(train, 'plot', lambda path, panels, label: pictures.append(panels['step']))
-    make_run(tmp_path / 'plain_rank_4-1', (6, 5, 4, 3), seed=1)
-    make_run(tmp_path / 'plain_rank_4-2', (6, 5.9, 5.8, 4), seed=2)
-    make_run(tmp_path / 'plain_rank_4-3', (6, 5, 4), seed=3)            # stopped
-    make_run(tmp_path / 'base_pairwise', (6, 5, 4, 3))                  # Courtois et al.
-    runs = f'{tmp_path}/plain_*,{tmp_path}/base_pairwise'
+    make_run(tmp_path / 'plain-1', (6, 5.9, 5.8, 4))
+    make_run(tmp_path / 'base_pairwise-1', (6, 5, 4, 3))                # Courtois et al.
+    runs = f'{tmp_path}/plain-*,{tmp_path}/base_*'
     done, frame = call('--what=runs', runs=runs, plateau=1.1, target_loss=3.5)
-    plain, stopped, pairwise = records(frame)
-    assert (plain['system'], plain['runs'], plain['steps']) == ('plain_rank_4', 2, 30)
-    assert (plain['loss'], plain['ptb_loss'], plain['accuracy, %']) == ('3.5 (0.71)', '4.5 (0.71)', '3 (0)')
-    assert (plain['plateau'], plain['target']) == ('25 (7.1)', None)
-    assert (stopped['system'], stopped['runs'], stopped['plateau']) == ('plain_rank_4-3', 1, '20')
-    assert (pairwise['system'], pairwise['target']) == ('base_pairwise', 30)
+    plain, pairwise = records(frame)
+    assert plain['run'] == f'{tmp_path}/plain-1'
+    assert (plain['steps'], plain['loss'], plain['ptb_loss']) == (30, 4, 5)
+    assert (plain['plateau'], plain['target'], plain['accuracy, %']) == (30, None, 3)
+    assert (pairwise['plateau'], pairwise['target']) == (20, 30)
     assert pairwise['printed'].startswith('until 12,000, ends where original does (courtois base: ')
-    assert '3.5 (0.71)' in done.out
-    names = 'plain_rank_4', 'plain_rank_4-3', 'base_pairwise'
-    assert [*pictures[0]] == [f'{name} {key}' for name in names for key in ('loss', 'ptb_loss')]
-    assert pictures[0]['base_pairwise ptb_loss'] == [(10, 6), (20, 5), (30, 4)]
-
-
-def test_a_sweep_is_not_pooled(call, tmp_path):
-    make_run(tmp_path / 'width-1', (6, 3), n_embd=64)
-    make_run(tmp_path / 'width-2', (6, 5), n_embd=128)
-    rows = records(call('--what=runs', runs=f'{tmp_path}/width-*')[1])
-    assert [(row['system'], row['runs']) for row in rows] == [('width-1', 1), ('width-2', 1)]
-    assert [row['loss'] for row in rows] == [3, 5]
+    assert f'{tmp_path}/plain-1' in done.out
+    names = [f"{row['run']} {key}" for row in (plain, pairwise) for key in ('loss', 'ptb_loss')]
+    assert [*pictures[0]] == names
+    assert pictures[0][names[-1]] == [(10, 6), (20, 5), (30, 4)]
 
 
 def test_a_loss_that_is_not_finite(call, tmp_path):
@@ -163,7 +125,7 @@ def test_what_the_papers_print_beside_a_run(call, tmp_path):
     for name in 'tian_original', 'base_no_position', 'gau_scales_ns', 'gau_softmax_plus_512':
         make_run(tmp_path / name, (6, 3))
     frame = call('--what=runs', runs=f'{tmp_path}/*_*')[1]
-    rows = {row['system']: row for row in records(frame)}
+    rows = {row['run'].rpartition('/')[2]: row for row in records(frame)}
     assert rows['tian_original']['printed ptb_loss'] == 'about 2 nats (tian: figure 1)'
     assert rows['base_no_position']['printed ptb_loss'] == 'above 6 nats (tian base: figure 1)'
     assert rows['gau_scales_ns']['printed accuracy'] == '19.34% (liu: table 1, n)'
@@ -214,7 +176,7 @@ def test_names_of_other_people_are_printed_without_control_characters(call, tmp_
     path = tmp_path / 'a\x1b[31m' / 'metrics.jsonl'
     path.write_text(path.read_text().replace('ptb_loss', '\\u001b[2J_loss'))
     done, frame = call('--what=runs', runs=f'{tmp_path}/a*')
-    assert frame.system[0] == r'a\x1b[31m'
+    assert frame.run[0] == rf'{tmp_path}/a\x1b[31m'
     assert r'\x1b[2J_loss' in frame
     assert '\x1b' not in done.out
 
@@ -247,19 +209,44 @@ def test_scores_are_those_that_the_model_uses(name):
     model = bench.build(name, MODEL, 16)
     ids = torch.randint(60, (1, 16))
     config = model.config
-    maps = list(curves.attention_maps(model, ids))
+    if config.attention not in SCORES:
+        pytest.skip('an attention of a fork may have a normaliser of its own')
+    maps = list(curves.attention_maps(model, curves.scores_of(model, ids)))
     heads = 1 if config.attention == 'gau' else 4
     assert [a.shape for a in maps] == [(heads, 16, 16)] * config.n_layer
     if config.attention not in SHATTER:
         assert all(torch.allclose(a.sum(-1), torch.ones(heads, 16).double()) for a in maps)
     if config.attention in ('original', 'pairwise', 'part_mask', 'part_bias'):
         operator = model.encoder.blocks[0].attention
-        seen = []                                       # what the output matrix of the first layer gets
         value = operator.value(model.encoder.embed(ids)).view(16, 4, 4).transpose(0, 1)
-        operator.out.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
-        with torch.no_grad():
-            model.encoder(ids)
-        torch.testing.assert_close((maps[0] @ value).transpose(0, 1).reshape(16, 16), seen[0][0])
+        mixed = (maps[0] @ value).transpose(0, 1).reshape(16, 16)
+        torch.testing.assert_close(mixed, given_to_out(model, ids))
+
+
+def given_to_out(model, ids):
+    """What the output matrix of the first layer gets, (T, width)."""
+    seen = []
+    model.encoder.blocks[0].attention.out.register_forward_pre_hook(
+        lambda module, inputs: seen.append(inputs[0][0]))
+    with torch.no_grad():
+        model.encoder(ids)
+    return seen[0]
+
+
+@pytest.mark.parametrize('scale', RELU_SCALE)
+@pytest.mark.parametrize('normaliser', NORMALISER)
+def test_maps_of_a_gau_are_divided_as_in_the_model(normaliser, scale):
+    torch.manual_seed(0)
+    scale = scale if normaliser == 'squared_relu' else 'ns'
+    config = EncoderConfig(60, 16, 1, 4, 16, attention='gau', position='rope', key_size=8,
+                           normaliser=normaliser, relu_scale=scale)
+    model = MaskedLM(config)
+    ids = torch.randint(60, (1, 16))
+    a, = curves.attention_maps(model, curves.scores_of(model, ids))
+    operator = model.encoder.blocks[0].attention
+    x = model.encoder.embed(ids)[0]
+    expected = F.silu(operator.gate(x)) * (a[0] @ F.silu(operator.value(x)))
+    torch.testing.assert_close(expected, given_to_out(model, ids))
 
 
 def test_scores_of_squared_relu_are_scaled_as_inside_softmax():
@@ -272,6 +259,159 @@ def test_scores_of_squared_relu_are_scaled_as_inside_softmax():
         scores += curves.scores_of(MaskedLM(config), torch.arange(16)[None])
     assert [name for name, _ in scores] == ['softmax', 'relu^2']
     torch.testing.assert_close(scores[0][1], scores[1][1])
+
+
+# the papers' scores of one head, from its weights and the layer's input x (T, D), in float64
+def products(q, k):
+    return q @ k.T / math.sqrt(q.size(1))
+
+
+def projected(w, x, name):
+    return x @ w[f'{name}.weight'].T + w.get(f'{name}.bias', 0)
+
+
+def of_two(query, key):
+    def scores(w, x, head, layer):
+        return products(projected(w, x, query)[:, head], projected(w, x, key)[:, head])
+    return scores
+
+
+def of_pairwise(w, x, head, layer):
+    q = projected(w, x, 'query')[:, head]
+    return products(q @ w['pair'][head.start // (head.stop - head.start)], q)
+
+
+def of_shared(w, x, head, layer):
+    s = projected(w, x, 'shared')
+    return products((s * w['query_diag'])[:, head], (s * w['key_diag'])[:, head])
+
+
+def of_rpe(w, x, head, layer):
+    q, k = (projected(w, x, name)[:, head] for name in ('query', 'key'))
+    relative = w['distance_vectors'] @ w['key.weight'][head].T
+    return products(q, k) + by_distance(products(q, relative))
+
+
+def by_distance(table):
+    """y[i, j] = table[i, j - i], with distance 0 in the middle column"""
+    T = range(len(table))
+    return torch.stack([torch.stack([table[i, table.size(1) // 2 + j - i] for j in T]) for i in T])
+
+
+def of_one_head(w, x, head, layer):
+    return products(projected(w, x, 'query'), x)
+
+
+def of_parts(w, x, head, layer):
+    q = projected(w, x, 'query')
+    return products(q, x) + by_distance(q @ w['part_embedding'].T @ layer.partition.table.double())
+
+
+def of_gau(w, x, head, layer):
+    z = F.silu(projected(w, x, 'shared'))
+    q, k = (z * w[f'{name}_diag'] + w[f'{name}_bias'] for name in ('query', 'key'))
+    return math.log(len(x), 512) * products(q, k)
+
+
+def of_xlnet(w, x, head, layer):
+    q = projected(w, x, 'query')
+    r = layer.sinusoid.double() @ w['distance.weight'].T                        # of i - j = last .. -last
+    content = products((q + w['content_bias'])[:, head], projected(w, x, 'key')[:, head])
+    return content + by_distance(products((q + w['distance_bias'])[:, head], r[:, head]))
+
+
+SCORES = {
+    **dict.fromkeys(('original', 'shared_kv', 'part_mask'), of_two('query', 'key')),
+    'symmetric': of_two('query', 'query'), 'pairwise': of_pairwise, 'shared': of_shared, 'rpe': of_rpe,
+    **dict.fromkeys(('one_head_softmax', 'one_head_sigmoid'), of_one_head),
+    **dict.fromkeys(('part_bias', 'shatter'), of_parts), 'gau': of_gau, 'xlnet': of_xlnet,
+}
+
+
+def share_by_loops(scores):
+    T = range(len(scores))
+    mean = sum(scores[i][j] for i in T for j in T) / len(T) ** 2
+    symmetric = sum(((scores[i][j] + scores[j][i]) / 2 - mean) ** 2 for i in T for j in T)
+    return symmetric / sum((scores[i][j] - mean) ** 2 for i in T for j in T)
+
+
+@pytest.mark.parametrize('attention', ATTENTION)
+def test_maps_of_every_attention(attention, call, corpus, tmp_path):
+    """A variant of a fork, without an oracle here, is drawn with shares from 0 to 1, or refused in a line."""
+    folder = make_checkpoint(tmp_path / 'mine', corpus, attention=attention, position='none')
+    done, frame = call('--what=maps', runs=folder, text=LIST, pictures=True)
+    if attention not in SCORES and done.code == 2:
+        assert 'does not know its normaliser' in refused(done)
+        return
+    assert done.code == 0, done
+    picture, = tmp_path.glob('maps_*mine.png')
+    assert picture.stat().st_size > 1000
+    rows = records(frame)
+    assert all(0 <= row['symmetric share'] <= 1 + 1e-9 for row in rows)
+    if attention in SCORES:
+        model, tokenizer, _ = train.load(folder)
+        ids, pieces = curves.encode_text(folder, model, tokenizer, LIST)
+        assert ''.join(pieces) == '[CLS]' + f' {LIST}'.replace(' ', '\u2581') + '[SEP]'
+        heads = 1 if SCORES[attention] in (of_one_head, of_parts, of_gau) else 4
+        assert [(row['layer'], row['head']) for row in rows] == [*np.ndindex(2, heads)]
+        with torch.no_grad():
+            compare_with_oracles(model.double(), ids, rows)
+
+
+def compare_with_oracles(model, ids, rows):
+    states = model.encoder.states(ids)
+    for row in rows:
+        layer = model.encoder.blocks[row['layer']].attention
+        head = slice(4 * row['head'], 4 * row['head'] + 4)
+        w = dict(layer.named_parameters())
+        scores = SCORES[model.config.attention](w, states[row['layer']][0], head, layer)
+        assert row['symmetric share'] == pytest.approx(share_by_loops(scores.tolist()), rel=1e-9)
+        if model.config.attention == 'symmetric':
+            assert row['symmetric share'] == pytest.approx(1)
+        expected = None
+        if 'query.weight' in w and 'key.weight' in w:
+            matrix = w['query.weight'][head].T @ w['key.weight'][head]
+            symmetric, antisymmetric = ((matrix + sign * matrix.T).norm() ** 2 / 4 for sign in (1, -1))
+            expected = pytest.approx(((symmetric - antisymmetric) / matrix.norm() ** 2).item(), rel=1e-6)
+        assert row.get('Wq Wk^T') == expected
+
+
+def make_checkpoint(folder, corpus, **fields):
+    """A run of weights that are large enough for scores that differ -> folder as a str"""
+    path = export.make_run(folder, corpus, **fields)
+    content = torch.load(train.newest(path))
+    torch.manual_seed(1)
+    for value in content['model'].values():
+        value.normal_(std=0.5)
+    train.write_checkpoint(train.newest(path), content)
+    return path
+
+
+def test_the_score_of_saponati_et_al():
+    torch.manual_seed(0)
+    attention = torch.nn.Module()
+    attention.query = torch.nn.Linear(64, 64)
+    attention.key = torch.nn.Linear(64, 64)
+    assert all(abs(score) < 0.1 for score in curves.weight_symmetry(attention, 2))
+    attention.key = attention.query
+    assert curves.weight_symmetry(attention, 2) == pytest.approx([1, 1])
+    with torch.no_grad():
+        attention.query.weight.copy_(torch.eye(64))
+        attention.key = torch.nn.Linear(64, 64)
+        attention.key.weight.copy_(attention.key.weight - attention.key.weight.mT.clone())
+    assert curves.weight_symmetry(attention, 1) == pytest.approx([-1])
+    attention.key = torch.nn.Linear(64, 16)             # keys that heads share
+    assert curves.weight_symmetry(attention, 1) == [None]
+
+
+def test_what_maps_refuses(call, corpus, tmp_path, monkeypatch):
+    folder = make_checkpoint(tmp_path / 'mine', corpus, block_size=16)
+    line = refused(call('--what=maps', runs=folder, text='value ' * 20)[0])
+    assert 'pieces with [CLS] and [SEP], at most 16' in line
+    assert f'{tmp_path}: no checkpoint there' in refused(call('--what=maps', runs=tmp_path)[0])
+    monkeypatch.setattr(model_file, 'fused_attention', lambda q, k, v, *rest: v)
+    line = refused(call('--what=maps', runs=folder, text=LIST)[0])
+    assert "attention='original': results/curves.py does not know its normaliser" in line
 
 
 def test_attention_of_an_untrained_gau():
@@ -294,10 +434,10 @@ def test_attention_of_an_untrained_gau():
     assert rows['eval', 'relu^2']['zeros'] == pytest.approx(negative)
 
 
-def test_a_run_of_train_and_its_rank_and_pictures(stage, call, corpus, tmp_path):
+def test_a_run_of_train_its_rank_and_pictures(stage, call, corpus, tmp_path):
     run = tmp_path / 'mine'
     stage('train', *tiny(corpus, run, attention='shatter', position='none', max_iters=2), pictures=True)
-    knobs = words(runs=run, sentence='A list')
+    knobs = words(runs=run)
     done, frame = call('--what=runs,rank,partition', *knobs, pictures=True)
     assert [*frame.section] == ['runs'] + ['rank'] * 4 + ['partition'] * 12
     rows = frame[frame.section == 'rank']
@@ -306,7 +446,7 @@ def test_a_run_of_train_and_its_rank_and_pictures(stage, call, corpus, tmp_path)
     assert (rows['T'] == 32).all()
     assert rows.printed.iloc[0] == '0.25, about 0% (liu: table 3, rows of 512)'
     assert (frame[frame.section == 'partition'].error < 1e-6).all()
-    for name in ('runs', 'attention_mine', 'partition'):
+    for name in ('runs', 'partition'):
         assert (tmp_path / f'{name}.png').stat().st_size > 1000
     assert frame.made.nunique() == 1
     assert f'torch {torch.__version__}' in done.out
@@ -317,7 +457,7 @@ def test_a_run_of_train_and_its_rank_and_pictures(stage, call, corpus, tmp_path)
 
 
 @pytest.mark.parametrize('knob, message', [
-    ('--what=speed', "what='speed': choose one of runs, rank"),
+    ('--what=speed', "what='speed': choose one of runs, maps, rank"),
     ('--what=runs', "runs='': no such folder"),
     ('--runs=\x1b[2J', r"runs='\x1b[2J': no such folder"),
 ])
@@ -333,9 +473,11 @@ def test_folders_that_are_no_runs_are_refused(call, corpus, tmp_path):
     for name in 'empty', 'trial':
         line = refused(call('--what=runs', runs=tmp_path / name)[0])
         assert f'{name}: no validation of a run of train.py' in line
-    model = bench.build('original', {**MODEL, 'finetune': True}, 16)
+    model = bench.build('original', {**MODEL, 'vocab_size': 400, 'finetune': True}, 16)
     train.write_checkpoint(str(tmp_path / 'trial' / 'model.pt'), {
         'model': model.state_dict(), 'model_config': asdict(model.config), 'config': {}, 'data': {},
         'head': 'classify', 'task': 'sst2', 'labels': ['0', '1']})
     copy_tokenizer(load_tokenizer(corpus), str(tmp_path / 'trial'))
     assert 'trial: a trial of finetune.py' in refused(call('--what=rank', runs=tmp_path / 'trial')[0])
+    _, frame = call('--what=maps', runs=tmp_path / 'trial', text='a list')      # needs no corpus
+    assert len(frame) == 2 * 4

@@ -1,4 +1,5 @@
-# The corpus of results/grid.md: Wikipedia articles and novels, which `python results/grid.py texts` writes.
+# Wikipedia articles and novels, the corpus of the grid in results/findings.md. Its texts are written by
+# `python results/grid.py texts ARTICLES NOVELS` at commit 4529cb8.
 # $ python prepare_data.py config/data/grid.py
 # Expect 16,531 documents, 44M tokens, 90 MB on disk, half a minute on two cores
 corpus = 'data/texts_grid'
