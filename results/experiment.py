@@ -48,6 +48,7 @@ from filelock import FileLock, Timeout
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 import train
 from configurator import UserError, choose, configure, run, settings, shown
+from curves import hours_of
 from finetune import markdown
 from model import count_parameters
 
@@ -193,12 +194,12 @@ def make(one, plan):
             raise
     with open(os.path.join(one.folder, 'launches.jsonl'), encoding='utf-8') as file:
         *_, launch = map(json.loads, file)
-    log = train.read_metrics(one.folder)
-    row = {'cell': one.cell, 'rate': one.rate, 'seed': one.seed, 'loss': None, 'parameters': None,
-           'seconds': seconds_of(log, launch['config']), 'revision': launch['revision'], 'machine': machine(),
-           'torch': launch['torch'], 'device': launch['device'], 'knobs': launch['config'],
-           'curve': [[line['step'], round(line['loss'], 4)] for line in log
-                     if line['kind'] == 'val' and 'loss' in line]}
+    validations = [line for line in train.read_metrics(one.folder) if line['kind'] == 'val' and 'loss' in line]
+    row = {
+        'cell': one.cell, 'rate': one.rate, 'seed': one.seed, 'loss': None, 'parameters': None,
+        'seconds': round(3600 * (hours_of(one.folder) or 0), 1), 'revision': launch['revision'],
+        'machine': machine(), 'torch': launch['torch'], 'device': launch['device'],
+        'knobs': launch['config'], 'curve': [[line['step'], round(line['loss'], 4)] for line in validations]}
     if finite:
         model, *_ = train.load(one.folder)
         row['parameters'] = count_parameters(model)
@@ -206,18 +207,6 @@ def make(one, plan):
     if finite and plan.blimp:
         row.update(blimp_scores(one.folder, plan))
     return row
-
-
-def seconds_of(log, knobs):
-    """Seconds of training, without validations, from the speeds in a run's log."""
-    seconds = 0.0
-    step = 0
-    for line in log:
-        if line.get('tokens_per_second'):
-            tokens = (line['step'] - step) * knobs['total_batch'] * knobs['block_size']
-            seconds += tokens / line['tokens_per_second']
-            step = line['step']
-    return round(seconds, 1)
 
 
 def machine():
