@@ -194,7 +194,8 @@ def make(one, plan):
             raise
     with open(os.path.join(one.folder, 'launches.jsonl'), encoding='utf-8') as file:
         *_, launch = map(json.loads, file)
-    validations = [line for line in train.read_metrics(one.folder) if line['kind'] == 'val' and 'loss' in line]
+    validations = [line for line in train.read_metrics(one.folder)
+                   if line['kind'] == 'val' and 'loss' in line]
     row = {
         'cell': one.cell, 'rate': one.rate, 'seed': one.seed, 'loss': None, 'parameters': None,
         'seconds': round(3600 * (hours_of(one.folder) or 0), 1), 'revision': launch['revision'],
