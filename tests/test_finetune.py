@@ -628,8 +628,9 @@ def test_the_step_of_a_run_is_that_of_its_newest_checkpoint(trial, stage, copies
         assert finetune.find_start(str(tmp_path / 'out' / name / 'rte_1')).subfolder == name
 
 
-def test_numbers_of_examples(trial):
-    assert trial('rte', train_samples=9, eval_samples=4)['n'] == {'rte': [9, 4]}
+def test_numbers_of_examples_and_the_metric_of_a_task(trial):
+    result = trial('mrpc', train_samples=9, eval_samples=4, overrides='mrpc.metric=f1')
+    assert (result['n'], result['metric']) == ({'mrpc': [9, 4]}, 'f1')
 
 
 def test_processes_share_the_trials(stage, trial, run, copies, tmp_path, monkeypatch):
@@ -839,8 +840,11 @@ def test_classes_or_numbers(labels, kind, names, own):
     text = HEAD + ''.join(f'a,{label}\n' for label in labels.split())
     task, train_rows, _ = own(text, text, label_kind=kind)
     assert (task.head, task.labels) == ('classify' if names else 'regress', tuple(names.split()))
-    if names:
-        found = [task.labels[label] for _, label in train_rows]
+    values = [label for _, label in train_rows]
+    if not names:
+        assert [np.mean(values), np.std(values, ddof=1)] == pytest.approx([0, 1])
+    else:
+        found = [task.labels[label] for label in values]
         assert found == [re.sub(r'^(-?\d+)\.0+$', r'\1', label) for label in labels.split()]
 
 
