@@ -628,7 +628,11 @@ def test_the_step_of_a_run_is_that_of_its_newest_checkpoint(trial, stage, copies
         assert finetune.find_start(str(tmp_path / 'out' / name / 'rte_1')).subfolder == name
 
 
-def test_numbers_of_examples_and_the_metric_of_a_task(trial):
+def test_numbers_of_examples_and_the_metric_of_a_task(trial, copies):
+    """Every seed has the same examples."""
+    given = {'data_dir': copies, 'train_samples': 6}
+    one, two = (finetune.load_examples(TASKS['mrpc'], 'train', knobs(**given, seed=seed)) for seed in (1, 2))
+    assert one == two
     result = trial('mrpc', train_samples=9, eval_samples=4, overrides='mrpc.metric=f1')
     assert (result['n'], result['metric']) == ({'mrpc': [9, 4]}, 'f1')
 
