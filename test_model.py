@@ -25,9 +25,13 @@ from torch._dynamo.utils import counters
 
 import model as source
 from configurator import UserError
-from model import (ALLOWED_POSITIONS, ATTENTION, BLOCK, FOLD, LM_HEAD, NORM, NORMALISER, OPTIONS, OWN_BLOCK,
-                   PAIR_INIT, POOLING, POSITION, RELU_SCALE, SHATTER, USED_BY, Encoder, EncoderConfig,
-                   MaskedLM, MultipleChoice, PermutationLM, SequenceClassifier, SpanClassifier, extended)
+from model import (ATTENTION, BLOCK, LM_HEAD, NORM, NORMALISER, OPTIONS, PAIR_INIT, POOLING, POSITION,
+                   RELU_SCALE, SHATTER, Encoder, EncoderConfig, MaskedLM, MultipleChoice, PermutationLM,
+                   SequenceClassifier, SpanClassifier, extended, positions_of)
+
+ALL_POSITIONS = [name for name, kind in ATTENTION.items() if not kind.positions]
+OTHERS = [name for name in ATTENTION if name not in ALL_POSITIONS]
+EXPORTED = [name for name, kind in ATTENTION.items() if kind.as_bert is not source.Attention.as_bert]
 
 # ---- models and batches ----
 
@@ -44,26 +48,27 @@ def system(attention, position, **settings):
     return {'attention': attention, 'position': position, **NEEDS.get(attention, {}), **settings}
 
 
-FREE = [{'attention': name} for name in ATTENTION if name not in ALLOWED_POSITIONS]     # go with any position
+FREE = [{'attention': name} for name in ALL_POSITIONS]
 FREE += [{'attention': 'pairwise', 'pair_rank': 2}]
 
 SYSTEMS = [system(**variant, position=position) for variant in FREE for position in POSITION]
-SYSTEMS += [system(name, position) for name in ALLOWED_POSITIONS for position in ALLOWED_POSITIONS[name]]
+SYSTEMS += [system(name, position) for name in OTHERS for position in positions_of(name)]
 SYSTEMS += [system('part_mask', 'none', same_partition=True)]
 SYSTEMS += [system('shatter', 'none', one_value_matrix=True)]
 
 GATED = [system('gau', 'rope', normaliser=name) for name in NORMALISER]
 GATED += [system('gau', 'rope', normaliser=name, relu_scale=scale)
-          for name in USED_BY['relu_scale'][1] for scale in RELU_SCALE if scale != EncoderConfig.relu_scale]
+          for name in source.users_of()['relu_scale'][1] for scale in RELU_SCALE
+          if scale != EncoderConfig.relu_scale]
 
 CORE = [system(**variant, position='rope') for variant in FREE]         # every attention and position once
-CORE += [system(name, ALLOWED_POSITIONS[name][0]) for name in ALLOWED_POSITIONS]
+CORE += [system(name, positions_of(name)[0]) for name in OTHERS]
 CORE += [system('original', name) for name in POSITION if name != 'rope']
 
 MODERN = {'norm_place': 'pre', 'mlp': 'swiglu'}
 MODERN_SAMPLE = [system('symmetric', 'rope', **MODERN), {**XLNET, **MODERN}]
 MODERN_SLOW = [pytest.param({**settings, **MODERN}, marks=pytest.mark.slow)
-               for settings in CORE if settings['attention'] not in OWN_BLOCK]
+               for settings in CORE if not ATTENTION[settings['attention']].block]
 
 KEEP = torch.arange(6) < torch.tensor([[6], [4], [5]])         # (B, T) of batch(), padded on the right
 HOLES = torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0], [0, 1, 0, 1, 1, 1], [0, 0, 0, 0, 0, 0]]).bool()
@@ -862,6 +867,15 @@ def test_reduction(one, other, translate, position):
     assert difference(first_encoder(ids, segments, KEEP), second_encoder(ids, segments, KEEP)) < 1e-10
 
 
+@pytest.mark.parametrize('name', ATTENTION)
+def test_an_attention_can_be_called_alone(name):
+    """As self-attention without positions and padding."""
+    attention = build(Encoder, **system(name, positions_of(name)[0])).blocks[0].attention
+    x = torch.randn(2, 6, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    without = source.Context(source.NoPosition())
+    assert torch.equal(attention(x), attention(x, x, without))
+
+
 # ---- losses and initial values ----
 
 @pytest.mark.parametrize('kind', [MaskedLM, PermutationLM])
@@ -1265,8 +1279,8 @@ KNOBS = {                               # an option that not all use -> a value 
     *[({name: rate}, [f'{name}={rate}', 'below 1']) for name in ('dropout', 'attention_dropout')
       for rate in (-0.1, 1.0, math.nan)],
     ({'position': 'rpe'}, ['--attention=rpe --position=none']),
-    *[(system(name, position), [f"position='{position}'", f"attention='{name}'", *ALLOWED_POSITIONS[name]])
-      for name in ALLOWED_POSITIONS for position in POSITION if position not in ALLOWED_POSITIONS[name]],
+    *[(system(name, position), [f"position='{position}'", f"attention='{name}'", *positions_of(name)])
+      for name in OTHERS for position in POSITION if position not in positions_of(name)],
     *[(system('shatter', 'none', n_head=n_head), [f'n_head={n_head}', "attention='shatter'", 'even'])
       for n_head in (2, 3)],
     (system('gau', 'rope', key_size=5), ["position='rope'", '5', 'even', 'key_size']),
@@ -1288,10 +1302,10 @@ def refusal(**settings):
     return message
 
 
-@pytest.mark.parametrize('option', {**KNOBS, **USED_BY})
+@pytest.mark.parametrize('option', {**KNOBS, **source.users_of()})
 def test_an_option_that_nothing_reads_is_refused(option):
     value = known(KNOBS, option, 'value')
-    _, users = known(USED_BY, option, 'row')
+    _, users = known(source.users_of(), option, 'row')
     others = system('gau', 'rope') if 'original' in users else {}
     message = refusal(**others, **{option: value})
     assert all(part in message for part in (f'{option}={value!r}', *users)), message
@@ -1375,7 +1389,7 @@ def test_export_and_import_again(position, tmp_path, transformers):
 
 
 @pytest.mark.parametrize('kind, position', source.EXPORTS)
-@pytest.mark.parametrize('variant', [variant for variant in FREE if variant['attention'] in FOLD], ids=str)
+@pytest.mark.parametrize('variant', [each for each in FREE if each['attention'] in EXPORTED], ids=str)
 def test_export_has_the_logits(variant, kind, position, transformers):
     """Those of BERT and RoFormer with our weights: float32, padded, two segments; with and without biases."""
     ids, segments, keep = padded_batch()
@@ -1424,7 +1438,7 @@ def test_export_says_why_there_is_no_roformer_classifier(transformers):
 
 @pytest.mark.parametrize('kind, settings', [
     *[(MaskedLM, settings) for settings in CORE
-      if settings['attention'] not in FOLD or settings['position'] == 'rab'],
+      if settings['attention'] not in EXPORTED or settings['position'] == 'rab'],
     *[(MaskedLM, setting) for setting in ({'norm': 'rms'}, {'norm_place': 'pre'}, {'mlp': 'swiglu'})],
     (MaskedLM, {'lm_head': 'decoder'}), (SpanClassifier, {}),
     (SequenceClassifier, {'pooling': 'first'}), (SequenceClassifier, {'position': 'rope'})], ids=str)
@@ -1434,12 +1448,16 @@ def test_export_refuses_what_transformers_has_no_layer_for(kind, settings, trans
 
 
 def test_export_refuses_what_it_would_leave_out(transformers):
-    """As a fork's gate of an attention or norm of the encoder, of which no list below the line knows."""
+    """As a fork's norm of the encoder, or its attention that inherits as_bert() and computes something else."""
     model = build()
     model.encoder.last_norm = nn.LayerNorm(12)
-    model.encoder.blocks[1].attention.gate = nn.Linear(12, 12)
-    names = r'encoder.blocks.1.attention.gate.weight, [^\n]*encoder.last_norm.bias'
-    with pytest.raises(UserError, match=f'no place for [^\n]*{names}'):
+    with pytest.raises(UserError, match=r'no place for [^\n]*encoder.last_norm.bias'):
+        source.to_transformers(model)
+    model = build()
+    attention = model.encoder.blocks[1].attention
+    forward = attention.forward
+    attention.forward = lambda *inputs: 1.01 * forward(*inputs)
+    with pytest.raises(UserError, match='its logits are others'):
         source.to_transformers(model)
 
 

@@ -17,7 +17,7 @@ from torch._dynamo.utils import counters
 from torch.profiler import ProfilerActivity, profile
 
 import train
-from model import ALLOWED_POSITIONS, ATTENTION, POSITION, model_config
+from model import ATTENTION, model_config, positions_of
 from prepare_data import load_meta
 
 ON_CUDA = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason='no CUDA device')]
@@ -25,7 +25,7 @@ DEVICES = [pytest.param('cuda', marks=ON_CUDA), pytest.param('cpu', marks=pytest
 BACKEND = {'cuda': 'inductor', 'cpu': 'aot_eager'}      # of torch.compile; the second needs no C++ compiler
 STEPS = {'cuda': 200, 'cpu': 4}
 SYSTEMS = [('xlnet', 'none', 'plm'), *((attention, position, 'mlm') for attention in ATTENTION
-                                       for position in ALLOWED_POSITIONS.get(attention, POSITION))]
+                                       for position in positions_of(attention))]
 CASES = [*(pytest.param('cuda', system, marks=ON_CUDA) for system in SYSTEMS),
          *(pytest.param('cpu', system, marks=pytest.mark.slow) for system in SYSTEMS[::8])]
 SMALL = {'n_layer': 2, 'n_head': 4, 'n_embd': 64, 'n_inner': 256, 'block_size': 64}

@@ -25,7 +25,7 @@ import kowsher
 import train
 from configurator import UserError
 from finetune import HEADS, METRICS, TASKS, Data, Example, Feature, Span, collate, join_texts
-from model import ALLOWED_POSITIONS, ATTENTION, EncoderConfig, MaskedLM, PermutationLM
+from model import ATTENTION, EncoderConfig, MaskedLM, PermutationLM, positions_of
 from prepare_data import file_sum, load_tokenizer, write_json
 
 SPECIAL_IDS = {'pad': 0, 'unk': 1, 'cls': 2, 'sep': 3, 'mask': 4}
@@ -344,7 +344,7 @@ def test_the_casing_of_a_bert_is_that_of_its_files(files, casing, first, bert, t
 @pytest.mark.parametrize('attention', ATTENTION)
 def test_any_pretrained_encoder_takes_any_head(attention, tmp_path):
     """The encoder's states are those of pretraining, at its length and, on short rows, beyond it."""
-    position = ALLOWED_POSITIONS.get(attention, ('absolute',))[0]
+    position = positions_of(attention)[0]
     kind = PermutationLM if attention == 'xlnet' else MaskedLM
     run = pretrained(tmp_path, kind=kind, attention=attention, position=position, n_layer=1)
     pretrained_model, *_ = train.load(run)

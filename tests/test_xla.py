@@ -17,7 +17,7 @@ from conftest import tiny, torchrun
 from test_train import CPU, metrics, same_run, signalled
 
 import train
-from model import ALLOWED_POSITIONS, ATTENTION, NORMALISER, POSITION, EncoderConfig
+from model import ATTENTION, NORMALISER, EncoderConfig, positions_of
 
 os.environ.setdefault('PJRT_DEVICE', 'CPU')
 os.environ.setdefault('XLA_FLAGS', '--xla_backend_optimization_level=1')        # compile in half the time
@@ -34,7 +34,7 @@ KNOBS = {'device': 'xla', 'max_iters': 12, 'batch_size': 4, 'warmup_iters': 6, '
          'eval_interval': 6, 'checkpoint_interval': 4, 'attention': 'shatter', 'position': 'none'}
 SYSTEMS = [
     *({'attention': attention, 'position': position} for attention in ATTENTION
-      for position in ALLOWED_POSITIONS.get(attention, POSITION)),
+      for position in positions_of(attention)),
     *({'attention': 'gau', 'position': 'rope', 'normaliser': name} for name in NORMALISER),
     {'attention': 'pairwise', 'pair_rank': 2},
     {'attention': 'xlnet', 'position': 'none', 'objective': 'plm'},
@@ -43,7 +43,7 @@ SYSTEMS = [
 
 def build(attention='original', objective='mlm', **knobs):
     torch.manual_seed(1)
-    knobs.setdefault('position', ALLOWED_POSITIONS.get(attention, ('absolute',))[0])
+    knobs.setdefault('position', positions_of(attention)[0])
     return train.MODEL_CLASSES[objective](EncoderConfig(attention=attention, **{**SHAPE, **knobs}))
 
 
