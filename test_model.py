@@ -1448,7 +1448,7 @@ def test_export_refuses_what_transformers_has_no_layer_for(kind, settings, trans
 
 
 def test_export_refuses_what_it_would_leave_out(transformers):
-    """As a fork's norm of the encoder, or its attention that inherits as_bert() and computes something else."""
+    """As a fork's norm of the encoder, or its attention whose as_bert() is that of another."""
     model = build()
     model.encoder.last_norm = nn.LayerNorm(12)
     with pytest.raises(UserError, match=r'no place for [^\n]*encoder.last_norm.bias'):
