@@ -36,8 +36,6 @@ VOCAB = ['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]', '[', ']', 'mask', 'the', 
 CHINESE = ['宝玉', '黛玉', '林妹妹', '笑道', '我们', '的', '北京', '来到', 'T恤', 'models', 'Éa',
            '２０', 'ＡＢ', '，', '。“', ' ', '\u3000\u3000', '\r\n', '\u200b', '𠮷', '䷀', 'は', '~~',
            '[MASK]']
-
-
 OSCAR_CATEGORIES = ('agressif adult cryptojacking dangerous_material phishing warez ddos hacking malware '
                     'mixed_adult sect')
 
@@ -120,6 +118,14 @@ def specs(tmp_path, monkeypatch):
 
 # ---- tokenizers ----
 
+def starts_word(kind, piece):
+    if kind == 'sentencepiece':
+        return piece[:1] == '\u2581'
+    if kind == 'tiktoken':
+        return not piece[:1].isalnum() and piece[:1] != '\ufffd'
+    return piece[:2] != '##'
+
+
 @pytest.mark.parametrize('kind', prepare_data.TOKENIZERS)
 def test_every_document_once_in_order_and_its_ids(tmp_path, specs, kind):
     texts = [*make_texts(300), 'the red [MASK] walks']
@@ -134,19 +140,17 @@ def test_every_document_once_in_order_and_its_ids(tmp_path, specs, kind):
 
     tokenizer = prepare_data.load_tokenizer(folder)
     special_ids = tokenizer.special_ids
-    assert list(map(special_ids.get, ('pad', 'unk', 'cls', 'sep', 'mask'))) == (
-        # of tiktoken after the ids of its own special tokens
-        [301, None, 302, 303, 304] if kind == 'tiktoken' else [0, 1, 2, 3, 4])
+    first = 301 if kind == 'tiktoken' else 0                    # after the ids of its own special tokens
+    assert sorted(special_ids.values()) == list(range(first, first + len(special_ids)))
+    assert ('unk' in special_ids) == (kind != 'tiktoken')
     assert tokenizer.pieces[special_ids['mask']] == '[MASK]'
     assert not set(direct[-1]) & set(special_ids.values())      # "[MASK]" in a text is text
     assert 'mask' in tokenizer.decode(direct[-1]).lower()
     tokens = list(itertools.chain.from_iterable(read_split(folder, meta, 'train')))
     assert meta['unknown'] == pytest.approx(tokens.count(special_ids.get('unk')) / len(tokens))
 
-    starts_word = {'sentencepiece': lambda piece: piece[:1] == '\u2581',
-                   'tiktoken': lambda piece: not piece[:1].isalnum() and piece[:1] != '\ufffd'}.get(
-                       kind, lambda piece: piece[:2] != '##')
-    starts = [i in special_ids.values() or starts_word(piece) for i, piece in enumerate(tokenizer.pieces)]
+    starts = [starts_word(kind, piece) or i in special_ids.values()
+              for i, piece in enumerate(tokenizer.pieces)]
     assert list(contents(folder)['tokenizer/word_start.bin']) == starts
     assert len(starts) == meta['vocab_size']
     assert not all(starts)
@@ -311,22 +315,15 @@ def test_a_vocabulary_fits_a_small_corpus(tmp_path):
     assert 30 < meta['vocab_size'] < 4096
 
 
-@pytest.mark.parametrize('files, is_uncased', [
-    ({'tokenizer_config.json': {'do_lower_case': False}, 'tokenizer.json': {}}, False),
-    ({'tokenizer_config.json': {'model_max_length': 512},
-      'tokenizer.json': {'normalizer': {'lowercase': True}}}, True),
-    ({'tokenizer.json': {'normalizer': None}}, None)])
-def test_a_vocabulary_is_not_used_with_the_wrong_casing(tmp_path, specs, files, is_uncased):
-    for name, content in files.items():
-        (tmp_path / name).write_text(json.dumps(content))
-    for lower_case in (True, False):
-        usual = {'tokenizer': specs['wordpiece'], 'lower_case': lower_case, 'name': str(lower_case)}
-        if is_uncased in (None, lower_case):
-            _, meta = prepare(tmp_path, make_texts(30), **usual)
-            assert meta['tokenizer']['lower_case'] == lower_case
-        else:
-            with pytest.raises(UserError, match=f'needs --lower_case={is_uncased}'):
-                prepare(tmp_path, make_texts(30), **usual)
+@pytest.mark.parametrize('name, content', [
+    ('tokenizer_config.json', {'do_lower_case': False}),
+    ('tokenizer.json', {'normalizer': {'lowercase': False}})])
+def test_a_cased_vocabulary_is_not_used_without_its_flag(tmp_path, specs, name, content):
+    (tmp_path / name).write_text(json.dumps(content))
+    with pytest.raises(UserError, match='needs --lower_case=False'):
+        prepare(tmp_path, make_texts(30), tokenizer=specs['wordpiece'])
+    _, meta = prepare(tmp_path, make_texts(30), tokenizer=specs['wordpiece'], lower_case=False)
+    assert meta['tokenizer']['lower_case'] is False
 
 
 def test_a_bert_of_the_hub_says_its_casing(tmp_path, specs, monkeypatch):
@@ -562,6 +559,14 @@ def test_units_of_the_hub(tmp_path, monkeypatch):
 
 
 # ---- units, parts and plans ----
+
+def test_files_are_joined_and_cut_to_units(tmp_path):
+    for name, size in (('a.jsonl', 10), ('b.jsonl', 100), ('c.txt', 100)):
+        (tmp_path / name).write_bytes(b'\n' * size)
+    units = prepare_data.file_units(str(tmp_path), None, 70)
+    assert [[(os.path.basename(file), *edges) for file, *edges in unit['ranges']] for unit in units] == [
+        [('a.jsonl', 0, None), ('b.jsonl', 0, 50)], [('b.jsonl', 50, 100)], [('c.txt', 0, None)]]
+
 
 def jsonl_files(folder):
     """Knobs for files of several sizes; one is empty, one is compressed."""
