@@ -216,7 +216,7 @@ def test_long_lines_count_for_sentencepiece(tmp_path):
     assert min(map(len, long)) > 4192
     folder, meta = prepare(tmp_path, long + [f'zq{i} xj' for i in range(20)], vocab_size=45)
     assert meta['special']['unk'] not in encoded(folder, ['mountain walks'])[0]
-    chinese = '\u5b9d\u7389' * 3000
+    chinese = '\u5b9d\u7389' * 1500                           # fewer characters than that, more bytes
     lines = list(prepare_data.short_lines(f'{long[0]}\nshort\n{chinese}'))
     assert max(len(line.encode()) for line in lines) <= 4192
     assert ''.join(lines) == f'{long[0]}short{chinese}'
