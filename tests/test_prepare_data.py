@@ -728,10 +728,11 @@ def test_two_machines_are_killed_and_go_on(tmp_path):
     parts = [[*line, '--name=x', f'--part={i}/2'] for i in range(2)]
     records = f'{tmp_path}/x/unit_0*.json'
     both = [launch(*part) for part in parts]
-    for started, number, n_done in zip(both, (signal.SIGKILL, signal.SIGINT), (2, 5), strict=True):
-        while started.poll() is None and len(glob.glob(records)) < n_done:
-            time.sleep(0.001)
+    while both[0].poll() is None and len(glob.glob(records)) < 5:
+        time.sleep(0.001)
+    for started, number in zip(both, (signal.SIGKILL, signal.SIGINT), strict=True):
         os.kill(started.pid, number)
+    for started in both:
         started.communicate(timeout=60)
         assert started.returncode != 0
         with pytest.raises(ProcessLookupError):                 # the workers are gone, too
