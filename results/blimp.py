@@ -165,7 +165,7 @@ def set_accuracies(model, tokenizer, sets, batch_size, runtime):
 
 
 def phenomenon_accuracies(accuracies, sets):
-    """{phenomenon: mean over its sets}.  A set that names no phenomenon, as some of BabyLM's, is its own."""
+    """{phenomenon: mean over its sets}.  A set that names none, as some of BabyLM's do, counts as one."""
     values = defaultdict(list)
     for name, accuracy in accuracies.items():
         term = sets[name][0].get('linguistics_term') or name

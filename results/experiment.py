@@ -27,7 +27,7 @@ other seeds, takes the best rate of each cell from the search by rates_from='sea
 If a cell is called GROUP/NAME, it is compared with GROUP/REFERENCE, and each group is a panel of the figure.
 `contrasts` are planned tests: each tests whether a weighted sum of the losses of some cells is 0.
 
-Needs scipy, and matplotlib for the figure: pip install -r requirements-dev.txt
+This needs scipy, and matplotlib for the figure: pip install -r requirements-dev.txt
 """
 import importlib
 import itertools
