@@ -319,7 +319,7 @@ def print_search(plan, rows):
             line[f'{rate:g}'] = shown_mean(losses.get_group(rate), 3) if rate in means else '-'
         lines.append({**line, 'best': f'{means.idxmin():g}'})
         if means.idxmin() in (min(plan.rates), max(plan.rates)):
-            print(f'{cell}: the best rate, {means.idxmin():g}, is at the end of the grid: add one beyond it')
+            print(f'{cell}: the best rate is the outermost, {means.idxmin():g}: add one beyond it')
     print(f'\nLast loss in nats by learning rate, mean (deviation)\n\n{markdown(pd.DataFrame(lines))}')
 
 
@@ -331,7 +331,7 @@ def print_cells(plan, rows):
         pairs = differences(rows, {cell: 1, plan.reference_of(cell): -1})
         found[cell] = paired(pairs)
         if len(pairs) < len(plan.seeds):
-            print(f"{cell} is compared only on seeds {', '.join(map(str, pairs.index))}")
+            print(f"{cell} is compared on seeds {', '.join(map(str, pairs.index))} alone")
     adjusted = holm(pd.Series({cell: p for cell, (*_, p) in found.items()}, dtype=float))
     lines = []
     for cell, of_cell in rows.groupby('cell', sort=False):
