@@ -1,8 +1,10 @@
-# BERT-base, 200k steps of 256 x 512 tokens: the recipe of Courtois et al. 2024 on FineWeb, without account.
+# BERT-base, 200k steps of 256 x 512 tokens: the recipe of Courtois et al. 2024, on FineWeb because it needs
+# no account.
 # $ torchrun --standalone --nproc_per_node=8 train.py config/base.py
 # $ torchrun --standalone --nproc_per_node=8 train.py config/base.py --attention=shared \
 #       --out_dir=out/base_shared
-# Expect no printed result: that is on OSCAR, config/courtois/base.py. What is ours: results/reproduce.md.
+# Expect no printed result, since theirs is on OSCAR (config/courtois/base.py). results/reproduce.md lists our
+# own choices.
 out_dir = 'out/base'
 dataset = 'fineweb'
 dropout = 0.1

@@ -1,7 +1,8 @@
 # BERT-base with `pairwise` attention, 103,017,018 parameters, and the recipe of config/base.py. S starts from
 # N(0, 1), as in the code of Courtois et al. 2024; the default of train.py is the identity plus noise.
 # $ torchrun --standalone --nproc_per_node=8 train.py config/base_pairwise.py
-# Expect, on OSCAR: the loss leaves its plateau at step 12,000 and ends level with `original`; GLUE 79.36.
+# Expect, if trained on OSCAR, that the loss leaves its plateau at step 12,000 and ends level with `original`,
+# and 79.36 on GLUE.
 from config.base import *
 
 out_dir = 'out/base_pairwise'

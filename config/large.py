@@ -1,6 +1,6 @@
-# BERT-large (24 layers, 1024 wide) with the recipe of config/base.py; none of the papers trains it.
+# BERT-large (24 layers, 1024 wide) with the recipe of config/base.py. None of the papers trains this model.
 # $ torchrun --standalone --nproc_per_node=8 train.py config/large.py
-# Expect no printed result to compare with; Tian et al.'s BERT-large: config/tian/large.py.
+# Expect no printed result to compare with. Tian et al.'s BERT-large is config/tian/large.py.
 from config.base import *
 
 out_dir = 'out/large'

@@ -1,8 +1,9 @@
-# An encoder's recipe of today, to be named after another config file: Geiping and Goldstein 2022
-# (2212.14034), Portes et al. 2023 (2312.17482), Warner et al. 2024 (2412.13663: norms before the sublayers,
-# gated MLP, rotary positions, no biases, 30 % predicted), Ankner et al. 2024 (2305.15096: from 30 to 15 %).
+# A modern recipe for encoders. Name this file after another config file. It follows Geiping and Goldstein
+# 2022 (2212.14034), Portes et al. 2023 (2312.17482), Warner et al. 2024 (2412.13663: norms before the
+# sublayers, gated MLP, rotary positions, no biases, 30 % predicted), Ankner et al. 2024 (2305.15096: from 30
+# to 15 %).
 # $ torchrun --standalone --nproc_per_node=8 train.py config/base.py config/modern.py --out_dir=out/modern
-# Expect no printed result at this size; results/findings.md has a small one.
+# Expect no printed result at this size; results/findings.md has results of small models.
 position = 'rope'
 norm_place = 'pre'
 mlp = 'swiglu'

@@ -2,7 +2,7 @@
 # $ torchrun --standalone --nproc_per_node=8 train.py config/small.py
 # $ torchrun --standalone --nproc_per_node=8 train.py config/small.py --attention=shared \
 #       --out_dir=out/small_shared
-# Expect no printed result: that of Courtois et al. 2024 is on OSCAR, config/courtois/small.py.
+# Expect no printed result, since that of Courtois et al. 2024 is on OSCAR (config/courtois/small.py).
 from config.base import *
 
 out_dir = 'out/small'

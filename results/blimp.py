@@ -1,18 +1,19 @@
-"""BLiMP: does a run of train.py prefer the grammatical sentence?  Warstadt et al. 2020, arXiv 1912.00582
+"""BLiMP: does a run of train.py prefer grammatical sentences?  Warstadt et al. 2020, arXiv 1912.00582
 
     $ python results/blimp.py --runs=out/quickstart --data_dir=FOLDER
 
-A pair of sentences is right if the good one has the larger pseudo log-likelihood: the sum, over its tokens,
-of ln p(token | the sentence with it masked).  Salazar et al. 2020, arXiv 1910.14659. Of a word of several
-tokens those after it are masked too, or the rest of a rare word would give it away: PLL-word-l2r, Kauf and
-Ivanova 2023, arXiv 2305.10588. A word is a run of letters and digits, or one other character, so punctuation
-is apart from the word it follows; a token is of the word in which it begins. [CLS] and [SEP] stand around
-the sentence and are not scored. Equal sums are not right, as of two sentences that differ in [UNK] alone.
-minicons scores WordPiece alike (PLL_metric='within_word_l2r'); its words of sentencepiece end at spaces, so
-that there punctuation is masked with the word before it.
+The model is right about a pair of sentences if the grammatical one has the larger pseudo log-likelihood: the
+sum over its tokens of ln p(token | the sentence with this token masked).  Salazar et al. 2020, arXiv
+1910.14659. If a word has several tokens, those after the scored token are masked too, because the rest of a
+rare word would give it away. This is PLL-word-l2r of Kauf and Ivanova 2023, arXiv 2305.10588. A word is a
+run of letters and digits, or a single other character, so punctuation is separate from the word before it. A
+token belongs to the word in which it begins. [CLS] and [SEP] surround the sentence and are not scored. Equal
+sums count as wrong; they occur if two sentences differ only in [UNK]. minicons scores WordPiece in the same
+way (PLL_metric='within_word_l2r'), but its words of sentencepiece end only at spaces, so that it masks
+punctuation together with the word before it.
 
-The accuracy of a phenomenon is the mean over its sets, that of the whole the mean over all sets. Each run
-adds a row to the file `out` as soon as it is scored; what has a row there is not scored again.
+The accuracy of a phenomenon is the mean over its sets, and the overall accuracy is the mean over all sets.
+Each run adds a row to the file `out` as soon as it is scored. A run that has a row there is not scored again.
 """
 import glob
 import json
@@ -35,22 +36,22 @@ from model import MaskedLM
 
 runs = ''                       # folders of train.py, checkpoints or globs, comma-separated
 data_dir = ''                   # folder of .jsonl files, one a set; empty: nyu-mll/blimp from the hub
-pairs = 0                       # pairs of each set, the first ones: they were drawn at random; 0: all
-out = 'out/blimp.jsonl'         # gets a row a run
-batch_size = 256                # rows a forward pass; a sentence of n tokens has n
+pairs = 0                       # first pairs of each set, which are in random order; 0: all
+out = 'out/blimp.jsonl'         # gets a row for each run
+batch_size = 256                # rows per forward pass; a sentence of n tokens needs n rows
 device = 'auto'                 # auto, cpu, cuda or mps; in float32
 
 MINIMUM = {'batch_size': 1}
-HUB = 'nyu-mll/blimp'           # a configuration a set, of 1,000 pairs
+HUB = 'nyu-mll/blimp'           # each configuration is a set of 1,000 pairs
 SENTENCES = 'sentence_good', 'sentence_bad'
 PHENOMENA = {'s-selection': 'argument_structure'}       # linguistics_term -> one of the paper's twelve
-WORD = re.compile(r'\s*(\w+|[^\w\s])')                  # with the space before it, as tokens may have it
+WORD = re.compile(r'\s*(\w+|[^\w\s])')                  # with the space before it, as tokens may include it
 
 
 # ---- 1. sets of pairs ----
 
 def read_sets(folder, n):
-    """{set: the first n of its records, all if n is 0}; UserError unless each set has pairs of sentences"""
+    """{set: its first n records, or all if n is 0}.  Raises UserError unless all records are pairs."""
     if folder:
         paths = sorted(glob.glob(os.path.join(glob.escape(folder), '*.jsonl')))
         sets = {os.path.basename(path).removesuffix('.jsonl'): read_file(path) for path in paths}
@@ -65,7 +66,7 @@ def read_sets(folder, n):
 
 
 def check_pairs(name, records):
-    """Refuse a set without pairs, or with half a pair, before hours of scoring."""
+    """Refuse a set without pairs, or with half a pair, before hours of scoring begin."""
     if not records:
         raise UserError(f'{shown(name)}.jsonl: no pair of sentences in it')
     for number, record in enumerate(records, 1):
@@ -77,12 +78,12 @@ def check_pairs(name, records):
 
 
 def read_hub():
-    """{set: its records} of the hub's copy."""
+    """{set: its records}, read from the hub."""
     from datasets import get_dataset_config_names, load_dataset
     try:
         return {name: load_dataset(HUB, name, split='train').to_list()
                 for name in get_dataset_config_names(HUB)}
-    except Exception as error:                          # of dozens of classes
+    except Exception as error:                          # the hub's errors have dozens of classes
         raise UserError(f'{HUB}: {shown(error)}; --data_dir=D reads the folder data of '
                         'github.com/alexwarstadt/blimp') from None
 
@@ -90,9 +91,9 @@ def read_hub():
 # ---- 2. scores of sentences ----
 
 def encode(tokenizer, texts, most):
-    """[(ids, words)] of sentences, tuples of n numbers: of each token its id, and the word it is a part of.
+    """[(ids, words)] of sentences, two tuples of n numbers: each token's id and the number of its word.
 
-    Raises UserError for a sentence of no token, or of more than `most`.
+    Raises UserError if a sentence has no token or more than `most`.
     """
     encoded = []
     for text, (ids, offsets) in zip(texts, tokenizer.encode_offsets(texts), strict=True):
@@ -101,13 +102,13 @@ def encode(tokenizer, texts, most):
         if len(ids) > most:
             raise UserError(f'{len(ids)} tokens in {shown(repr(text))}: the run has block_size={most + 2}')
         ends = [match.end() for match in WORD.finditer(text)]
-        words = np.searchsorted(ends, offsets[:, 0], side='right')      # the words that end before it
+        words = np.searchsorted(ends, offsets[:, 0], side='right')      # number of words that end before
         encoded.append((tuple(ids), tuple(words.tolist())))
     return encoded
 
 
 def masked_rows(ids, words, special_ids):
-    """Rows (b n, n + 2) of b sentences of n tokens each; row t of a sentence is the one that scores token t.
+    """Rows (b n, n + 2) of b sentences of n tokens each; row t of a sentence scores its token t.
 
     ids, words  (b, n), see encode()
     """
@@ -124,8 +125,8 @@ def masked_rows(ids, words, special_ids):
 def log_likelihoods(model, special_ids, sentences, batch_size, runtime):
     """{sentence: its pseudo log-likelihood in nats}; a sentence is (ids, words), see encode()
 
-    Sentences of one length share a batch, so that no row is padded. Each is scored once: two equal ones are
-    equal to the bit.
+    Sentences of the same length share a batch, so that no row is padded. Equal sentences are scored only
+    once, so that their scores are equal to the bit.
     """
     by_length = defaultdict(list)
     for sentence in dict.fromkeys(sentences):
@@ -134,7 +135,7 @@ def log_likelihoods(model, special_ids, sentences, batch_size, runtime):
     scores = {}
     with tqdm(total=sum(map(len, by_length.values())), unit='sentence', leave=False, disable=None) as bar:
         for n, group in sorted(by_length.items()):
-            size = max(1, batch_size // n)              # sentences of n rows each
+            size = max(1, batch_size // n)              # sentences in a batch, n rows each
             for begin in range(0, len(group), size):
                 part = group[begin:begin + size]
                 ids, words = np.array(part).transpose(1, 0, 2)          # (b, n) each
@@ -151,7 +152,7 @@ def log_likelihoods(model, special_ids, sentences, batch_size, runtime):
 # ---- 3. accuracies ----
 
 def set_accuracies(model, tokenizer, sets, batch_size, runtime):
-    """{set: fraction of its pairs whose good sentence scores higher}"""
+    """{set: fraction of its pairs in which the good sentence scores higher}"""
     texts = [record[key] for records in sets.values() for record in records for key in SENTENCES]
     sentences = encode(tokenizer, texts, model.config.block_size - 2)
     scores = log_likelihoods(model, tokenizer.special_ids, sentences, batch_size, runtime)
@@ -164,7 +165,7 @@ def set_accuracies(model, tokenizer, sets, batch_size, runtime):
 
 
 def phenomenon_accuracies(accuracies, sets):
-    """{phenomenon: mean over its sets}; a set that names none, as BabyLM's further ones, is one by itself."""
+    """{phenomenon: mean over its sets}.  A set that names none, as some of BabyLM's do, counts as one."""
     values = defaultdict(list)
     for name, accuracy in accuracies.items():
         term = sets[name][0].get('linguistics_term') or name
@@ -173,10 +174,12 @@ def phenomenon_accuracies(accuracies, sets):
 
 
 def score_run(path, sets, batch_size, runtime):
-    """{step, n_pairs, accuracy, phenomena, sets} of a run of train.py, its folder or a checkpoint.
+    """{step, n_pairs, accuracy, phenomena, sets} of a run of train.py.
 
-    sets  what read_sets() returns. accuracy is a fraction, phenomena and sets are {name: fraction}. Raises
-    UserError for a run of another objective.
+    path  folder of the run or a checkpoint
+    sets  what read_sets() returns
+    In the result accuracy is a fraction; phenomena and sets are {name: fraction}. Raises UserError for a run
+    with another objective.
     """
     model, tokenizer, content = train.load(path)
     if type(model) is not MaskedLM:
@@ -190,7 +193,7 @@ def score_run(path, sets, batch_size, runtime):
 # ---- 4. main ----
 
 def read_rows(path):
-    """{(checkpoint, data, pairs): row} of the file `out`."""
+    """{(checkpoint, data, pairs): row} of a file like `out`."""
     if not os.path.exists(path):
         return {}
     with open(path, encoding='utf-8') as file:
@@ -199,7 +202,7 @@ def read_rows(path):
 
 
 def table(rows):
-    """Percent, a column a run: all sets, then phenomena, then sets."""
+    """Table of percentages with a column for each run: the mean of all sets, then phenomena, then sets."""
     columns = []
     for row in rows:
         name = os.path.basename(os.path.dirname(row['checkpoint']))
@@ -217,7 +220,7 @@ def main():
     sets = read_sets(data_dir, pairs)
     rows = []
     for folder in run_folders(config):
-        path = train.newest(folder) or folder           # without a checkpoint: load() says so
+        path = train.newest(folder) or folder           # if it has no checkpoint, load() says so
         key = path, data, pairs
         if key in scored:
             say(f'{shown(path)}: has a row in {out}; if that is of an earlier run, remove the row')

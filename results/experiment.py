@@ -3,30 +3,31 @@
     $ python results/experiment.py plan.py run      makes the runs; start it once for each core or each device
     $ python results/experiment.py plan.py          prints the table and draws plan.png
 
-A plan is a Python file that assigns fields of Plan, below. Here are two attentions, with three seeds each:
+A plan is a Python file that assigns fields of Plan, see below. This one has two attentions and three seeds:
 
     base = 'config/quickstart.py'                   # what all runs share
     cells = {'original': '--attention=original', 'pairwise': '--attention=pairwise'}
     reference = 'original'
     seeds = 1, 2, 3
 
-Processes that are started with the same plan share its runs: each takes the next run that nobody makes. Under
-torchrun each process takes runs for its own device. After a kill start the command again: a run goes on from
-its newest checkpoint. Each finished run is a line of plan.jsonl, with its knobs, curve, machine and seconds.
-The runs are in the folder out/plan.
+Processes that are started with the same plan share its runs: each of them takes the next run that no other
+process has taken. Under torchrun each process trains on its own device. If a process was killed, start the
+command again, and its run continues from the newest checkpoint. Each finished run adds a line to plan.jsonl,
+with its knobs, loss curve, machine and seconds. The folders of the runs are in out/plan.
 
-Differences are paired by seed: runs of one seed have the same rows, and the same masks if mask_fraction is
-the same. Intervals are Student's t, 95 %. p is adjusted for the number of comparisons by Holm's method
-(1979). Steps are those until the first of two validations in a row is below `target`; their ratio is the
-geometric mean over the seeds. A run that never gets there counts with all its steps, and a line says so.
+Differences are paired by seed: runs with the same seed see the same rows, and the same masks if mask_fraction
+is the same. Intervals are 95 % intervals of Student's t. p is adjusted for the number of comparisons by
+Holm's method (1979). `steps` is the step of the first of two consecutive validations below `target`; a ratio
+of steps is the geometric mean over the seeds. A run that never gets below the target counts with all its
+steps, and a line below the table names its cell.
 
-To search for learning rates, give `rates`: every cell is run with each of them. A later plan, of other seeds,
-takes the best rate of each cell of the search with rates_from='search.py'.
+To search for learning rates, assign `rates`: every cell is then run with each of them. A later plan, with
+other seeds, takes the best rate of each cell from the search by rates_from='search.py'.
 
-A cell may be called GROUP/NAME: it is then compared with GROUP/REFERENCE, and each group is a panel of the
-figure. `contrasts` are planned tests: a weighted sum of the losses of some cells, tested against 0.
+If a cell is called GROUP/NAME, it is compared with GROUP/REFERENCE, and each group is a panel of the figure.
+`contrasts` are planned tests: each tests whether a weighted sum of the losses of some cells is 0.
 
-Needs scipy, and matplotlib for the figure: pip install -r requirements-dev.txt
+This needs scipy, and matplotlib for the figure: pip install -r requirements-dev.txt
 """
 import importlib
 import itertools
@@ -38,7 +39,7 @@ import sys
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-os.environ.setdefault('OMP_NUM_THREADS', '1')           # one process for each core, so one thread for each
+os.environ.setdefault('OMP_NUM_THREADS', '1')           # each core has its own process with one thread
 
 import numpy as np
 import pandas as pd
@@ -57,15 +58,15 @@ from model import count_parameters
 
 @dataclass
 class Plan:
-    """What a plan may assign."""
+    """The fields that a plan may assign."""
     base: str                           # config files and flags of train.py that all runs share
-    cells: dict                         # name -> config files and flags that it adds
+    cells: dict                         # name -> config files and flags that are added to base
     reference: str                      # the cell that the others are compared with
     seeds: tuple = (1, 2, 3)
-    rates: tuple = ()                   # learning rates that are searched, for every cell; (): no search
-    rates_from: str = ''                # plans of searches, with commas: each cell takes its best rate there
+    rates: tuple = ()                   # learning rates to search, for every cell; (): no search
+    rates_from: str = ''                # plans of searches, comma-separated, for the best rate of each cell
     target: float = 0.0                 # nats: also compare the steps to this validation loss; 0: do not
-    all_rows: bool = False              # measure the last loss once more, on all validation rows
+    all_rows: bool = False              # measure the last loss again, on all validation rows
     blimp: str = ''                     # a folder of BLiMP's .jsonl files: also score each run on them
     blimp_pairs: int = 0                # pairs of each set, the first ones; 0: all
     contrasts: dict = field(default_factory=dict)       # name of a test -> {cell: weight of its loss}
@@ -95,10 +96,10 @@ class Run(NamedTuple):
 
 
 def read_plan(path):
-    """(Plan, its runs: seed after seed, so that whole seeds are finished first)"""
+    """(Plan, list of its Runs). Runs are ordered by seed, so that whole seeds are finished first."""
     try:
         plan = Plan(**settings(path, {}))
-    except TypeError as error:          # a name that a plan has not, or one that is missing
+    except TypeError as error:          # a name that is no field of Plan, or a field that is missing
         raise UserError(f'{path}: {error}'.replace('Plan.__init__()', 'a plan')) from None
     best = {}
     for search in filter(None, plan.rates_from.split(',')):
@@ -121,15 +122,15 @@ def rows_path(path):
     return os.path.splitext(path)[0] + '.jsonl'
 
 
-# knobs that say where and how fast a run computes, not what
+# knobs that decide where and how fast a run computes, but do not change its result
 PLACE = 'out_dir', 'data_dir', 'device', 'compile', 'timeout', 'wandb_project'
 
 
 def read_rows(path, runs):
-    """The rows of these runs, as a table in their order: cell, rate, seed, loss, curve ...
+    """The rows of these runs, as a DataFrame in the order of `runs`: cell, rate, seed, loss, curve ...
 
-    A row without a loss is of a run whose loss was not finite. Raises UserError if a row has other knobs than
-    its run: the plan was changed after it had been made.
+    A row has no loss if the loss of its run was not finite. Raises UserError if the knobs of a row are not
+    those of its run, because then the plan was changed after the run.
     """
     found = {}
     if os.path.exists(rows_path(path)):
@@ -161,13 +162,13 @@ def as_json(value):
 # ---- 2. the runs ----
 
 def make_all(path):
-    """Make every run that has no row and that no other process makes."""
-    for name in ('RANK', 'WORLD_SIZE'):                 # torchrun's; a run is of one process
+    """Make every run that has no row yet and that no other process is making."""
+    for name in ('RANK', 'WORLD_SIZE'):                 # set by torchrun, but each run uses one process
         os.environ.pop(name, None)
     plan, runs = read_plan(path)
     for one in runs:
         os.makedirs(os.path.dirname(one.folder), exist_ok=True)
-        lock = FileLock(one.folder + '.lock')           # which a process gives back when it ends, however
+        lock = FileLock(one.folder + '.lock')           # released when the process ends, even by a kill
         try:
             lock.acquire(blocking=False)
         except Timeout:
@@ -180,8 +181,8 @@ def make_all(path):
 
 
 def make(one, plan):
-    """Train in this process, from the newest checkpoint if there is one; returns the row of the run."""
-    importlib.reload(train)                             # so that its knobs have their defaults again
+    """Train in this process, from the newest checkpoint if there is one; return the row of the run."""
+    importlib.reload(train)                             # gives its knobs their defaults again
     sys.argv = ['train.py', *one.arguments]
     finite = True
     try:
@@ -189,8 +190,8 @@ def make(one, plan):
     except train.NotFiniteError as error:
         print(error, file=sys.stderr)
         finite = False
-    except SystemExit as end:                           # which is how train.main() ends
-        if end.code:                                    # by a signal; the run is saved
+    except SystemExit as end:                           # train.main() always ends with one
+        if end.code:                                    # a signal stopped the run, and it has been saved
             raise
     with open(os.path.join(one.folder, 'launches.jsonl'), encoding='utf-8') as file:
         *_, launch = map(json.loads, file)
@@ -211,7 +212,7 @@ def make(one, plan):
 
 
 def machine():
-    """Name of the GPU, if there is one, else of the processor."""
+    """Name of the GPU, or of the processor if there is no GPU."""
     if torch.cuda.is_available():
         return torch.cuda.get_device_name()
     with open('/proc/cpuinfo') as file:
@@ -239,21 +240,21 @@ def blimp_scores(folder, plan):
 # ---- 3. statistics ----
 
 def paired(differences):
-    """(mean, low, high, p) of Student's t over the seeds; 95 % interval."""
+    """(mean, low, high, p) of Student's t over the seeds, with the 95 % interval from low to high."""
     from scipy.stats import ttest_1samp
     test = ttest_1samp(differences, 0)
     return np.mean(differences), *test.confidence_interval(), test.pvalue
 
 
 def holm(p):
-    """Adjusted p of a family of tests: the smallest times n, the next times n - 1, and so on.  Holm 1979"""
+    """Adjusted p of n tests: the smallest p is multiplied by n, the next by n - 1, and so on.  Holm 1979"""
     ordered = p.sort_values()
     factors = np.arange(len(ordered), 0, -1)
     return (ordered * factors).cummax().clip(upper=1).reindex(p.index)
 
 
 def differences(rows, weights, measure='loss'):
-    """The sum of a measure of some cells, each times its weight, for each seed that all of them have.
+    """Weighted sum of a measure over some cells, for each seed that all of these cells have.
 
     weights  {cell: weight}
     """
@@ -262,7 +263,7 @@ def differences(rows, weights, measure='loss'):
 
 
 def steps_below(curve, target):
-    """Step of the first of two validations in a row below `target`; the last step if there are none."""
+    """Step of the first of two consecutive validations below `target`; the last step if there are none."""
     for (step, loss), (_, following) in itertools.pairwise(curve):
         if max(loss, following) < target:
             return step
@@ -270,7 +271,7 @@ def steps_below(curve, target):
 
 
 def best_rates(path):
-    """{cell: the rate with the lowest mean loss} of a search; UserError if a run of it is missing."""
+    """{cell: the rate with the lowest mean loss} of a search.  Raises UserError if any run is missing."""
     plan, runs = read_plan(path)
     rows = read_rows(path, runs)
     if len(rows) < len(runs):
@@ -287,18 +288,18 @@ def shown_p(p):
 
 
 def shown_mean(values, places):
-    """Mean and deviation."""
+    """Mean and standard deviation as text."""
     return f'{values.mean():.{places}f}' + (f' ({values.std():.{places}f})' if len(values) > 1 else '')
 
 
 def shown_interval(found, places, sign='+'):
-    """found: (number, low, high, ...); of one seed there is no interval."""
+    """A number with its interval as text.  found: (number, low, high, ...); one seed has no interval."""
     number, low, high = (f'{value:{sign}.{places}f}' for value in found[:3])
     return number if np.isnan(found[1]) else f'{number} ({low} to {high})'
 
 
 def report_gaps(plan, runs, rows):
-    """Lines on runs that are missing or not finite."""
+    """Print a line for each cell and rate with runs that are missing or whose loss is not finite."""
     made = set(rows[['cell', 'rate', 'seed']].itertuples(index=False, name=None))
     missing = [one for one in runs if (one.cell, one.rate, one.seed) not in made]
     missing = pd.DataFrame([one[:3] for one in missing], columns=['cell', 'rate', 'seed'])
@@ -323,7 +324,7 @@ def print_search(plan, rows):
 
 
 def print_cells(plan, rows):
-    """A line a cell: its loss and other measures, and what they are less, or over, those of its reference."""
+    """Print a row for each cell: its measures, and their differences or ratios to those of its reference."""
     others = [cell for cell in plan.cells if cell != plan.reference_of(cell) and cell in set(rows['cell'])]
     found = {}
     for cell in others:
@@ -372,7 +373,10 @@ COLOURS = '#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#00
 
 
 def draw(plan, rows, path):
-    """Validation loss by step: mean over seeds, in a band from the lowest to the highest; a panel a group."""
+    """Draw the validation loss by step: the mean over seeds in a band from minimum to maximum.
+
+    Each group of cells has its own panel.
+    """
     from matplotlib.figure import Figure
     groups = list(dict.fromkeys(map(os.path.dirname, rows['cell'])))
     names = list(dict.fromkeys(map(os.path.basename, plan.cells)))
@@ -388,7 +392,7 @@ def draw(plan, rows, path):
                            color=None if plan.rates else COLOURS[names.index(name) % len(COLOURS)])
         panel.fill_between(curves.index, curves.min(axis=1), curves.max(axis=1), alpha=0.25,
                            color=line.get_color())
-        later = curves[curves.index >= curves.index[-1] / 10]   # the first steps would take half the height
+        later = curves[curves.index >= curves.index[-1] / 10]   # the first steps would fill half the figure
         top = max(top, later.max(axis=None))
     for panel, group in zip(panels, groups, strict=True):
         panel.set_title(group, fontsize=16)
@@ -416,7 +420,7 @@ def report(path):
         never = [cell for cell, curve, steps in zip(rows['cell'], rows['curve'], rows['steps'], strict=True)
                  if steps == curve[-1][0]]
         if plan.target and never:
-            print(f"\nnever below {plan.target:g} nats, counted with all steps: {', '.join(never)}")
+            print(f"\nnever below {plan.target:g} nats, so that all steps count: {', '.join(never)}")
         if plan.contrasts:
             print_contrasts(plan, rows)
     draw(plan, rows, os.path.splitext(path)[0] + '.png')

@@ -1,6 +1,6 @@
 # Speed and memory of the README's systems at BERT-base on one GPU, beside transformers' BERT.
 # $ python bench.py config/bench/gpu.py
-# Expect the numbers of results/bench.md, in about ten minutes, most of them compilation.
+# Expect the numbers of results/bench.md in about ten minutes, most of which is compilation.
 what = 'memory,speed'
 variants = 'original,rpe,rab,shatter,gau,pairwise,symmetric,shared,roformer_v1,roformer_v2,hf_bert'
 out_dir = 'out/bench_gpu'

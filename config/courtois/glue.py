@@ -2,7 +2,7 @@
 # $ python finetune.py config/courtois/glue.py --init_from=out/base_pairwise --compare=out/base_original
 # $ python results/report.py --out_dir=out/glue_courtois --paper=courtois --compare=base_original
 # Expect (table 3): 79.36 (0.37) for base `pairwise`, 78.74 (0.63) `original`, 74.82 (0.36) `symmetric`.
-# Figure 3, and what is ours: results/reproduce.md.
+# results/reproduce.md has the commands for figure 3 and lists our own choices.
 out_dir = 'out/glue_courtois'
 init_from = 'out/base_pairwise'
 tasks = 'mrpc,cola,mnli,qqp,rte,stsb,qnli,sst2'

@@ -1,8 +1,9 @@
-# CLUECorpusSmall (14 GB) for Liu 2022 (arXiv 2205.05842), Chinese characters; FOLDER has the unpacked .zip
-# files of github.com/CLUEbenchmark/CLUECorpus2020: .txt, a sentence a line, blank lines between documents
+# CLUECorpusSmall (14 GB) for Liu 2022 (arXiv 2205.05842), tokenized into Chinese characters. FOLDER has the
+# unpacked .zip files of github.com/CLUEbenchmark/CLUECorpus2020: .txt files with a sentence on each line and
+# blank lines between documents
 # $ python prepare_data.py config/data/clue.py --path=FOLDER
-# Expect 15.7M documents (by PaddleNLP), 10,000 of them held out; estimates: 5 billion tokens, 15 GB on disk,
-# 10 core-hours of jieba. What is ours: results/reproduce.md
+# Expect 15.7M documents (counted by PaddleNLP), 10,000 of them held out; estimates: 5 billion tokens, 15 GB
+# on disk, 10 core-hours of jieba. results/reproduce.md lists our own choices
 corpus = 'cluecorpussmall'
 name = 'clue'
 tokenizer = 'character'

@@ -1,7 +1,8 @@
 # English OSCAR 23.01 (huggingface.co/datasets/oscar-corpus/OSCAR-2301), filtered as in Courtois et al. 2024:
-# 30M documents. FOLDER has en_meta_*.jsonl.zst; access is granted on the hub
+# 30M documents. FOLDER has en_meta_*.jsonl.zst, for which you ask for access on the hub
 # $ python prepare_data.py config/data/oscar.py --path=FOLDER
-# Expect the count of documents left out, and 10,000 held out. What is ours: results/reproduce.md
+# Expect a count of the documents left out, and 10,000 documents held out. results/reproduce.md lists our own
+# choices
 corpus = 'oscar'
 tokenizer = 'wordpiece'
 max_documents = 30_000_000

@@ -2,7 +2,7 @@
 # 0.1.
 # $ python finetune.py config/kowsher/squad.py --init_from=out/kowsher_shared --compare=out/kowsher_original
 # Expect (table 2, EM/F1): v1.1 83.53/92.32, v2.0 79.87/83.59 for `shared`; 82.18/90.01 and 79.35/83.65 for
-# `original`. After TriviaQA, and what is ours: results/reproduce.md.
+# `original`. results/reproduce.md has the commands for SQuAD after TriviaQA, and lists our own choices.
 from config.kowsher.glue import *
 
 out_dir = 'out/squad_kowsher'

@@ -1,8 +1,8 @@
-# CLUE as in Liu 2022 (arXiv 2205.05842), table 6: 9 tasks, each with its own epochs, batch and rate. For GAU
-# one Linear on the final state of [CLS] (`first`); for the RoFormers BERT's pooler, --pooling=cls.
+# CLUE as in Liu 2022 (arXiv 2205.05842), table 6: 9 tasks, each with its own epochs, batch and rate. GAU has
+# one Linear on the final state of [CLS] (`first`); the RoFormers have BERT's pooler, --pooling=cls.
 # $ python finetune.py config/liu/clue.py --init_from=out/base_gau
 # Expect (table 5, average): 67.61 for GAU and 67.39 for RoFormerV2 after 30k steps, 75.02 for GAU's longer
-# run. Other rows, and what is ours: results/reproduce.md.
+# run. results/reproduce.md has the other rows and lists our own choices.
 out_dir = 'out/clue_liu'
 init_from = 'out/base_gau'
 tasks = 'afqmc,csl,iflytek,tnews,wsc,cmnli,cmrc,chid,c3'

@@ -1,8 +1,8 @@
 # 24 gated attention units with `softmax_plus` (Hua et al. 2022; Liu 2022, arXiv 2205.05842), 30k steps:
 # 96,517,632 parameters.
 # $ python train.py config/liu/gau.py
-# Expect: CLUE 67.61 (table 5, starred row). Tables 1 and 2, 100k steps, and what is ours:
-# results/reproduce.md.
+# Expect 67.61 on CLUE (table 5, starred row). results/reproduce.md has tables 1 and 2 and the run of 100k
+# steps, and lists our own choices.
 from config.liu.roformer_v2 import *
 
 out_dir = 'out/base_gau'

@@ -1,7 +1,7 @@
-# RoFormerV2 (Su et al. 2022): no biases, norms without weights, lm_head = decoder: 94,152,192 parameters.
+# RoFormerV2 (Su et al. 2022): no biases, norms without weights, lm_head = decoder; 94,152,192 parameters.
 # $ python train.py config/liu/roformer_v2.py
-# Expect: CLUE 67.39 after 30k steps (table 5); 1.224 times the time of GAU (table 4). What is ours:
-# results/reproduce.md.
+# Expect 67.39 on CLUE after 30k steps (table 5), and 1.224 times the time of GAU (table 4).
+# results/reproduce.md lists our own choices.
 from config.liu.base import *
 
 out_dir = 'out/base_roformer_v2'

@@ -2,7 +2,7 @@
 # rows of 64, 10 million tokens.
 # $ python train.py config/results/grid.py --attention=shared_kv --seed=2
 # $ python train.py config/results/grid.py config/modern.py --attention=shared_kv --seed=2
-# Expect half an hour on one core; the learning rate of each cell is on the page.
+# Expect half an hour on one core. These pages have the learning rate of each cell.
 out_dir = 'out/grid/run'
 dataset = 'grid'
 position = 'rope'

@@ -2,7 +2,8 @@
 # steps of 256 x 512 tokens, rate 1e-4 after 10k steps, linear decay, weight decay 0.01 (the default).
 # $ torchrun --standalone --nproc_per_node=8 train.py config/tian/base.py --validation=ptb \
 #       --attention=shatter --position=none --out_dir=out/base_shatter
-# Expect: see results/reproduce.md, which has the command of each of their models, and what is ours.
+# Expect the results in results/reproduce.md, which has the command of each of their models and lists our own
+# choices.
 out_dir = 'out/tian_base'
 dataset = 'books_wikipedia_sp'
 dropout = 0.1

@@ -1,8 +1,8 @@
 # GLUE as in Tian et al. 2021, section 5.2: batch 16, rate 1e-5 (CoLA, SST-2 5e-6), the best step on dev.
 # $ python finetune.py config/tian/glue.py --init_from=out/base_shatter
 # $ python results/report.py --out_dir=out/glue_tian --paper=tian
-# Expect (table 2, dev): MNLI 84.8/84.9, QNLI 90.7, SST-2 93.6 for Shatter base. Other rows and tables, and
-# what is ours: results/reproduce.md.
+# Expect (table 2, dev): MNLI 84.8/84.9, QNLI 90.7, SST-2 93.6 for Shatter base. results/reproduce.md has the
+# other rows and tables, and lists our own choices.
 out_dir = 'out/glue_tian'
 init_from = 'out/base_shatter'
 tasks = 'glue'

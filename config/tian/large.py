@@ -2,7 +2,7 @@
 # $ torchrun --standalone --nproc_per_node=8 train.py config/tian/large.py --validation=ptb \
 #       --out_dir=out/large_original
 # Expect (table 2): MNLI 88.9/88.8 for BERT, 88.7/88.6 for Shatter; 180 and 151 hours on their TPUv3 8x8.
-# More: results/reproduce.md.
+# results/reproduce.md has more.
 from config.tian.base import *
 
 out_dir = 'out/tian_large'
