@@ -1,25 +1,28 @@
 """Compare variants over seeds: a plan, its runs of train.py, a table and a figure.
 
-    $ python results/experiment.py plan.py run      makes the runs; start it once for each core or each device
+    $ python results/experiment.py plan.py run &    makes the runs of a plan
+    $ python results/experiment.py plan.py run &    as many processes as there are free cores, or devices
     $ python results/experiment.py plan.py          prints the table and draws plan.png
 
-A plan is a Python file that assigns fields of Plan, see below. This one has two attentions and three seeds:
+Start it in the project's folder, with a corpus that prepare_data.py has made. A plan is a Python file that
+assigns fields of Plan, see below. This one has two attentions and three seeds:
 
-    base = 'config/quickstart.py'                   # what all runs share
+    base = 'config/quickstart.py --max_iters=1400'      # what all runs share, as for train.py
     cells = {'original': '--attention=original', 'pairwise': '--attention=pairwise'}
     reference = 'original'
     seeds = 1, 2, 3
 
-Processes that are started with the same plan share its runs: each of them takes the next run that no other
-process has taken. Under torchrun each process trains on its own device. If a process was killed, start the
-command again, and its run continues from the newest checkpoint. Each finished run adds a line to plan.jsonl,
-with its knobs, loss curve, machine and seconds. The folders of the runs are in out/plan.
+Processes with the same plan share its runs: each of them takes the next run that no other process has taken.
+On several GPUs start them with torchrun, which gives each process a GPU of its own. If one was killed, start
+it again: its run continues from the newest checkpoint (see --checkpoint_interval of train.py). The runs are
+in the folders out/plan/CELL_RATE-SEED. Each finished run adds a line to plan.jsonl, with its knobs, loss
+curve, machine and seconds.
 
-Differences are paired by seed: runs with the same seed see the same rows, and the same masks if mask_fraction
-is the same. Intervals are 95 % intervals of Student's t. p is adjusted for the number of comparisons by
-Holm's method (1979). `steps` is the step of the first of two consecutive validations below `target`; a ratio
-of steps is the geometric mean over the seeds. A run that never gets below the target counts with all its
-steps, and a line below the table names its cell.
+Differences are paired by seed: runs with the same seed see the same rows, and also the same masks, unless
+their cells mask different fractions. Intervals (95 %) and p are those of Student's paired t test, and p is
+adjusted for the number of comparisons by Holm's method (1979). `steps` is the step of the first validation
+of two in a row that are both below `target`; a ratio of steps is the geometric mean over the seeds. A run
+that never gets below the target counts with all its steps, and a line below the table names its cell.
 
 To search for learning rates, assign `rates`: every cell is then run with each of them. A later plan, with
 other seeds, takes the best rate of each cell from the search by rates_from='search.py'.
@@ -32,6 +35,7 @@ This needs scipy, and matplotlib for the figure: pip install -r requirements-dev
 import importlib
 import itertools
 import json
+import math
 import os
 import platform
 import shlex
@@ -107,7 +111,8 @@ def read_plan(path):
     runs = []
     for seed, cell in itertools.product(plan.seeds, plan.cells):
         for rate in plan.rates or [best.get(cell)]:     # None: the rate of the cell's config files and flags
-            arguments = [*shlex.split(plan.base), *shlex.split(plan.cells[cell]), f'--seed={seed}']
+            arguments = ['--fill_samples=0', *shlex.split(plan.base), *shlex.split(plan.cells[cell])]
+            arguments.append(f'--seed={seed}')
             if rate is not None:
                 arguments.append(f'--learning_rate={rate!r}')
             knobs = configure(dict(vars(train)), train.MINIMUM, arguments)
@@ -166,7 +171,7 @@ def make_all(path):
     for name in ('RANK', 'WORLD_SIZE'):                 # set by torchrun, but each run uses one process
         os.environ.pop(name, None)
     plan, runs = read_plan(path)
-    for one in runs:
+    for number, one in enumerate(runs, 1):
         os.makedirs(os.path.dirname(one.folder), exist_ok=True)
         lock = FileLock(one.folder + '.lock')           # released when the process ends, even by a kill
         try:
@@ -175,9 +180,12 @@ def make_all(path):
             continue
         with lock:
             if read_rows(path, [one]).empty:
+                print(f'\nrun {number} of {len(runs)}: {one.folder}', flush=True)
                 row = make(one, plan)
                 with open(rows_path(path), 'a', encoding='utf-8') as file:
                     file.write(json.dumps(row) + '\n')
+    finished = len(read_rows(path, runs))
+    print(f'{finished} of {len(runs)} runs are finished: python results/experiment.py {path}')
 
 
 def make(one, plan):
@@ -241,6 +249,8 @@ def blimp_scores(folder, plan):
 
 def paired(differences):
     """(mean, low, high, p) of Student's t over the seeds, with the 95 % interval from low to high."""
+    if len(differences) < 2:
+        return np.mean(differences), math.nan, math.nan, math.nan
     from scipy.stats import ttest_1samp
     test = ttest_1samp(differences, 0)
     return np.mean(differences), *test.confidence_interval(), test.pvalue
@@ -304,7 +314,7 @@ def report_gaps(plan, runs, rows):
     missing = [one for one in runs if (one.cell, one.rate, one.seed) not in made]
     missing = pd.DataFrame([one[:3] for one in missing], columns=['cell', 'rate', 'seed'])
     diverged = rows[rows['loss'].isna()]
-    for text, gaps in (('has no run yet', missing), ('has a loss that is not finite', diverged)):
+    for text, gaps in (('has no finished run', missing), ('has a loss that is not finite', diverged)):
         for (cell, rate), of_cell in gaps.groupby(['cell', 'rate'], sort=False):
             print(f"{cell}, rate {rate:g}, {text}: seed {', '.join(map(str, of_cell['seed']))}")
 
@@ -314,6 +324,8 @@ def print_search(plan, rows):
     for cell in plan.cells:
         losses = rows[rows['cell'] == cell].groupby('rate')['loss']
         means = losses.mean()
+        if means.empty:
+            continue
         line = {'cell': cell}
         for rate in plan.rates:
             line[f'{rate:g}'] = shown_mean(losses.get_group(rate), 3) if rate in means else '-'
@@ -331,16 +343,18 @@ def print_cells(plan, rows):
         pairs = differences(rows, {cell: 1, plan.reference_of(cell): -1})
         found[cell] = paired(pairs)
         if len(pairs) < len(plan.seeds):
-            print(f"{cell} is compared on seeds {', '.join(map(str, pairs.index))} alone")
+            print(f"{cell} is compared only on seed {', '.join(map(str, pairs.index))}")
     adjusted = holm(pd.Series({cell: p for cell, (*_, p) in found.items()}, dtype=float))
     lines = []
     for cell, of_cell in rows.groupby('cell', sort=False):
-        less = f'less {plan.reference}'
+        minus = f'minus {plan.reference}'
         line = {'cell': cell, 'rate': f"{of_cell['rate'].iloc[0]:g}", 'runs': len(of_cell),
-                'parameters': f"{of_cell['parameters'].max():,.0f}", 'loss': shown_mean(of_cell['loss'], 3)}
-        line[less] = line["Holm's p"] = ''
+                'parameters': f"{of_cell['parameters'].max():,.0f}",
+                'minutes a run': f"{of_cell['seconds'].mean() / 60:.1f}",
+                'loss': shown_mean(of_cell['loss'], 3)}
+        line[minus] = line["Holm's p"] = ''
         if cell in found:
-            line[less] = shown_interval(found[cell], 3)
+            line[minus] = shown_interval(found[cell], 3)
             line["Holm's p"] = shown_p(adjusted[cell])
         pair = {cell: 1, plan.reference_of(cell): -1}
         if plan.target:
@@ -351,11 +365,14 @@ def print_cells(plan, rows):
         if plan.blimp:
             scores = rows.assign(percent=100 * rows['blimp'])
             line['BLiMP, %'] = shown_mean(100 * of_cell['blimp'], 1)
-            line[f'BLiMP {less}'] = (shown_interval(paired(differences(scores, pair, 'percent')), 1)
+            line[f'BLiMP {minus}'] = (shown_interval(paired(differences(scores, pair, 'percent')), 1)
                                      if cell in found else '')
         lines.append(line)
-    title = 'Last validation loss in nats: mean (deviation), difference (95 %)'
-    print(f'\n{title}\n\n{markdown(pd.DataFrame(lines))}')
+    print('\nLast validation loss in nats: mean (deviation), then its difference from the reference with the\n'
+          '95 % interval: positive if the cell is worse; if the interval includes 0, the sign is open\n')
+    print(markdown(pd.DataFrame(lines)))
+    by_seed = rows.pivot(index='cell', columns='seed', values='loss').reindex(rows['cell'].unique()).round(3)
+    print(f'\nLoss of each seed\n\n{markdown(by_seed.reset_index())}')
 
 
 def print_contrasts(plan, rows):
@@ -388,7 +405,7 @@ def draw(plan, rows, path):
         panel = panels[groups.index(os.path.dirname(cell))]
         name = os.path.basename(cell)
         label = f'{name}, rate {rate:g}' if plan.rates else name
-        line, = panel.plot(curves.index, curves.mean(axis=1), label=label,
+        line, = panel.plot(curves.index, curves.mean(axis=1), '.-', label=label,
                            color=None if plan.rates else COLOURS[names.index(name) % len(COLOURS)])
         panel.fill_between(curves.index, curves.min(axis=1), curves.max(axis=1), alpha=0.25,
                            color=line.get_color())
@@ -401,6 +418,7 @@ def draw(plan, rows, path):
         panel.legend(fontsize=14)
         panel.spines[['top', 'right']].set_visible(False)
     panels[0].set_ylabel('validation loss (nats)', fontsize=16)
+    figure.suptitle('Mean over seeds; bands from the lowest to the highest seed', fontsize=16)
     panels[0].set_ylim(top=top)
     figure.savefig(path, dpi=100)
 
@@ -423,7 +441,9 @@ def report(path):
             print(f"\nnever below {plan.target:g} nats, so that all steps count: {', '.join(never)}")
         if plan.contrasts:
             print_contrasts(plan, rows)
-    draw(plan, rows, os.path.splitext(path)[0] + '.png')
+    figure_path = os.path.splitext(path)[0] + '.png'
+    draw(plan, rows, figure_path)
+    print(f'\nlosses by step: {figure_path}')
 
 
 def main():

@@ -37,6 +37,7 @@ def make_rows(folder, losses, curve=(), **values):
         for cell, of_cell in losses.items():
             for seed, loss in enumerate(of_cell, 1):
                 row = {'cell': cell, 'rate': 1e-3, 'seed': seed, 'loss': loss, 'parameters': 100, 'knobs': {},
+                       'seconds': 60,
                        'curve': curve or [[0, 9.0], [10, 5.0], [20, 4.0]], **values}
                 file.write(json.dumps(row) + '\n')
 
@@ -123,11 +124,11 @@ target = 4.5
                          'y/original': [3, 3.1], 'y/other': [3.2, None, 3.6]})
     done = stage('experiment', path, pictures=True)
     assert done.code == 0, done.err
-    assert 'y/original, rate 0.001, has no run yet: seed 3' in done.out
+    assert 'y/original, rate 0.001, has no finished run: seed 3' in done.out
     assert 'y/other, rate 0.001, has a loss that is not finite: seed 2' in done.out
-    assert 'y/other is compared on seeds 1 alone' in done.out
-    assert '| x/other | 0.001 | 3 | 100 | 4.600 (0.100) | +0.500 (+0.252 to +0.748)' in done.out
-    assert '| y/other | 0.001 | 2 | 100 | 3.400 (0.283) | +0.200 |' in done.out
+    assert 'y/other is compared only on seed 1' in done.out
+    assert '| x/other | 0.001 | 3 | 100 | 1.0 | 4.600 (0.100) | +0.500 (+0.252 to +0.748)' in done.out
+    assert '| y/other | 0.001 | 2 | 100 | 1.0 | 3.400 (0.283) | +0.200 |' in done.out
     assert '| more in y | 1 | -0.300 |' in done.out     # 0.2 - 0.5 of seed 1
     assert (tmp_path / 'plan.png').stat().st_size > 0
 
