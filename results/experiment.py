@@ -368,7 +368,7 @@ def print_cells(plan, rows):
             line[f'BLiMP {minus}'] = (shown_interval(paired(differences(scores, pair, 'percent')), 1)
                                      if cell in found else '')
         lines.append(line)
-    print('\nLast validation loss in nats: mean (deviation), then its difference from the reference with the\n'
+    print('\nLast validation loss in nats: mean (deviation), then its difference from the reference with a\n'
           '95 % interval: positive if the cell is worse; if the interval includes 0, the sign is open\n')
     print(markdown(pd.DataFrame(lines)))
     by_seed = rows.pivot(index='cell', columns='seed', values='loss').reindex(rows['cell'].unique()).round(3)
