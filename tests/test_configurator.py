@@ -34,7 +34,7 @@ def test_values_on_the_command_line(argument, value):
 
 
 def test_files_and_flags_left_to_right_last_wins(tmp_path):
-    first, second = tmp_path / 'first.py', tmp_path / 'second.py'
+    first, second = tmp_path / 'b.py', tmp_path / 'a.py'
     first.write_text('import math\ndef half(x):\n    return x // 2\n_n = 2\nn_layer = half(_n)\nname = "a"')
     second.write_text('n_layer = 2')
     config = configure(scope(), LEAST, ['--name=z', str(first), str(second), '--learning_rate=3'])

@@ -60,6 +60,13 @@ def pair(corpus, tmp_path_factory):     # two processes
     return folder
 
 
+def corpus_like(corpus, folder, meta):
+    """folder/other: a copy of the corpus with another meta.json; returns its path."""
+    other = shutil.copytree(corpus, folder / 'other', dirs_exist_ok=True)
+    write_json(other / 'meta.json', meta)
+    return str(other)
+
+
 def metrics(folder, kind=None):
     """Lines of metrics.jsonl without times."""
     return [{key: line.get(key) for key in ('kind', 'step', 'loss', 'accuracy', 'lr', 'norm')}
@@ -198,6 +205,14 @@ def masked_by_hand(ids, word_starts, fraction, k, meta, rng, whole_word):
     return chosen, seen, places
 
 
+def test_words_of_a_segmenter_are_those_of_validation_too(corpus, meta, tmp_path):
+    corpus_like(corpus, tmp_path, {**meta, 'segmenter': {}})
+    knobs = {**knobs_of(train), 'data_dir': tmp_path, 'dataset': 'other', 'whole_word': True}
+    _, loader, validation = train.make_loaders(knobs)
+    assert loader.rows.segmented
+    assert validation[''].rows.segmented
+
+
 @pytest.mark.parametrize('begin, end', [(0.15, 0.15), (0.3, 0.07)])
 @pytest.mark.parametrize('objective', ['mlm', 'plm'])
 @pytest.mark.parametrize('packing, words', [
@@ -249,7 +264,7 @@ def test_masks_are_those_by_hand(packing, words, objective, begin, end, corpus, 
 HAND = {'max_iters': 12, 'warmup_iters': 3, 'learning_rate': 0.01, 'min_lr': 0.002, 'schedule': 'cosine',
         'beta1': 0.8, 'beta2': 0.95, 'adam_eps': 1e-3, 'weight_decay': 0.3, 'batch_size': 3,
         'mask_fraction': 0.3, 'mask_fraction_end': 0.1, 'packing': 'documents', 'seed': 4,
-        'eval_samples': 2000}           # there are fewer
+        'whole_word': True, 'tied_start': True, 'eval_samples': 2000}           # there are fewer
 
 
 @pytest.mark.parametrize('dtype, scale, clip, eval_fraction', [
@@ -257,10 +272,11 @@ HAND = {'max_iters': 12, 'warmup_iters': 3, 'learning_rate': 0.01, 'min_lr': 0.0
 def test_a_run_is_the_loop_written_by_hand(dtype, scale, clip, eval_fraction, run, corpus, meta, tmp_path):
     """Three micro-batches a step, with unequal numbers of predicted tokens. float16 has scaled losses."""
     run('a', **HAND, dtype=dtype, grad_clip=clip, eval_mask_fraction=eval_fraction)
-    masker = Masker(meta, 32, 0.3, 'mlm', False, 0.1, 12 * 8)       # to the last of 12 steps of 8 samples
+    masker = Masker(meta, 32, 0.3, 'mlm', True, 0.1, 12 * 8)        # to the last of 12 steps of 8 samples
     loader = Loader(Rows(corpus, meta, 'train', 32, 'documents'), masker, 4)
     torch.manual_seed(4)
-    model = MaskedLM(EncoderConfig(meta['vocab_size'], 32, 2, 4, 16, 32, dropout=0.1, attention_dropout=0.1))
+    model = MaskedLM(EncoderConfig(meta['vocab_size'], 32, 2, 4, 16, 32, dropout=0.1, attention_dropout=0.1,
+                                   tied_start=True))
     optimizer = torch.optim.AdamW([
         {'params': [p for p in model.parameters() if p.dim() > 1], 'weight_decay': 0.3},
         {'params': [p for p in model.parameters() if p.dim() == 1], 'weight_decay': 0.0}],
@@ -300,7 +316,7 @@ def test_a_run_is_the_loop_written_by_hand(dtype, scale, clip, eval_fraction, ru
 
     # Every validation row once, without dropout, from the logits of all positions.
     rows = Rows(corpus, meta, 'val', 32, 'documents')
-    batch = Loader(rows, Masker(meta, 32, eval_fraction or 0.3, 'mlm', False), 0).batch(range(len(rows)))
+    batch = Loader(rows, Masker(meta, 32, eval_fraction or 0.3, 'mlm', True), 0).batch(range(len(rows)))
     is_predicted = batch['weights'] > 0
     assert not is_predicted.all()
     with torch.no_grad():
@@ -569,13 +585,6 @@ def test_what_is_not_finite_is_never_saved(what, dtype, run, tmp_path, monkeypat
 
 # ---- refusals: each of these would let a wrong run go on ----
 
-def corpus_like(corpus, folder, meta):
-    """folder/other: a copy of the corpus with another meta.json; returns its path."""
-    other = shutil.copytree(corpus, folder / 'other', dirs_exist_ok=True)
-    write_json(other / 'meta.json', meta)
-    return str(other)
-
-
 @pytest.mark.parametrize('knobs, identity, text', [
     ({'n_inner': 64}, {}, 'n_inner=32, this run has 64'), ({'attention': 'gau'}, {}, 'attention=pairwise'),
     ({}, {'tokenizer': 'other'}, 'has tokenizer='), ({}, {'train': 'other'}, 'has train='),
@@ -590,6 +599,19 @@ def test_another_model_or_corpus_is_refused(knobs, identity, text, stage, pair, 
         assert f'step 0 of the weights of {pair}' in begun.out
     else:
         assert text in refused(begun)
+
+
+def test_all_of_a_model_but_its_start_and_dropout_is_compared(pair, monkeypatch):
+    content = last(pair)
+    model = MaskedLM(EncoderConfig(**content['model_config']))
+    allowed = set()
+    for name in content['model_config']:
+        other = {**content, 'model_config': {**content['model_config'], name: 'another'}}
+        monkeypatch.setattr(train, 'read_checkpoint', lambda path, other=other: other)
+        with contextlib.suppress(UserError):
+            train.load_weights(model, 'mlm', 'x.pt', {})
+            allowed.add(name)
+    assert allowed == {'dropout', 'attention_dropout', 'pair_init', 'tied_start'}
 
 
 def test_another_objective_is_refused(run):
