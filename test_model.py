@@ -655,6 +655,20 @@ def test_pooling_equals_the_loops(pooling, norm_place):
     agrees(build(SequenceClassifier, pooling=pooling, norm_place=norm_place), classifier_oracle)
 
 
+@pytest.mark.parametrize('norm_place', BLOCK)
+def test_spans_equal_the_loops(norm_place):
+    model = build(SpanClassifier, norm_place=norm_place)
+    w = weights_of(model)
+    ids, segments = batch()
+    starts, ends = model(ids, segments, KEEP)
+    for b in range(3):
+        encoder = part(w, 'encoder.')
+        states = states_oracle(encoder, ids[b].tolist(), segments[b].tolist(), KEEP[b].tolist(), model.config)
+        for t, state in enumerate(final_oracle(encoder, states[-1], model.config)):
+            expected = linear(w, 'classifier', state)
+            assert np.abs(expected - np.array([starts[b, t].item(), ends[b, t].item()])).max() < 1e-10
+
+
 @each_core
 def test_other_norms_and_heads_equal_the_loops(settings):
     """Without biases; the only ones left are those of XLNet and T5."""
@@ -742,6 +756,8 @@ def test_parameters_of_pre_norm_and_swiglu(bias):
                          for settings in ({}, {'norm_place': 'pre'}, {'mlp': 'swiglu'}))
     assert pre - post == 96 * (1 + bias)
     assert swiglu - post == (2 * 256 - 384) * bias          # 3 * 256 is 2 * 384: only biases differ
+    large = EncoderConfig(**{**SMALL, 'n_inner': 4096})
+    assert source.MLP['swiglu'](large).width == 2736        # 2/3 of 4096 is 2730.7, rounded up
 
 
 # ---- padding and gradients ----
@@ -947,6 +963,7 @@ def test_tied_start_changes_the_keys_alone():
         models.append(MaskedLM(EncoderConfig(**SMALL, tied_start=tied_start)))
         drawn.append(torch.rand(1))
     assert drawn[0] == drawn[1]
+    assert source.count_parameters(models[0]) == source.count_parameters(models[1])     # two matrices stay
     tied = models[1].state_dict()
     for name, x in models[0].state_dict().items():
         is_key = name.endswith('attention.key.weight')

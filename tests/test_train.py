@@ -1,7 +1,7 @@
-"""train.py: rows, masks, steps, resume, signals, checkpoints under damage, refusals, fill.
+"""train.py: rows, masks, a run beside a loop by hand, resume, signals, checkpoints, refusals, predictions.
 
-Runs take place in this process, but for a mistake's exit status, a Ctrl-C and the two ranks of `pair`.
-Exports are tested in test_export.py, kills in test_faults.py, XLA in test_xla.py.
+Runs take place in this process, but for the two ranks of `pair`. Exports are tested in test_export.py, kills
+in test_faults.py, XLA in test_xla.py.
 """
 import contextlib
 import dataclasses
@@ -11,18 +11,15 @@ import json
 import math
 import os
 import re
-import resource
 import shutil
 import signal
 import sys
-import time
-import types
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import flip, knobs_of, launch, process, refused, tiny, torchrun
+from conftest import flip, knobs_of, process, refused, tiny, torchrun
 from test_model import CORE, SMALL, decays
 from torch.utils._pytree import tree_leaves
 
@@ -33,12 +30,6 @@ from prepare_data import load_meta, load_tokenizer, write_json
 from train import Loader, Masker, Rows, Runtime, shuffled
 
 CPU = Runtime(torch.device('cpu'), torch.float32, 0, 1, None)
-SYSTEMS = [
-    (signal.SIGTERM, {'attention': 'pairwise', 'position': 'rope', 'batch_size': 3, 'mask_fraction': 0.3,
-                      'mask_fraction_end': 0.15}),
-    (signal.SIGINT, {'attention': 'gau', 'position': 'rope', 'packing': 'documents', 'whole_word': True}),
-    (signal.SIGHUP, {'attention': 'xlnet', 'position': 'none', 'objective': 'plm', 'dtype': 'bfloat16'}),
-    (signal.SIGTERM, {'attention': 'shatter', 'position': 'none', 'dtype': 'float16', 'grad_clip': 0})]
 
 
 @pytest.fixture(scope='module')
@@ -114,28 +105,25 @@ def signalled(patch, name, at, number=signal.SIGTERM):
 
 @pytest.mark.parametrize('packing', ['stream', 'documents'])
 def test_rows_hold_the_corpus(packing, corpus, meta):
-    """Every token once, in file order, as prepare_data.py's format says; no file stays open."""
+    """Every token once, in file order, as prepare_data.py's format says."""
     expected = []                                       # the tokens of each row
     for shard in meta['splits']['train']:
-        stem = os.path.join(corpus, shard['stem'])
+        stem = f"{corpus}/{shard['stem']}"
         ids = np.fromfile(stem + '.bin', meta['dtype'])
         edges = np.fromfile(stem + '.idx', np.int64)
-        if packing == 'stream':
-            texts = [ids[:len(ids) // 30 * 30]]
-        else:
+        texts = [ids[:len(ids) // 30 * 30]]
+        if packing == 'documents':
             texts = [ids[begin:end - 1] for begin, end in zip(edges[:-1], edges[1:], strict=True)]
         for text in texts:
             expected += [text[i:i + 30] for i in range(0, len(text), 30)]
     assert len(meta['splits']['train']) > 2             # shards
 
-    n_open = len(os.listdir('/proc/self/fd'))
     rows = Rows(corpus, meta, 'train', 32, packing)
     assert len(rows) == len(expected)
     pad, cls, sep = (meta['special'][name] for name in ('pad', 'cls', 'sep'))
     for index, tokens in enumerate(expected):
         padding = [pad] * (30 - len(tokens))
         assert rows[index][0].tolist() == [cls, *tokens, sep, *padding]
-    assert len(os.listdir('/proc/self/fd')) == n_open
 
 
 @pytest.mark.parametrize('n', [1, 2, 7, 1000])
@@ -144,6 +132,7 @@ def test_shuffled_is_a_permutation_of_each_epoch(n):
     assert all(sorted(order) == list(range(n)) for order in orders)
     if n == 1000:
         assert orders[0] != orders[1] != orders[2] != orders[0]
+        assert orders[0][:6] == [778, 439, 342, 893, 442, 566]          # saved runs go on with this order
         assert shuffled([2, 3], n, 1, 0).tolist() == orders[0][2:4]
         distances = np.abs(np.diff(orders[0]))          # of neighbours: n / 3 in a random order
         assert abs(distances.mean() / (n / 3) - 1) < 0.25
@@ -162,14 +151,12 @@ def test_every_row_once_per_epoch_and_masked_anew(corpus, meta):
     again = n + indices[n:].index(indices[0])           # the sample of that row in the second epoch
     positions = loader.batch([again])['positions']
     assert set(first['positions'][0].tolist()) != set(positions[0].tolist())
-    assert torch.equal(loader.batch([0])['ids'], first['ids'])
     other_seed = Loader(rows, loader.masker, 2)
     assert not torch.equal(other_seed.batch([0])['ids'], first['ids'])
 
 
-@pytest.mark.parametrize('packing, objective', [('stream', 'mlm'), ('documents', 'plm')])
-def test_ranks_see_what_one_process_sees(packing, objective, corpus, meta):
-    loader = Loader(Rows(corpus, meta, 'train', 32, packing), Masker(meta, 32, 0.15, objective, False), 1)
+def test_ranks_see_what_one_process_sees(corpus, meta):
+    loader = Loader(Rows(corpus, meta, 'train', 32, 'documents'), Masker(meta, 32, 0.15, 'plm', False), 1)
     whole = loader.batch(range(16, 32))
     for rank in range(3):
         parts = loader.micro_batches(range(16, 32)[rank::3], 2)
@@ -180,164 +167,178 @@ def test_ranks_see_what_one_process_sees(packing, objective, corpus, meta):
 
 # ---- masks ----
 
-class Sample:
-    """The first n training rows of the corpus, plain and as a batch; all arrays (n, ...)."""
+def masked_by_hand(ids, word_starts, fraction, k, meta, rng, whole_word):
+    """A row with BERT's masks and XLNet's order.  Devlin et al. 2018, 3.1, and Yang et al. 2019, 2.2 and 2.3
 
-    def __init__(self, corpus, meta, n, packing='stream', objective='mlm', whole_word=False):
-        rows = Rows(corpus, meta, 'train', 64, packing, whole_word)
-        self.masker = Masker(meta, 64, 0.15, objective, whole_word)
-        loader = Loader(rows, self.masker, 1)
-        plain = [rows[index] for index in loader.indices(range(n))]
-        self.ids = np.stack([ids for ids, _ in plain])                          # as they are in the corpus
-        self.word_starts = np.stack([starts for _, starts in plain])
-        self.is_special = self.masker.is_special[self.ids]
-        self.batch = {key: x.numpy() for key, x in loader.batch(range(n)).items()}
-        self.visible = np.take_along_axis(self.batch['ids'], self.batch['positions'], 1)
+    Returns (positions that are predicted, what BERT sees, the place of each token in the permutation).
+    """
+    special = set(meta['special'].values())
+    scores = rng.random(len(ids), np.float32)
+    actions = rng.random(k, np.float32)
+    ordinary = [index for index in range(meta['vocab_size']) if index not in special]
+    drawn = [ordinary[i] for i in rng.integers(0, len(ordinary), k)]
 
+    real = [t for t, index in enumerate(ids) if index != meta['special']['pad']]
+    free = [t for t in real if ids[t] not in special]
+    most = min(math.ceil(fraction * len(real) - 1e-9), len(free))
+    words = [[t] for t in range(len(ids))]
+    if whole_word:
+        words = []
+        for t, index in enumerate(ids):
+            if word_starts[t] or index in special or t == 0 or ids[t - 1] in special:
+                words.append([])
+            words[-1].append(t)
+    words = [words[number] for number in np.argsort(scores[:len(words)])]
+    words = [word for word in words if ids[word[0]] not in special]
+    chosen = []
+    for word in words:
+        if len(chosen) + len(word) <= most:             # one that is too long is passed over
+            chosen += word
+    if words and not chosen:
+        chosen = words[0][:most]
 
-def test_masking_statistics(corpus, meta):
-    for length, k in ((20, 3), (60, 9), (100, 15), (128, 20), (512, 77)):       # the ceiling of 15 %
-        assert Masker(meta, length, 0.15, 'mlm', False).n_positions == k
-    sample = Sample(corpus, meta, 2000)
-    masker, ids, batch, visible = sample.masker, sample.ids, sample.batch, sample.visible
-
-    # which tokens: ten different ones of each row, every place as likely, none special
-    assert masker.n_positions == 10
-    assert batch['positions'].shape == (2000, 10)
-    assert all(len(set(row)) == 10 for row in batch['positions'])
-    assert (batch['weights'] == 1).all()
-    targets = np.take_along_axis(ids, batch['positions'], 1)
-    assert (batch['targets'] == targets).all()
-    assert not masker.is_special[targets].any()
-    frequencies = np.bincount(batch['positions'].ravel(), minlength=64)[1:-1] / len(ids)
-    assert frequencies.std() < 3 * math.sqrt(10 / 62 / len(ids))
-
-    # what the model sees of them: 80 % [MASK]; 10 % a random token, which may be the same one
-    is_masked = visible == meta['special']['mask']
-    is_kept = visible == targets
-    is_replaced = ~is_masked & ~is_kept
-    for mask, share in ((is_masked, 0.8), (is_replaced, 0.1 * (1 - 1 / 400))):
-        assert abs(mask.mean() - share) < 5 * math.sqrt(share * (1 - share) / visible.size)
-    replaced = visible[is_replaced]
-    assert not masker.is_special[replaced].any()
-    assert len(set(replaced)) > 300
-    assert (batch['ids'] != ids).sum() == (~is_kept).sum()          # no other token is changed
+    seen = list(ids)
+    for t, action, index in zip(chosen, actions, drawn):                        # noqa: B905
+        seen[t] = meta['special']['mask'] if action < 0.8 else index if action < 0.9 else ids[t]
+    places = [0] * len(ids)                             # special tokens come first, what is predicted last
+    for number, t in enumerate(sorted(free, key=lambda t: (t in chosen, scores[t]))):
+        places[t] = len(ids) - len(free) + number + 1
+    return chosen, seen, places
 
 
-@pytest.mark.parametrize('segmented', [False, True])
-def test_whole_words_are_taken_whole(segmented, corpus, meta, tmp_path):
-    """Words of the vocabulary, or by a segmenter's bytes: here one id of three starts one."""
+def test_words_of_a_segmenter_are_those_of_validation_too(corpus, meta, tmp_path):
+    corpus_like(corpus, tmp_path, {**meta, 'segmenter': {}})
+    knobs = {**knobs_of(train), 'data_dir': tmp_path, 'dataset': 'other', 'whole_word': True}
+    _, loader, validation = train.make_loaders(knobs)
+    assert loader.rows.segmented
+    assert validation[''].rows.segmented
+
+
+@pytest.mark.parametrize('begin, end', [(0.15, 0.15), (0.3, 0.07)])
+@pytest.mark.parametrize('objective', ['mlm', 'plm'])
+@pytest.mark.parametrize('packing, words', [
+    ('stream', ''), ('documents', ''), ('stream', 'pieces'), ('documents', 'segmenter')])
+def test_masks_are_those_by_hand(packing, words, objective, begin, end, corpus, meta, tmp_path):
+    """Of 300 samples; the fraction falls to sample 200. By the segmenter one id of three starts a word."""
     folder = corpus
-    vocabulary = np.fromfile(os.path.join(corpus, 'tokenizer', 'word_start.bin'), bool)
-    if segmented:
+    if words == 'segmenter':
         folder = shutil.copytree(corpus, tmp_path / 'words')
         meta = {**meta, 'segmenter': {}}
         for shard in meta['splits']['train']:
-            stem = os.path.join(folder, shard['stem'])
+            stem = f"{folder}/{shard['stem']}"
             (np.fromfile(stem + '.bin', meta['dtype']) % 3 == 0).tofile(stem + '.words')
-    sample = Sample(folder, meta, 400, whole_word=True)
-    ids, word_starts, is_special, batch = sample.ids, sample.word_starts, sample.is_special, sample.batch
-    starts = ids % 3 == 0 if segmented else vocabulary[ids]
-    assert (word_starts == starts)[~is_special].all()
+    rows = Rows(folder, meta, 'train', 64, packing, bool(words))
+    loader = Loader(rows, Masker(meta, 64, begin, objective, bool(words), end, 200), 1)
+    batch = {key: x.numpy() for key, x in loader.batch(range(300)).items()}
+    k = math.ceil(64 * begin)
+    assert batch['positions'].shape == (300, k)
+    assert train.share_of(100, 0.07) == 7               # though 0.07 * 100 is 7.000000000000001
+    vocabulary = np.fromfile(f'{corpus}/tokenizer/word_start.bin', bool)
+    is_special = np.isin(np.arange(meta['vocab_size']), list(meta['special'].values()))
 
-    is_predicted = np.zeros(ids.shape, bool)
-    np.put_along_axis(is_predicted, batch['positions'], batch['weights'] == 1, 1)
-    after_special = np.roll(is_special, 1, axis=1)
-    word = (word_starts | is_special | after_special).cumsum()      # number of each token's word
-    n_tokens = np.bincount(word)
-    n_predicted = np.bincount(word, is_predicted.ravel())
-    assert ((n_predicted == 0) | (n_predicted == n_tokens)).all()
-    assert (n_predicted > 1).sum() > 100
-    assert not is_predicted[is_special].any()
-    assert 0.9 < batch['weights'].mean() <= 1           # a word too long for the rest is left out
-
-    # a row may begin inside a word: its rest is a word too
-    is_rest = after_special & ~word_starts & ~is_special
-    assert is_predicted[is_rest].sum() > 10
-
-
-def test_a_row_in_which_no_word_fits_predicts_a_part_of_one():
-    """Two of its eleven tokens are predicted, and its words have four, or one that is special."""
-    is_special = np.isin(np.arange(11), (0, 5, 10))
-    word_starts = np.isin(np.arange(11), (1, 6))
-    seen = set()
-    for seed in range(20):
-        scores = np.random.default_rng(seed).random(11)
-        positions, n = train.whole_words(scores, word_starts, is_special, 2, 2)
-        assert n == 2
-        seen.add(tuple(positions.tolist()))
-    assert seen == {(1, 2), (6, 7)}
-    word_starts[9] = True                               # a word that fits
-    assert train.whole_words(scores, word_starts, is_special, 2, 2)[1] == 1
+    cut = 0                                             # rows that begin inside a word
+    for sample, index in enumerate(loader.indices(range(300))):
+        ids, word_starts = rows[index]
+        expected = ids % 3 == 0 if words == 'segmenter' else vocabulary[ids]
+        assert (word_starts == expected)[~is_special[ids]].all()
+        cut += not word_starts[1]
+        fraction = np.interp(sample, [0, 200], [begin, end])
+        rng = np.random.default_rng([1, sample])
+        chosen, seen, places = masked_by_hand(ids, word_starts, fraction, k, meta, rng, bool(words))
+        n = len(chosen)
+        assert batch['weights'][sample].tolist() == [1] * n + [0] * (k - n)
+        assert batch['positions'][sample, :n].tolist() == chosen
+        assert len(set(batch['positions'][sample])) == k
+        assert (batch['targets'][sample] == ids[batch['positions'][sample]]).all()
+        if objective == 'mlm':
+            assert batch['ids'][sample].tolist() == seen
+        else:
+            assert batch['ids'][sample].tolist() == ids.tolist()
+            assert batch['order'][sample].tolist() == places
+        if packing == 'documents':
+            assert (batch['attention_mask'][sample] == (ids != meta['special']['pad'])).all()
+    assert cut > 10
 
 
-def test_short_rows(corpus, meta):
-    """ceil(15 %) of a row's tokens are predicted; the other positions have weight 0 and stay as they are."""
-    sample = Sample(corpus, meta, 300, 'documents')
-    ids, batch = sample.ids, sample.batch
-    is_real = ids != meta['special']['pad']
-    is_idle = batch['weights'] == 0
-    assert is_real.sum(1).min() < 20
-    assert ((~is_idle).sum(1) == np.ceil(is_real.sum(1) * 0.15 - 1e-9)).all()
-    assert (batch['attention_mask'] == is_real).all()
-    assert not sample.masker.is_special[batch['targets'][~is_idle]].any()
-    assert (sample.visible[is_idle] == batch['targets'][is_idle]).all()
+# ---- steps ----
+
+HAND = {'max_iters': 12, 'warmup_iters': 3, 'learning_rate': 0.01, 'min_lr': 0.002, 'schedule': 'cosine',
+        'beta1': 0.8, 'beta2': 0.95, 'adam_eps': 1e-3, 'weight_decay': 0.3, 'batch_size': 3,
+        'mask_fraction': 0.3, 'mask_fraction_end': 0.1, 'packing': 'documents', 'seed': 4,
+        'whole_word': True, 'tied_start': True, 'eval_samples': 2000}           # there are fewer
 
 
-@pytest.mark.parametrize('begin, end', [(0.3, 0.15), (0.15, 0.3)])
-def test_a_fraction_that_changes_with_the_sample(begin, end, corpus, meta):
-    """In a straight line to sample 100, whatever the batch, with shapes of the larger fraction."""
-    masker = Masker(meta, 64, begin, 'mlm', False, end, 100)
-    loader = Loader(Rows(corpus, meta, 'train', 64, 'stream'), masker, 1)
-    batch = loader.batch(range(120))
-    assert batch['positions'].shape == (120, 20)
-    fractions = np.interp(range(120), [0, 100], [begin, end])
-    assert batch['weights'].sum(1).tolist() == np.ceil(64 * fractions - 1e-9).tolist()
-    for key, x in loader.batch([70, 3]).items():
-        assert torch.equal(x, batch[key][[70, 3]])
+@pytest.mark.parametrize('dtype, scale, clip, eval_fraction', [
+    ('float32', 1, 0, 0), ('float32', 1, 0.3, 0.2), ('float16', 2 ** 16, 0.3, 0)])
+def test_a_run_is_the_loop_written_by_hand(dtype, scale, clip, eval_fraction, run, corpus, meta, tmp_path):
+    """Three micro-batches a step, with unequal numbers of predicted tokens. float16 has scaled losses."""
+    run('a', **HAND, dtype=dtype, grad_clip=clip, eval_mask_fraction=eval_fraction)
+    masker = Masker(meta, 32, 0.3, 'mlm', True, 0.1, 12 * 8)        # to the last of 12 steps of 8 samples
+    loader = Loader(Rows(corpus, meta, 'train', 32, 'documents'), masker, 4)
+    torch.manual_seed(4)
+    model = MaskedLM(EncoderConfig(meta['vocab_size'], 32, 2, 4, 16, 32, dropout=0.1, attention_dropout=0.1,
+                                   tied_start=True))
+    optimizer = torch.optim.AdamW([
+        {'params': [p for p in model.parameters() if p.dim() > 1], 'weight_decay': 0.3},
+        {'params': [p for p in model.parameters() if p.dim() == 1], 'weight_decay': 0.0}],
+        betas=(0.8, 0.95), eps=1e-3)
 
+    for step, line in enumerate(metrics(tmp_path / 'a', 'train')):
+        rate = 0.01 * (step + 1) / 3
+        if step >= 3:
+            rate = 0.002 + 0.008 * (1 + math.cos(math.pi * (step - 3) / 9)) / 2
+        for group in optimizer.param_groups:
+            group['lr'] = rate
+        train.seed_step(4, step, CPU)
+        edges = [8 * step + n for n in (0, 2, 5, 8)]
+        parts = [loader.batch(range(begin, end)) for begin, end in itertools.pairwise(edges)]
+        n_predicted = sum(part['weights'].sum() for part in parts)
+        total = 0
+        for part in parts:
+            weights = part.pop('weights')
+            with torch.autocast('cpu', torch.float16, enabled=dtype == 'float16'):
+                losses = model(**part)
+            loss = (losses * weights).sum() / n_predicted
+            (loss * scale).backward()
+            total += loss.item()
+        for p in model.parameters():
+            p.grad /= scale
+        norm = math.sqrt(sum(p.grad.square().sum().item() for p in model.parameters()))
+        for p in model.parameters():
+            p.grad *= min(1, clip / norm) if clip else 1
+        optimizer.step()
+        optimizer.zero_grad()
+        assert line['lr'] == pytest.approx(rate)
+        assert line['loss'] == pytest.approx(total, rel=1e-5)
+        assert line['norm'] == pytest.approx(norm, rel=1e-4)
+        assert norm > 0.3                               # and is clipped
+    for name, x in last(tmp_path / 'a')['model'].items():
+        assert (x - model.state_dict()[name]).abs().max() < (1e-5 if dtype == 'float32' else 1e-4), name
 
-def test_validation_has_a_fraction_of_its_own(run, tmp_path):
-    """By default that of training; what is masked there does not depend on the training's."""
-    losses = []
-    for name, knobs in (('plain', {}), ('falls', {'mask_fraction': 0.3, 'eval_mask_fraction': 0.15}),
-                        ('rises', {'mask_fraction_end': 0.3}), ('more', {'mask_fraction': 0.3})):
-        run(name, max_iters=0, **knobs)
-        losses.append(metrics(tmp_path / name)[0]['loss'])
-    assert losses[0] == losses[1] == losses[2] != losses[3]
+    # Every validation row once, without dropout, from the logits of all positions.
+    rows = Rows(corpus, meta, 'val', 32, 'documents')
+    batch = Loader(rows, Masker(meta, 32, eval_fraction or 0.3, 'mlm', True), 0).batch(range(len(rows)))
+    is_predicted = batch['weights'] > 0
+    assert not is_predicted.all()
+    with torch.no_grad():
+        logits = model.eval()(batch['ids'], attention_mask=batch['attention_mask'])            # (n, T, V)
+    logits = logits[torch.arange(len(rows))[:, None], batch['positions']][is_predicted]
+    targets = batch['targets'][is_predicted]
+    line = train.read_metrics(tmp_path / 'a')[-1]
+    loss = F.cross_entropy(logits, targets).item()
+    assert line['loss'] == pytest.approx(loss, rel=1e-5 if dtype == 'float32' else 1e-3)
+    assert line['perplexity'] == pytest.approx(math.exp(line['loss']))
+    hits = (logits.argmax(-1) == targets).double().mean().item()
+    assert line['accuracy'] == pytest.approx(hits, abs=1e-9 if dtype == 'float32' else 0.005)
+    assert line['unigram'] == meta['unigram_entropy']
 
-
-def test_permutations(corpus, meta):
-    """The tokens that BERT would mask are predicted, unmasked; they come last, and special tokens first."""
-    masked = Sample(corpus, meta, 300, 'documents').batch
-    sample = Sample(corpus, meta, 300, 'documents', 'plm')
-    batch = sample.batch
-    for key in ('positions', 'targets', 'weights'):
-        assert (batch[key] == masked[key]).all()
-    assert (batch['ids'] == sample.ids).all()           # and seen by those after them
-
-    orders = set()                                      # those of the other tokens
-    for i, order in enumerate(batch['order']):
-        is_special = sample.is_special[i]
-        predicted = batch['positions'][i][batch['weights'][i] == 1]
-        others = np.setdiff1d(np.flatnonzero(~is_special), predicted)
-        assert (order[is_special] == 0).all()
-        assert len(set(order[~is_special])) == (~is_special).sum()
-        assert order[predicted].min() > order[others].max(initial=0)
-        orders.add(tuple(np.argsort(order[others])[:5]))
-    assert len(orders) > 100                            # drawn anew for each row
-
-
-# ---- a step ----
 
 @pytest.mark.parametrize('schedule, rate35, rate60, end', [
-    ('linear', 0.775, 0.55, 0.1), ('cosine', 0.868198, 0.55, 0.1), ('constant', 1, 1, 1),
-    ('thirds', 1, 0.28, 0.118)])
+    ('linear', 0.775, 0.55, 0.1), ('constant', 1, 1, 1), ('thirds', 1, 0.28, 0.118)])
 def test_schedule(schedule, rate35, rate60, end):
     rates = [train.get_lr(step, 1.0, 0.1, 10, 110, schedule) for step in range(111)]
     assert rates[:10] == pytest.approx(np.arange(1, 11) / 10)
     assert rates[10] == 1
-    assert rates[10:] == sorted(rates[10:], reverse=True)
     assert [rates[35], rates[60], rates[110]] == pytest.approx([rate35, rate60, end])
 
 
@@ -353,62 +354,12 @@ def test_decay_is_on_matrices_alone(settings):
         assert decay[id(parameter)] == (0.01 if decays(model, name) else 0), name
 
 
-@pytest.mark.parametrize('scaled', [False, True])       # as float16's losses are
-@pytest.mark.parametrize('clip', [0, 0.5])
-def test_an_update_is_one_step_on_the_mean_over_all_micro_batches(clip, scaled):
-    """With unequal numbers of predicted tokens in its parts; losses are x w, so their gradient is known."""
-    x = torch.arange(24.).view(4, 2, 3)
-    weights = torch.tensor([[1., 1], [1, 0], [0, 0], [1, 1]])[..., None]
-    parts = [{'input': x[:3], 'weights': weights[:3]}, {'input': x[3:], 'weights': weights[3:]}]
-    model = torch.nn.Linear(3, 1, bias=False)
-    torch.nn.init.ones_(model.weight)
-    optimizer = torch.optim.SGD(model.parameters(), 1.0)
-    scaler = torch.amp.GradScaler('cpu', 1024.0, enabled=scaled)
-    optimizer.param_groups[0]['factor'] = 0.5
-    train.set_lr(optimizer, 1.0, CPU)
-
-    loss, norm = train.update(model, optimizer, scaler, parts, 5.0, clip, CPU)
-    gradient = (x * weights).sum((0, 1)) / 5
-    assert loss.item() == pytest.approx(gradient.sum().item())
-    assert norm == pytest.approx(gradient.norm())
-    if clip:
-        gradient = gradient * clip / gradient.norm()
-    assert torch.allclose(model.weight, 1 - 0.5 * gradient, atol=1e-4)
-    assert model.weight.grad is None
-
-
-def test_evaluation_equals_full_logits(corpus, meta):
-    """Without dropout, over rows with surplus positions, which keep their token; training goes on with it.
-
-    The model predicts what it sees: rightly at a surplus position, and at a tenth of the others.
-    """
-    loader = Loader(Rows(corpus, meta, 'val', 32, 'documents'), Masker(meta, 32, 0.15, 'mlm', False), 0)
-    model = MaskedLM(EncoderConfig(meta['vocab_size'], 32, 2, 2, 64, 32, lm_head='decoder'))
-    with torch.no_grad():
-        model.encoder.token.weight.mul_(8)
-    scores = train.evaluate(model.train(), loader, 60, 7, CPU)
-    assert model.training
-
-    batch = loader.batch(range(60))
-    is_predicted = batch['weights'] > 0
-    assert not is_predicted.all()
-    logits = model.eval()(batch['ids'], attention_mask=batch['attention_mask'])            # (60, T, V)
-    logits = logits[torch.arange(60)[:, None], batch['positions']][is_predicted]           # (n, V)
-    targets = batch['targets'][is_predicted]
-    loss = F.cross_entropy(logits, targets).item()
-    assert scores['loss'] == pytest.approx(loss, rel=1e-5)
-    assert scores['perplexity'] == pytest.approx(math.exp(loss), rel=1e-4)
-    assert scores['accuracy'] == pytest.approx((logits.argmax(-1) == targets).double().mean().item())
-    assert 0.02 < scores['accuracy'] < 0.3
-
-
 def test_dropout_is_a_function_of_seed_step_and_rank():
-    numbers = []
+    numbers = set()
     for seed, step, rank in ((1, 0, 0), (1, 1, 0), (1, 0, 1), (2, 0, 0), (1, 0, 0)):
-        train.seed_step(seed, step, Runtime(CPU.device, torch.float32, rank, 2, None))
-        numbers.append(torch.rand(()).item())
-    assert len(set(numbers)) == 4
-    assert numbers[0] == numbers[-1]
+        train.seed_step(seed, step, dataclasses.replace(CPU, rank=rank))
+        numbers.add(torch.rand(()).item())
+    assert len(numbers) == 4
 
 
 @pytest.mark.parametrize('able, width, dtype', [
@@ -416,21 +367,29 @@ def test_dropout_is_a_function_of_seed_step_and_rank():
     ('avx512_f', 256, torch.float32)])
 def test_automatic_precision_on_a_cpu(able, width, dtype, monkeypatch):
     monkeypatch.setattr(torch.cpu, 'get_capabilities', lambda: {able: True}, raising=False)
-    assert train.choose_dtype('auto', CPU.device, width) == dtype
+    assert train.make_runtime('cpu', 'auto', width).dtype == dtype
+    assert torch.compiler.config.cache_key_tag == str(dtype)        # tests/test_cuda.py found it on a GPU
 
 
-def test_stored_graphs_are_of_one_dtype():
-    """PyTorch 2.11 runs a stored graph of bfloat16 in float16: tests/test_cuda.py found it on a GPU."""
-    tags = []
-    for dtype in ('bfloat16', 'float16'):
-        train.make_runtime('cpu', dtype, 0)
-        tags.append(torch.compiler.config.cache_key_tag)
-    assert len({*tags}) == 2
+def test_a_warmup_longer_than_the_run_is_a_tenth_of_it(run, tmp_path):
+    run('a', max_iters=20, learning_rate=1e-2, warmup_iters=10_000, schedule='constant')
+    assert [line['lr'] for line in metrics(tmp_path / 'a', 'train')][:3] == [0.005, 0.01, 0.01]
+
+
+def test_every_field_of_a_model_is_a_knob():
+    """But for those of a head that finetune.py makes, and what the data decides."""
+    fields = {field.name for field in dataclasses.fields(EncoderConfig)}
+    assert fields - {*knobs_of(train)} == {'vocab_size', 'n_segment', 'pooling', 'n_label'}
 
 
 # ---- resume ----
 
-@pytest.mark.parametrize('number, system', SYSTEMS)
+@pytest.mark.parametrize('number, system', [
+    (signal.SIGTERM, {'attention': 'pairwise', 'position': 'rope', 'batch_size': 3, 'mask_fraction': 0.3,
+                      'mask_fraction_end': 0.15}),
+    (signal.SIGINT, {'attention': 'gau', 'position': 'rope', 'packing': 'documents', 'whole_word': True}),
+    (signal.SIGHUP, {'attention': 'xlnet', 'position': 'none', 'objective': 'plm', 'dtype': 'bfloat16'}),
+    (signal.SIGTERM, {'attention': 'shatter', 'position': 'none', 'dtype': 'float16', 'grad_clip': 0})])
 def test_resumed_is_uninterrupted(number, system, run, tmp_path, monkeypatch):
     """Stopped by a signal in step 5, with lines of a later step in the log: to the bit, dropout included."""
     knobs = {**system, 'eval_interval': 3}
@@ -439,9 +398,7 @@ def test_resumed_is_uninterrupted(number, system, run, tmp_path, monkeypatch):
         done = run('parts', 128 + number, **knobs)
     stopped = last(tmp_path / 'parts')['step']
     assert stopped in (5, 6)
-    assert 'finished' not in done.out
-    assert len(done.err.splitlines()) == 1
-    assert f'after step {stopped}' in done.err
+    assert f'after step {stopped}, which is saved' in done.err
     with open(tmp_path / 'parts' / 'metrics.jsonl', 'a') as file:           # of a step that a kill lost
         file.write('{"kind": "train", "step": 7, "loss": 0}\n{"kind": "tr')
     done = run('parts', **knobs)
@@ -451,146 +408,68 @@ def test_resumed_is_uninterrupted(number, system, run, tmp_path, monkeypatch):
     assert len(metrics(tmp_path / 'parts', 'train')) == 8
 
 
-def test_a_resumed_run_says_in_a_line_what_differs(run, tmp_path):
-    """It goes on at the next sample, in its own precision unless another is asked for."""
-    run('a', max_iters=2, warmup_iters=1)
-    changes = {'schedule': 'cosine', 'seed': 5, 'packing': 'documents', 'mask_fraction': 0.2, 'max_iters': 4,
-               'dtype': 'bfloat16', 'total_batch': 4, 'learning_rate': 0.002, 'weight_decay': 0.5}
-    line = run('a', warmup_iters=1, **changes).err.splitlines()[0]
-    assert line.startswith('knobs that differ')
-    assert 'warmup_iters' not in line
-    for name, value in changes.items():
-        assert f'{name} ' in line
-        assert f'-> {value}' in line
-    assert last(tmp_path / 'a')['optimizer']['param_groups'][0]['weight_decay'] == 0.5
-    assert last(tmp_path / 'a')['samples'] == 2 * 8 + 2 * 4
-    assert 'in torch.bfloat16' in run('a', max_iters=5, dtype='auto').out
-    assert last(tmp_path / 'a')['dtype'] == 'bfloat16'
+def test_a_resumed_run_takes_the_next_samples_and_says_what_differs(run, tmp_path, monkeypatch):
+    """With another batch too; its precision stays, unless the command names one."""
+    seen = []
+
+    def micro_batches(loader, samples, size, plain=Loader.micro_batches):
+        seen.append(list(samples))
+        return plain(loader, samples, size)
+    monkeypatch.setattr(Loader, 'micro_batches', micro_batches)
+    run('a', max_iters=2, dtype='bfloat16')
+    done = run('a', max_iters=4, dtype='auto', total_batch=4, weight_decay=0.5, seed=5)
+    line = done.err.splitlines()[0]
+    assert line.endswith(': seed 1 -> 5, total_batch 8 -> 4, max_iters 2 -> 4, weight_decay 0.01 -> 0.5, '
+                         'dtype bfloat16 -> auto')
+    assert 'in torch.bfloat16' in done.out
+    assert seen == [[*range(0, 8)], [*range(8, 16)], [*range(16, 20)], [*range(20, 24)]]
+    content = last(tmp_path / 'a')
+    assert content['samples'] == 24
+    assert content['optimizer']['param_groups'][0]['weight_decay'] == 0.5
 
 
 def test_checkpoints_that_stay(run, tmp_path):
     """The newest two, those of milestones, also when a later command names none, and newer ones."""
-    run('a', max_iters=12, checkpoint_interval=2, milestones=(3, 4))
-    assert list(train.checkpoints(str(tmp_path / 'a'))) == [3, 4, 10, 12]
-    assert ' '.join(sorted(last(tmp_path / 'a'))) == (
-        'config data dtype model model_config optimizer samples scaler step')
-    assert 'from step 12 of' in run('a', max_iters=14, checkpoint_interval=1).out
-    assert list(train.checkpoints(str(tmp_path / 'a'))) == [3, 4, 13, 14]
-    train.save(str(tmp_path / 'a'), {'step': 12, 'config': {'milestones': ()}})
-    assert list(train.checkpoints(str(tmp_path / 'a'))) == [4, 12, 13, 14]
+    folder = str(tmp_path / 'a')
+    run('a', max_iters=12, checkpoint_interval=2, milestones=(3, 4, 13))
+    assert list(train.checkpoints(folder)) == [3, 4, 10, 12]
+    run('a', max_iters=16, checkpoint_interval=1)
+    assert list(train.checkpoints(folder)) == [3, 4, 13, 15, 16]
+    train.save(folder, {**last(folder), 'step': 10_000_000})            # a digit more than the others
+    assert train.newest(folder) == f'{folder}/ckpt_10000000.pt'
 
 
 def test_a_run_begins_with_the_weights_of_another_one(run, tmp_path):
-    """init_from: at step 0, in its own precision and order, though that run went to its end."""
-    run('a', max_iters=4, dtype='bfloat16')
-    knobs = {'init_from': tmp_path / 'a', 'max_iters': 2, 'dtype': 'auto', 'seed': 2}
+    """At step 0, in its own order, though that run went to its end; its own checkpoint comes first."""
+    run('a', max_iters=4)
+    knobs = {'init_from': tmp_path / 'a', 'max_iters': 2, 'seed': 2}
     done = run('b', learning_rate=0, **knobs)
-    assert 'in torch.float32; ' in done.out
     assert f'from step 0 of the weights of {tmp_path}/a' in done.out
-    assert 'differ' not in done.err                     # it is another run
     content = last(tmp_path / 'b')
     assert (content['step'], content['samples']) == (2, 16)
     assert tree_leaves(content['optimizer']['state'])[0].item() == 2        # Adam's count of steps
     for name, x in last(tmp_path / 'a')['model'].items():
         assert torch.equal(content['model'][name], x)
-    assert metrics(tmp_path / 'b', 'val')[0]['loss'] == pytest.approx(
-        metrics(tmp_path / 'a', 'val')[-1]['loss'], rel=0.01)               # bfloat16 there
-    assert 'from step 2 of' in run('b', **{**knobs, 'max_iters': 3}).out     # its own checkpoint comes first
+    # validation samples do not depend on the seed
+    assert metrics(tmp_path / 'b', 'val')[0]['loss'] == metrics(tmp_path / 'a', 'val')[-1]['loss']
+    assert 'from step 2 of' in run('b', **{**knobs, 'max_iters': 3}).out
 
 
-def test_weights_go_on_on_another_corpus_of_their_tokenizer(stage, pair, corpus, meta, tmp_path):
-    identity = {**meta['identity'], 'train': 'other', 'val': 'other'}
-    other = corpus_like(corpus, tmp_path, {**meta, 'identity': identity})
-    knobs = {**PAIR, 'init_from': pair, 'max_iters': 0}
-    assert f'step 0 of the weights of {pair}' in stage('train', *tiny(other, tmp_path / 'a', **knobs)).out
-    other = corpus_like(corpus, tmp_path, {**meta, 'identity': {**identity, 'tokenizer': 'other'}})
-    assert 'has tokenizer=' in refused(stage('train', *tiny(other, tmp_path / 'b', **knobs)))
-
-
-def test_no_steps_at_all(run, tmp_path):
-    """--max_iters=0 validates, and a run that is further than max_iters ends."""
-    run('a', max_iters=0)
-    line, = metrics(tmp_path / 'a')
-    assert (line['kind'], line['step']) == ('val', 0)
-    run('b', max_iters=2, milestones=1)
-    before = metrics(tmp_path / 'b')
-    assert run('b', max_iters=0).out.splitlines()[-1] == f'{tmp_path}/b: finished after step 2'
-    assert metrics(tmp_path / 'b') == before
-    os.remove(tmp_path / 'b' / 'ckpt_0000002.pt')
-    run('b', max_iters=0)
-    assert [line['step'] for line in metrics(tmp_path / 'b', 'val')] == [0, 1]
-    run('c', max_iters=0, init_from=tmp_path / 'b')
-    line, = metrics(tmp_path / 'c')
-    assert line['loss'] == metrics(tmp_path / 'b', 'val')[-1]['loss']
-
-
-def test_the_newest_checkpoint_of_a_folder(tmp_path, monkeypatch):
-    """Also beyond ten million steps. No source is not the current folder."""
-    for step in (9_999_999, 10_000_000, 123):
-        train.save(str(tmp_path), {'step': step, 'config': {'milestones': (123,)}})
-    (tmp_path / 'ckpt_new.pt').touch()
-    assert list(train.checkpoints(str(tmp_path))) == [123, 9_999_999, 10_000_000]
-    assert train.newest(str(tmp_path)) == str(tmp_path / 'ckpt_10000000.pt')
-    monkeypatch.chdir(tmp_path)
-    assert train.newest('') == ''
-
-
-def test_milestones_of_an_earlier_command_are_written(run, tmp_path):
-    run('a', max_iters=2, milestones=5)
-    run('a', max_iters=8)
-    assert list(train.checkpoints(str(tmp_path / 'a'))) == [2, 5, 8]
-
-
-# ---- moments ----
-
-def embeddings_do_not_decay(model, *arguments, plain=train.make_optimizer):
-    """make_optimizer as a fork may have it: the groups, and so the places of the parameters, are others."""
-    optimizer = plain(model, *arguments)
-    matrices, vectors = optimizer.param_groups
-    vectors['params'].insert(0, matrices['params'].pop(0))
-    vectors['param_names'].insert(0, matrices['param_names'].pop(0))
-    return optimizer
-
-
-@pytest.mark.parametrize('with_names', [True, False])
-def test_moments_go_on_by_their_names(with_names, run, tmp_path, monkeypatch):
-    """In other groups too; in a checkpoint without names, as earlier revisions wrote it, by their places."""
-    knobs = {'weight_decay': 0, 'milestones': 4}
-    run('whole', **knobs)
-    content = train.read_checkpoint(tmp_path / 'whole' / 'ckpt_0000004.pt')
-    (tmp_path / 'parts').mkdir()
-    if with_names:
-        monkeypatch.setattr(train, 'make_optimizer', embeddings_do_not_decay)
-    else:
-        for group in content['optimizer']['param_groups']:
-            del group['param_names']
-    train.save(str(tmp_path / 'parts'), content)
-    run('parts', **knobs)
-    for name, x in last(tmp_path / 'whole')['model'].items():
-        assert torch.equal(last(tmp_path / 'parts')['model'][name], x)
-
-
-@pytest.mark.parametrize('fault', ['no name', 'another shape'])
-def test_moments_of_other_parameters_are_refused(fault, run, tmp_path, monkeypatch):
+def test_moments_of_other_parameters_are_refused(run, tmp_path):
+    """PyTorch goes by the places of the parameters, not by their names."""
     run('a', max_iters=2)
     content = last(tmp_path / 'a')
-    matrices, vectors = content['optimizer']['param_groups']
-    if fault == 'no name':
-        matrices['param_names'][0] = 'of another revision'
-    else:
-        del matrices['param_names'], vectors['param_names']
-        monkeypatch.setattr(train, 'make_optimizer', embeddings_do_not_decay)
+    names = content['optimizer']['param_groups'][0]['param_names']
+    names[0], names[1] = names[1], names[0]
     train.save(str(tmp_path / 'a'), content)
-    assert 'ckpt_0000002.pt has no moments of encoder.' in refused(run('a', 2, max_iters=2))
+    assert 'ckpt_0000002.pt has the moments of other parameters' in refused(run('a', 2, max_iters=2))
 
-
-# ---- signals ----
 
 # ---- signals ----
 
 @pytest.mark.parametrize('at, step', [(6, 4), (10, 8)], ids=['in the middle', 'the last'])
 def test_a_signal_inside_a_validation(at, step, run, tmp_path, monkeypatch):
-    """It is given up, its checkpoint written, the validation done by the next run: one line each."""
+    """It is given up, its checkpoint written, the validation done by the next run."""
     knobs = {'batch_size': 8, 'eval_interval': 4}
     run('whole', **knobs)
     with signalled(monkeypatch, 'token_losses', at) as calls:           # of four batches each: the second
@@ -602,31 +481,15 @@ def test_a_signal_inside_a_validation(at, step, run, tmp_path, monkeypatch):
     same_run(tmp_path / 'whole', tmp_path / 'parts')
 
 
-def test_a_signal_between_two_log_lines(run, tmp_path, monkeypatch):
-    """After that step the device is read, and the run ends."""
+def test_a_signal_between_two_log_lines_in_the_last_save_and_under_nohup(run, tmp_path, monkeypatch):
     with signalled(monkeypatch, 'seed_step', 3):
         run('a', 143, max_iters=50, log_interval=100)
-    assert last(tmp_path / 'a')['step'] in (3, 4)
-
-
-def test_a_signal_in_the_first_validation_in_the_last_save_and_under_nohup(run, tmp_path, monkeypatch):
-    with signalled(monkeypatch, 'token_losses', 1):
-        run('a', 143, batch_size=8)
-    assert not train.checkpoints(str(tmp_path / 'a'))
-    assert not metrics(tmp_path / 'a')
+    assert last(tmp_path / 'a')['step'] in (3, 4)       # it is read after the step in which it came
     with signalled(monkeypatch, 'save', 1):
-        run('a')
+        run('b')
     signal.signal(signal.SIGHUP, signal.SIG_IGN)        # as nohup does
     with signalled(monkeypatch, 'seed_step', 1, signal.SIGHUP):
-        run('a', max_iters=9)
-    run('a', max_iters=9)
-    assert [line['step'] for line in metrics(tmp_path / 'a', 'val')] == [0, 8, 9]
-
-
-def test_a_system_without_sighup(run, monkeypatch):
-    """As Windows."""
-    monkeypatch.delattr(signal, 'SIGHUP')
-    run('a', max_iters=1)
+        run('b', max_iters=9)
 
 
 def test_a_log_line_that_nobody_reads_is_in_the_file(tmp_path, monkeypatch):
@@ -636,18 +499,14 @@ def test_a_log_line_that_nobody_reads_is_in_the_file(tmp_path, monkeypatch):
     log = train.Log(str(tmp_path), 0, CPU, '', {})
     with monkeypatch.context() as patch:
         patch.setattr(sys.stdout, 'write', fail)
-        log.write('train', 1, loss=2.0)
+        log.write('train', 1, loss=2.0, norm=math.nan)
     assert train.read_metrics(tmp_path) == [{'kind': 'train', 'step': 1, 'loss': 2.0}]
 
 
-# ---- damage ----
-
-# ---- damage ----
-
-# ---- damage ----
+# ---- checkpoints ----
 
 def test_damage_is_found_or_changes_nothing(pair, tmp_path):
-    """Flipped bits; a file that is empty, zeros, or cut."""
+    """Flipped bits; a file that is cut."""
     path = tmp_path / 'x.pt'
     whole = (pair / 'ckpt_0000008.pt').read_bytes()
     good = tree_leaves(last(pair))
@@ -663,94 +522,44 @@ def test_damage_is_found_or_changes_nothing(pair, tmp_path):
         for x, y in zip(leaves, good, strict=True):     # a date, an attribute or padding
             assert torch.equal(x, y) if torch.is_tensor(x) else x == y
     assert n_refused > 20
-    for damaged in (b'', bytes(len(whole)), whole[:70], whole[:-1]):
-        path.write_bytes(damaged)
-        with pytest.raises(UserError, match='x.pt cannot be loaded: .*if it is damaged, remove it'):
-            train.read_checkpoint(str(path))
+    path.write_bytes(whole[:-1])
+    with pytest.raises(UserError, match='x.pt cannot be loaded: .*if it is damaged, remove it'):
+        train.read_checkpoint(path)
 
 
-@pytest.mark.parametrize('content, text', [
-    ({'step': pytest.approx(1)}, 'x.pt cannot be loaded: UnpicklingError: Weights only load failed'),
-    ({'model': {}}, 'x.pt is no checkpoint of train.py'),
-    ([torch.zeros(2)], 'x.pt is no checkpoint of train.py')])
-def test_the_file_of_another_program_is_refused(content, text, run, tmp_path):
-    """Its code is not run."""
-    torch.save(content, tmp_path / 'x.pt')
-    assert text in refused(run('b', 2, init_from=tmp_path / 'x.pt'))
-
-
-def test_fields_of_a_model_that_came_or_went(run, tmp_path):
-    """A checkpoint without a field has its default; a field that is unknown here is one line."""
-    run('a', max_iters=1)
-    content = last(tmp_path / 'a')
+def test_files_of_other_programs_and_revisions(pair, tmp_path):
+    """No code of a file is run. A field that came later has its default; one that is unknown is refused."""
+    content = last(pair)
     del content['model_config']['norm']
-    train.save(str(tmp_path / 'a'), content)
-    assert 'from step 1 of' in run('a', max_iters=2).out
-    assert 'from step 0 of the weights of' in run('b', max_iters=0, init_from=tmp_path / 'a').out
-
-    content['model_config']['a_newer_field'] = 1
     train.write_checkpoint(str(tmp_path / 'x.pt'), content)
-    with pytest.raises(UserError, match='x.pt: no model of this revision: .*a_newer_field'):
-        train.load(str(tmp_path / 'x.pt'))
+    assert train.read_checkpoint(tmp_path / 'x.pt')['model_config']['norm'] == 'layer'
+    unknown = {'model_config': {**content['model_config'], 'a_newer_field': 1}}
+    for other in ({'model': {}}, {**content, 'step': pytest.approx(1)}, {**content, **unknown}):
+        torch.save(other, tmp_path / 'x.pt')
+        with pytest.raises(UserError, match='x.pt cannot be loaded: '):
+            train.read_checkpoint(tmp_path / 'x.pt')
 
 
-def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(run, tmp_path):
-    """When the user has removed it, as the one line says."""
-    run('whole', checkpoint_interval=4)
-    folder = shutil.copytree(tmp_path / 'whole', tmp_path / 'run')
-    newest = folder / 'ckpt_0000008.pt'
-    flip(newest, 10_000)
-    line = refused(run('run', 2, checkpoint_interval=4))
-    assert f'{newest} cannot be loaded: BadZipFile: ' in line
-    assert 'if it is damaged, remove it: a run goes on from the checkpoint before' in line
-    newest.unlink()
-    run('run', checkpoint_interval=4)
-    same_run(tmp_path / 'whole', folder)
-
-
-def test_a_checkpoint_gets_its_name_when_it_is_whole(tmp_path, monkeypatch):
-    path = tmp_path / 'x.pt'
-
+def test_a_checkpoint_is_written_whole_or_not_at_all(run, tmp_path, monkeypatch):
+    """On a full disk the ones before stay; torch.save() puts an error of its own above the system's."""
     def save(content, file, plain=torch.save):
         plain(content, file)
-        assert not path.exists()
+        assert not os.path.exists(file.name.removesuffix('.tmp'))
+        if content['step'] == 5:
+            try:
+                raise OSError(errno.ENOSPC, 'No space left')
+            finally:
+                raise RuntimeError('unexpected pos')
     monkeypatch.setattr(torch, 'save', save)
-    train.write_checkpoint(str(path), {'step': 1})
-    assert [file.name for file in tmp_path.iterdir()] == ['x.pt']
-
-
-def test_a_full_disk_is_one_line_and_leaves_the_checkpoint_before(run, tmp_path):
-    """No file may grow beyond a part of a checkpoint; torch.save hides the system's error."""
-    knobs = {'max_iters': 5, 'milestones': 4, 'n_inner': 1024}      # larger than the tokenizer's file
-    run('a', **knobs)
-    os.remove(tmp_path / 'a' / 'ckpt_0000005.pt')
-    size = os.path.getsize(tmp_path / 'a' / 'ckpt_0000004.pt')
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (int(size * 0.9), limits[1]))
-    try:
-        text = refused(run('a', 2, **knobs))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert text.endswith('a/ckpt_0000005.pt cannot be written: [Errno 27] File too large')
-    assert not [name for name in os.listdir(tmp_path / 'a') if name.endswith('.tmp')]
+    text = refused(run('a', 2, max_iters=5, milestones=4))
+    assert text.endswith('a/ckpt_0000005.pt cannot be written: [Errno 28] No space left')
+    assert [path.name for path in sorted((tmp_path / 'a').glob('ckpt*'))] == ['ckpt_0000004.pt']
     assert last(tmp_path / 'a')['step'] == 4
-    run('a', **knobs)
-    assert last(tmp_path / 'a')['step'] == 5
 
 
 def test_a_second_run_in_a_folder_is_refused(run, tmp_path):
     with train.lock_folder(str(tmp_path / 'a')):
         assert 'another run uses it' in refused(run('a', 2))
-        assert os.listdir(tmp_path / 'a') == ['lock']
-    run('a', max_iters=1)
-
-
-def test_a_file_system_without_locks(tmp_path, monkeypatch, capsys):
-    def fail(*arguments):
-        raise OSError(errno.ENOLCK, 'No locks available')
-    monkeypatch.setattr('fcntl.flock', fail)
-    with train.lock_folder(str(tmp_path)):
-        assert 'cannot be locked (No locks available)' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize('dtype', ['float32', 'float16'])
@@ -771,62 +580,39 @@ def test_what_is_not_finite_is_never_saved(what, dtype, run, tmp_path, monkeypat
     monkeypatch.setattr(train, 'make_optimizer', make_optimizer)
     interval = 5 if what == 'loss' else 0
     text = refused(run('a', 2, max_iters=30, dtype=dtype, log_interval=100, checkpoint_interval=interval))
-    assert f'after step {interval} is not finite; no checkpoint has it; try a lower learning_rate' in text
+    assert f'after step {interval} is not finite' in text
     assert list(train.checkpoints(str(tmp_path / 'a'))) == ([5] if interval else [])
 
 
-# ---- refusals ----
-
-@pytest.mark.parametrize('knobs, text', [
-    ({'schedule': 'x'}, "schedule='x': choose one of linear"), ({'packing': 'x'}, 'stream, documents'),
-    ({'objective': 'classify'}, 'choose one of mlm, plm'), ({'objective': 'plm'}, "attention='original'"),
-    ({'attention': 'shatter'}, 'position'), ({'n_embd': 18}, 'n_head'), ({'dtype': 'x'}, 'float32'),
-    ({'device': 'tpu'}, 'cpu, cuda, mps, xla'), ({'device': 'cuda'}, 'none here'),
-    ({'dataset': 'none'}, 'not prepared: run python prepare_data.py'), ({'validation': 'none'}, 'none'),
-    ({'block_size': 10 ** 6, 'position': 'none'}, 'train holds less than one row of block_size=1000000'),
-    ({'init_from': 'some/bert'}, 'some/bert: no run, checkpoint or BERT'), ({'init_from': 'no.pt'}, 'no.pt'),
-    ({'fill': 'no mask'}, 'put a [MASK]'), ({'export': 'x', 'init_from': 'no'}, 'no: no checkpoint there'),
-    ({'block_size': 2}, 'at least 3'), ({'mask_fraction': 1.1}, 'mask_fraction=1.1: must be at most 1'),
-    ({'mask_fraction': 0.0}, 'mask_fraction=0.0: must be above 0'),
-    ({'eval_mask_fraction': 2.0}, 'eval_mask_fraction=2.0: must be at'), ({'total_batch': 0}, 'at least 1'),
-    ({'beta2': 1.5}, 'beta2=1.5: must be below 1'), ({'dropout': 1.0}, 'dropout=1.0: must be at'),
-    ({'init_from': '\x1b[31m'}, 'no run, checkpoint or BERT'), ({'init_from': '\x1b[31m.pt'}, '31m.pt')])
-def test_refusals_are_one_line(knobs, text, run, pair, monkeypatch):
-    """Without escape sequences."""
-    monkeypatch.setattr(torch.cuda, 'is_available', lambda: False)
-    line = refused(run('a', 2, **({'init_from': pair} if 'fill' in knobs else {}), **knobs))
-    assert text in line
-    assert '\x1b' not in line
-
-
-def test_every_process_needs_a_sequence_of_a_step():
-    """On XLA as many as every other process."""
-    def check(device, total_batch):
-        runtime = Runtime(torch.device(device), torch.float32, 0, 4, None)
-        train.check_knobs({**knobs_of(train), 'total_batch': total_batch}, runtime)
-
-    for device in 'cpu', 'xla':
-        check(device, 4)
-        with pytest.raises(UserError, match='total_batch=3: must be at least 4'):
-            check(device, 3)
-    check('cpu', 6)
-    with pytest.raises(UserError, match='total_batch=6: on XLA, choose a multiple of the 4 processes'):
-        check('xla', 6)
-
-
-def test_every_field_of_a_model_is_a_knob():
-    """But for those of a head that finetune.py makes, and what the data decides."""
-    fields = {field.name for field in dataclasses.fields(EncoderConfig)}
-    assert fields - {*knobs_of(train)} == {'vocab_size', 'n_segment', 'pooling', 'n_label'}
-
+# ---- refusals: each of these would let a wrong run go on ----
 
 @pytest.mark.parametrize('knobs, identity, text', [
     ({'n_inner': 64}, {}, 'n_inner=32, this run has 64'), ({'attention': 'gau'}, {}, 'attention=pairwise'),
     ({}, {'tokenizer': 'other'}, 'has tokenizer='), ({}, {'train': 'other'}, 'has train='),
     ({}, {'val': 'other'}, 'has val=')])
 def test_another_model_or_corpus_is_refused(knobs, identity, text, stage, pair, corpus, meta, tmp_path):
+    """By a run that goes on. A new run may take the weights to another corpus of the same tokenizer."""
     other = corpus_like(corpus, tmp_path, {**meta, 'identity': {**meta['identity'], **identity}})
-    assert text in refused(stage('train', *tiny(other, pair, **{**PAIR, **knobs})))
+    knobs = {**PAIR, **knobs}
+    assert text in refused(stage('train', *tiny(other, pair, **knobs)))
+    begun = stage('train', *tiny(other, tmp_path / 'a', **knobs, init_from=pair, max_iters=0))
+    if 'train' in identity or 'val' in identity:
+        assert f'step 0 of the weights of {pair}' in begun.out
+    else:
+        assert text in refused(begun)
+
+
+def test_all_of_a_model_but_its_start_and_dropout_is_compared(pair, monkeypatch):
+    content = last(pair)
+    model = MaskedLM(EncoderConfig(**content['model_config']))
+    allowed = set()
+    for name in content['model_config']:
+        other = {**content, 'model_config': {**content['model_config'], name: 'another'}}
+        monkeypatch.setattr(train, 'read_checkpoint', lambda path, other=other: other)
+        with contextlib.suppress(UserError):
+            train.load_weights(model, 'mlm', 'x.pt', {})
+            allowed.add(name)
+    assert allowed == {'dropout', 'attention_dropout', 'pair_init', 'tied_start'}
 
 
 def test_another_objective_is_refused(run):
@@ -835,17 +621,26 @@ def test_another_objective_is_refused(run):
     assert 'has objective=mlm, this run has plm' in refused(run('a', 2, objective='plm', **knobs))
 
 
+@pytest.mark.parametrize('knobs', [
+    {'mask_fraction': 0.0}, {'mask_fraction': 15.0}, {'packing': 'x'}, {'objective': 'classify'},
+    {'init_from': 'some/bert'}, {'device': 'cuda'}, {'block_size': 10 ** 6, 'position': 'none'}])
+def test_mistakes_are_one_line(knobs, run, monkeypatch):
+    monkeypatch.setattr(torch.cuda, 'is_available', lambda: False)
+    refused(run('a', 2, **knobs))
+
+
+def test_every_process_needs_a_sequence_of_a_step():
+    """On XLA as many as every other process."""
+    for device, total_batch in (('cpu', 3), ('xla', 6)):
+        runtime = Runtime(torch.device(device), torch.float32, 0, 4, None)
+        with pytest.raises(UserError, match=f'total_batch={total_batch}: '):
+            train.check_knobs({**knobs_of(train), 'total_batch': total_batch}, runtime)
+
+
 @pytest.mark.parametrize('name', ['RANK', 'WORLD_SIZE'])
 def test_half_a_place_among_processes_is_refused(name, run, monkeypatch):
     monkeypatch.setenv(name, '1')
-    assert 'of RANK and WORLD_SIZE one is set' in refused(run('a', 2))
-
-
-def test_no_memory_on_the_gpu_is_one_line(run, monkeypatch):
-    def fail(*arguments):
-        raise torch.OutOfMemoryError('CUDA out of memory. Tried to allocate 2 GiB.')
-    monkeypatch.setattr(train, 'update', fail)
-    assert refused(run('a', 2)).endswith('out of memory. Tried to allocate 2 GiB.; try half the batch_size')
+    assert 'only one of RANK and WORLD_SIZE is set' in refused(run('a', 2))
 
 
 def test_a_folder_that_machines_do_not_share_is_refused(run, monkeypatch):
@@ -853,46 +648,28 @@ def test_a_folder_that_machines_do_not_share_is_refused(run, monkeypatch):
     assert 'a folder that all machines share' in refused(run('a', 2))
 
 
-@pytest.mark.parametrize('ending', ['bin', 'idx'])
-def test_a_corpus_that_changed_is_refused(ending, run, corpus, meta, tmp_path, monkeypatch):
-    """A flipped bit: of 2 GB and more only the sizes are compared, else a run would start late."""
+def test_a_corpus_that_changed_is_refused(run, corpus, meta, tmp_path):
     other = corpus_like(corpus, tmp_path, meta)
     stem = meta['splits']['train'][0]['stem']
-    flip(f'{other}/{stem}.{ending}')
-    knobs = {'data_dir': tmp_path, 'dataset': 'other', 'max_iters': 0}
-    assert f'{stem}.{ending}: missing, damaged' in refused(run('a', 2, **knobs))
-    monkeypatch.setattr('prepare_data.SUMS_BELOW', 0)
-    run('a', **knobs)
+    flip(f'{other}/{stem}.bin')
+    assert f'{stem}.bin: missing, damaged' in refused(run('a', 2, data_dir=tmp_path, dataset='other'))
 
 
 # ---- what a run shows ----
 
 def test_further_corpora_are_validated_on(run, corpus, meta, tmp_path):
-    """Beside the run's own, and nothing else changes; a corpus of another tokenizer is refused."""
+    """Beside the run's own; a corpus of another tokenizer is refused."""
     os.symlink(corpus, tmp_path / 'tiny')
     splits = {'train': [], 'val': meta['splits']['train'][:1]}
     other = corpus_like(corpus, tmp_path, {**meta, 'splits': splits})
-    run('plain')
-    run('both', data_dir=tmp_path, validation='other')
-    same_run(tmp_path / 'plain', tmp_path / 'both')
-    line = train.read_metrics(tmp_path / 'both')[-1]
     rows = Rows(other, load_meta(other), 'val', 32, 'stream')
+    run('a', data_dir=tmp_path, validation='other')
     loader = Loader(rows, Masker(meta, 32, 0.15, 'mlm', False), 0)
-    scores = train.evaluate(train.load(str(tmp_path / 'both'))[0], loader, 32, 32, CPU)
+    scores = train.evaluate(train.load(str(tmp_path / 'a'))[0], loader, 32, 32, CPU)
+    line = train.read_metrics(tmp_path / 'a')[-1]
     assert line['other_loss'] == pytest.approx(scores['loss'], rel=1e-6) != line['loss']
-    assert line['unigram'] == meta['unigram_entropy']
     corpus_like(corpus, tmp_path, {**meta, 'identity': {**meta['identity'], 'tokenizer': 'another'}})
-    assert 'other has tokenizer=another' in refused(run('c', 2, data_dir=tmp_path, validation='other'))
-
-
-def test_a_run_learns_and_validates_the_same_with_any_seed(run, tmp_path):
-    """And a warmup longer than the run becomes a tenth of it."""
-    run('a', max_iters=20, learning_rate=1e-2, warmup_iters=10_000, schedule='constant')
-    run('b', max_iters=1, learning_rate=0, seed=2, init_from=tmp_path / 'a')
-    first, final = metrics(tmp_path / 'a', 'val')
-    assert final['loss'] < first['loss'] - 0.1
-    assert metrics(tmp_path / 'b', 'val')[-1]['loss'] == final['loss']
-    assert [line['lr'] for line in metrics(tmp_path / 'a', 'train')][:3] == [0.005, 0.01, 0.01]
+    assert 'other has tokenizer=another' in refused(run('b', 2, data_dir=tmp_path, validation='other'))
 
 
 def test_the_speed_counts_all_tokens_of_a_step(run, tmp_path):
@@ -905,122 +682,56 @@ def test_the_speed_counts_all_tokens_of_a_step(run, tmp_path):
 
 
 def test_the_picture_has_losses_by_step(run, tmp_path, monkeypatch):
-    """And is a line without matplotlib."""
-    assert run('a').err == f'no {tmp_path}/a/loss.png without matplotlib: pip install matplotlib\n'
+    run('a')                                            # without matplotlib it ends as well
     seen = []
     monkeypatch.setattr(train, 'plot', lambda path, panels, label: seen.append(panels['step']))
     train.plot_losses(tmp_path / 'a')
-    losses = {kind: [(line['step'], line['loss']) for line in metrics(tmp_path / 'a', kind)]
-              for kind in ('val', 'train')}
+    losses = [(line['step'], line['loss']) for line in metrics(tmp_path / 'a', 'val')]
     assert [*seen[0]] == ['val unigram', 'val loss', 'train loss']
-    assert seen[0]['val loss'] == losses['val']
-    assert seen[0]['train loss'] == losses['train']
+    assert seen[0]['val loss'] == losses
 
 
-def test_a_bar_on_a_terminal_alone(run, monkeypatch):
-    plain = run('a', max_iters=4)
-    monkeypatch.setattr('sys.stderr.isatty', lambda: True, raising=False)
-    with_bar = run('b', max_iters=4, batch_size=8)
-    assert 'step/s' not in plain.err
-    assert '4/4 [' in with_bar.err
-    assert 'loss=' in with_bar.err
-    assert re.search(r'validation: *\d+%.*\| \d+/32 \[', with_bar.err)       # 32 rows
-    assert 'validation:' not in plain.err
-    assert len(plain.out.splitlines()) == len(with_bar.out.splitlines())    # above the bar
+def test_rows_are_shown_before_and_after_masking(run):
+    lines = [line.split() for line in run('a', show=2, packing='documents').out.splitlines() if line]
+    assert len(lines) == 4
+    for before, after in (lines[:2], lines[2:]):
+        predicted = {place for place, text in enumerate(before) if text[0] + text[-1] == '><'}
+        assert len(predicted) == math.ceil(0.15 * sum(text != '[PAD]' for text in before))
+        assert set() < {place for place in range(32) if before[place] != after[place]} <= predicted
 
 
-def test_weights_and_biases(run, corpus, stage, tmp_path, monkeypatch):
-    """A run that goes on is the same run there; its name is its folder's, also with a slash at the end."""
-    begun = []                                          # arguments of wandb.init
-    logged = []
-
-    def init(**arguments):
-        begun.append(arguments)
-        log = lambda values, step: logged.append((step, *values))           # noqa: E731
-        return types.SimpleNamespace(id=arguments['id'] or f'id{len(begun)}', log=log)
-
-    monkeypatch.setitem(sys.modules, 'wandb', types.SimpleNamespace(init=init))
-    for max_iters in (2, 4):
-        stage('train', *tiny(corpus, f'{tmp_path}/a/', max_iters=max_iters, wandb_project='mine'))
-    run('b', max_iters=1, wandb_project='mine')
-    assert [(arguments['name'], arguments['id']) for arguments in begun] == [
-        ('a', None), ('a', 'id1'), ('b', None)]
-    assert {(arguments['project'], arguments['resume']) for arguments in begun} == {('mine', 'allow')}
-    assert [step for step, *_ in logged][:7] == [0, 1, 2, 2, 3, 4, 4]
-    assert 'train/loss' in logged[1]
-
-
-# ---- show, fill ----
-
-def test_rows_are_shown_before_and_after_masking(corpus, stage, meta, tmp_path):
-    out = stage('train', *tiny(corpus, f'{tmp_path}/a', show=2, packing='documents')).out
-    rows = [line.split() for line in out.splitlines() if line]
-    assert len(rows) == 4
-    assert not (tmp_path / 'a').exists()
-    for before, after in (rows[:2], rows[2:]):
-        assert len(before) == len(after) == 32
-        assert before[0] == after[0] == '[CLS]'
-        predicted = [place for place, text in enumerate(before) if text[0] + text[-1] == '><']
-        n_tokens = sum(text != '[PAD]' for text in before)
-        assert len(predicted) == math.ceil(0.15 * n_tokens)
-        changed = [place for place in range(32) if before[place] != after[place]]
-        assert changed
-        assert {*changed} <= {*predicted}
-
-
-def test_fill_prints_five_predictions_for_each_mask(pair, stage, meta, monkeypatch):
+def test_fill_prints_five_predictions_for_each_mask(pair, stage, meta):
     """The model sees the ids of training, also of a full stop behind a mask."""
-    seen = []
-
-    def forward(self, ids, *arguments, plain=MaskedLM.forward, **keywords):
-        seen.extend(ids.tolist())
-        return plain(self, ids, *arguments, **keywords)
-    monkeypatch.setattr(MaskedLM, 'forward', forward)
     lines = stage('train', f'--init_from={pair}', '--fill=the [MASK] of a [MASK].').out.splitlines()
-    assert lines[0] == 'the [MASK] of a [MASK].'
-    assert len(lines) == 3
     model, tokenizer, _ = train.load(str(pair))
     ids = [meta['special']['cls'], *tokenizer.encode(['the in of a and.'])[0], meta['special']['sep']]
     places = [2, len(ids) - 3]                          # of " in" and " and", a token each
     for place in places:
         ids[place] = meta['special']['mask']
-    assert seen == [ids]
-    chances = model(torch.tensor([ids]))[0].softmax(-1)
-    for line, where in zip(lines[1:], places, strict=True):
-        best = chances[where].topk(5)
-        pieces = [tokenizer.pieces[i].strip('\u2581') or '\u2581' for i in best.indices]
+    best = model(torch.tensor([ids]))[0, places].softmax(-1).topk(5)
+    for line, indices, chances in zip(lines[1:], best.indices, best.values, strict=True):
+        pieces = [tokenizer.pieces[index].strip('\u2581') or '\u2581' for index in indices]
         assert line.split()[::2] == pieces
-        assert line.split()[1::2] == [f'{p:.3f}' for p in best.values]
+        assert line.split()[1::2] == [f'{chance:.3f}' for chance in chances]
+    long = stage('train', f'--init_from={pair}', f"--fill={'a ' * 40}[MASK]")
+    assert '43 tokens with [CLS] and [SEP]: the model takes 32' in refused(long)
 
 
-def test_a_text_longer_than_the_model_is_one_line(pair, stage):
-    line = refused(stage('train', f'--init_from={pair}', f"--fill={'a ' * 40}[MASK]"))
-    assert '43 tokens with [CLS] and [SEP]: the model takes 32' in line
-
-
-def test_fill_shows_no_escape_sequences_of_anothers_tokenizer(capsys):
-    pieces = ['[PAD]', '[CLS]', '[SEP]', '[MASK]', '\x1b[31m', '\u2581', '\u2581a']
-    tokenizer = types.SimpleNamespace(pieces=pieces, special_ids={'cls': 1, 'sep': 2, 'mask': 3})
-    train.fill_masks(MaskedLM(EncoderConfig(7, 64, 1, 2, 16, 32)), tokenizer, [[4], [5]])
-    line = capsys.readouterr().out
-    assert '\x1b' not in line
-    assert len(line.split()) == 10
-
-
-def test_the_first_words_of_held_out_documents(corpus, meta, capsys):
-    """Of two documents at most 24 tokens, one word of them masked; the last line names it and its rank."""
-    model = MaskedLM(EncoderConfig(meta['vocab_size'], 32, 1, 2, 16, 32))
-    train.show_masked_words(model, corpus, meta, 2)
-    title, *lines = [line for line in capsys.readouterr().out.splitlines() if line]
-    assert len(lines) == 2 * 3
-    tokenizer = load_tokenizer(corpus)
+def test_the_first_words_of_held_out_documents(corpus, meta, capsys, monkeypatch):
+    """Of two documents at most 24 tokens, one word of them masked; a line names it and its rank."""
+    chances = torch.rand(1, meta['vocab_size'])
+    seen = []
+    monkeypatch.setattr(train, 'fill_masks', lambda model, tokenizer, parts: seen.append(parts) or chances)
+    train.show_masked_words(MaskedLM(EncoderConfig(**{**SMALL, 'block_size': 32})), corpus, meta, 2)
+    printed = re.findall(r'masked: ([a-z]+), rank ([0-9]+)', capsys.readouterr().out)
     documents = Rows(corpus, meta, 'val', 1 << 16, 'documents')
-    for number, (text, _, truth) in enumerate((lines[:3], lines[3:])):
-        ids = documents[number * len(documents) // 2][0]
-        word, rank = re.fullmatch(r'    masked: ([a-z]+), rank ([0-9]+)', truth).groups()
-        spaced = text.replace('[MASK]', f' {word} ')
-        assert spaced.split() == tokenizer.decode(ids[1:25].tolist()).split()
-        assert 1 <= int(rank) <= meta['vocab_size']
+    for number, ((before, after), (word, rank)) in enumerate(zip(seen, printed, strict=True)):
+        ids = documents[number * len(documents) // 2][0].tolist()
+        ids = ids[1:min(25, ids.index(meta['special']['sep']))]
+        target = ids[len(before)]
+        assert [*before, target, *after] == ids
+        assert load_tokenizer(corpus).decode([target]).strip() == word
+        assert int(rank) == chances[0].argsort(descending=True).tolist().index(target) + 1
 
 
 # ---- processes ----
@@ -1045,15 +756,3 @@ def test_one_process_takes_the_steps_of_two_or_goes_on_from_them(pair, run, tmp_
 
 def test_a_mistake_ends_with_status_2_and_one_line():
     assert refused(process('train.py', '--n_layr=3')).startswith('error: --n_layr=3')
-
-
-def test_ctrl_c_saves_and_ends(corpus, tmp_path):
-    started = launch('train.py', *tiny(corpus, tmp_path / 'a', max_iters=10_000, log_interval=10))
-    while len(train.read_metrics(tmp_path / 'a')) < 3 and started.poll() is None:
-        time.sleep(0.1)
-    started.send_signal(signal.SIGINT)
-    line, = started.communicate(timeout=60)[1].splitlines()
-    step = last(tmp_path / 'a')['step']
-    assert started.returncode == 130
-    assert step > 10
-    assert line.startswith(f'stopped by a signal after step {step}, which is saved')
