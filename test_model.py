@@ -87,8 +87,8 @@ def batch(rows=3, length=6, seed=2):
     """ids (B, T) without 0, and segments (B, T) of both kinds."""
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randint(1, SMALL['vocab_size'], (rows, length), generator=generator)
-    segments = (torch.arange(length) >= length // 2).long().expand(rows, -1)
-    return ids, segments
+    second = torch.arange(length) >= length // 2
+    return ids, second.long().expand(rows, -1)
 
 
 def known(table, name, what):
@@ -674,15 +674,14 @@ def test_two_streams_equal_the_loops(drawn, norm_place):
         assert np.abs(actual[b].detach().numpy() - np.array(expected)).max() < 1e-10, f'row {b}'
 
 
-def test_partition_is_one_of_unity():
-    for n_head, n_layer, length in [(4, 1, 1), (6, 3, 2), (12, 12, 50), (16, 24, 3000), (32, 2, 3000)]:
-        config = EncoderConfig(9, length, n_layer, n_head, n_head, 4, attention='shatter', position='none')
-        for layer in range(n_layer):
-            table = ATTENTION['shatter'](config, layer).partition.table
-            assert table.shape == (n_head, 2 * length - 1)
-            assert table.dtype == torch.float32
-            assert (table >= 0).all()
-            assert difference(table.double().sum(0), 1) < 1e-6
+@pytest.mark.parametrize('n_head, n_layer, length', [(4, 1, 1), (12, 12, 50), (16, 24, 3000), (32, 2, 3000)])
+def test_partition_is_one_of_unity(n_head, n_layer, length):
+    config = EncoderConfig(9, length, n_layer, n_head, n_head, 4, attention='shatter', position='none')
+    for layer in range(n_layer):
+        table = source.Partition(config, layer).table
+        assert table.shape == (n_head, 2 * length - 1)
+        assert (table >= 0).all()
+        assert difference(table.double().sum(0), 1) < 1e-6
 
 
 # ---- parameter counts ----
@@ -700,9 +699,9 @@ CLASSIFIERS = {'original': 109483778, 'shared': 95337218}
 
 @pytest.mark.parametrize('attention', COUNTS)
 def test_parameter_counts_of_the_papers(attention):
+    shapes = (4, 8, 512, 2048), (12, 12, 768, 3072), (24, 16, 1024, 4096)
     with torch.device('meta'):
-        models = [MaskedLM(EncoderConfig(30522, 512, *shape, attention=attention))
-                  for shape in ((4, 8, 512, 2048), (12, 12, 768, 3072), (24, 16, 1024, 4096))]
+        models = [MaskedLM(EncoderConfig(30522, 512, *shape, attention=attention)) for shape in shapes]
         classifier = SequenceClassifier(EncoderConfig(attention=attention))     # base, 2 labels
     assert [source.count_parameters(model) for model in models] == COUNTS[attention]
     if attention in CLASSIFIERS:
@@ -753,7 +752,8 @@ def test_padding_changes_nothing(settings):
         padded_segments = torch.cat((segments, (more_segments + seed) % 2), 1)
         states.append(encoder(padded_ids, padded_segments, mask)[:, :6])
         logits.append(classifier(padded_ids, padded_segments, mask))
-    assert torch.equal(*states)                         # weight exactly 0, not merely small
+    # weight exactly 0, not merely small
+    assert torch.equal(*states)
     assert torch.equal(*logits)
     assert difference(states[0], encoder(ids, segments)) < 1e-12
     assert difference(logits[0], classifier(ids, segments)) < 1e-12
@@ -853,12 +853,19 @@ def test_losses_are_cross_entropies_in_float32(kind):
     losses = model(ids, positions, targets, segments, KEEP)
     assert losses.dtype == torch.float32
     for b in range(3):
-        if kind is MaskedLM:                                        # the head runs at the positions alone
-            full = model(ids, segments=segments, attention_mask=KEEP)
-            assert difference(logits[b], full[b, positions[b]]) < 1e-12
         for i in range(2):
             chances = logits[b, i].exp() / logits[b, i].exp().sum()
             assert abs(losses[b, i] + chances[targets[b, i]].log()) < 1e-5
+
+
+def test_the_head_runs_at_the_positions_alone():
+    model = build()
+    ids, segments = batch()
+    positions = torch.tensor([[1, 4], [5, 0], [3, 2]])
+    some = model(ids, positions, segments=segments, attention_mask=KEEP)
+    every = model(ids, segments=segments, attention_mask=KEEP)
+    for b in range(3):
+        assert difference(some[b], every[b, positions[b]]) < 1e-12
 
 
 def test_segments_are_0_and_all_tokens_real_when_not_given():
@@ -896,11 +903,12 @@ def test_initial_values(settings, kind):
         if start is None:
             continue
         mean, deviation = start
+        n = value.numel()
         if deviation == 0.0:
             assert (value == mean).all(), name
         else:
-            assert abs(value.mean().item() - mean) < 5 * deviation / value.numel() ** 0.5, name
-            assert abs(value.std().item() / deviation - 1) < 5 / (2 * value.numel()) ** 0.5, name
+            assert abs(value.mean().item() - mean) < 5 * deviation / n ** 0.5, name
+            assert abs(value.std().item() / deviation - 1) < 5 / (2 * n) ** 0.5, name
 
 
 def test_tied_start_changes_the_keys_alone():
@@ -1079,19 +1087,19 @@ def test_distances_are_added_in_float32():
     assert abs(y[0, 0, 1, 0] * 16 - math.e / (math.e + 2)) < 0.01
 
 
+@pytest.mark.parametrize('shift', [0, -16, -40, -100])
 @pytest.mark.parametrize('dtype, error', [
     (torch.float32, 1e-5), (torch.bfloat16, 0.02), (torch.float16, 2e-3)], ids=str)
-def test_sigmoid_weights_of_rows_far_below_zero(dtype, error):
+def test_sigmoid_weights_of_rows_far_below_zero(dtype, error, shift):
     """The norm of a row brings its weights back to order 1, however small the sigmoids are."""
-    for shift in (0, -16, -40, -100):
-        scores = (torch.tensor([[[0.5, -1.0, 0.0, 2.0]]]) + shift).to(dtype).requires_grad_()
-        mask = torch.tensor([1, 1, 0, 1]).bool().view(1, 1, 4)
-        weights = source.masked_sigmoid(scores, mask)
-        expected = sigmoid_l2(scores[0, 0].tolist(), mask.flatten().tolist())
-        assert difference(weights[0, 0].double(), torch.tensor(expected)) < error
-        gradient, = torch.autograd.grad(weights[0, 0, 0], scores)
-        assert gradient.isfinite().all()
-        assert gradient[0, 0, 0] > 0.1
+    scores = (torch.tensor([[[0.5, -1.0, 0.0, 2.0]]]) + shift).to(dtype).requires_grad_()
+    mask = torch.tensor([1, 1, 0, 1]).bool().view(1, 1, 4)
+    weights = source.masked_sigmoid(scores, mask)
+    expected = sigmoid_l2(scores[0, 0].tolist(), mask.flatten().tolist())
+    assert difference(weights[0, 0].double(), torch.tensor(expected)) < error
+    gradient, = torch.autograd.grad(weights[0, 0, 0], scores)
+    assert gradient.isfinite().all()
+    assert gradient[0, 0, 0] > 0.1
 
 
 @pytest.mark.parametrize('dtype, size', [
@@ -1173,10 +1181,10 @@ def test_texts_of_any_length_compile_twice(settings):
     compiled = torch.compile(outputs, fullgraph=True, backend='aot_eager')
     parameters = list(model.parameters())
     for length in (9, 7, 10, 12, 3):
-        keep = torch.arange(length) < torch.tensor([[length], [3], [1]])
-        gradients = [torch.autograd.grad(function(model, *batch(length=length), keep).sum(), parameters)
-                     for function in (compiled, outputs)]
-        for a, b in zip(*gradients, strict=True):
+        inputs = (*batch(length=length), torch.arange(length) < torch.tensor([[length], [3], [1]]))
+        actual = torch.autograd.grad(compiled(model, *inputs).sum(), parameters)
+        expected = torch.autograd.grad(outputs(model, *inputs).sum(), parameters)
+        for a, b in zip(actual, expected, strict=True):
             assert difference(a, b) <= 1e-9 * max(1, b.abs().max())
     assert counters['stats']['unique_graphs'] <= 2
 
