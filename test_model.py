@@ -978,7 +978,7 @@ def test_attention_without_weights_gives_the_bias_of_its_output(settings):
 @pytest.mark.parametrize('settings, expected', [
     (system('original', 'none'), lambda block, x: block.mlp_norm(block.attention_norm(x))),
     (system('original', 'none', norm_place='pre'), lambda block, x: x),
-    (system('gau', 'none'), lambda block, x: block.norm(x))], ids=str)
+    (system('gau', 'none'), lambda block, x: block.norm(x))], ids=['post', 'pre', 'gated'])
 def test_dropout_takes_what_blocks_add(settings, expected):
     """The input of a block stays."""
     encoder = build(Encoder, **settings, dropout=ALL).train()
