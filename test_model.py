@@ -1244,6 +1244,7 @@ KNOBS = {                               # an option that not all use -> a value 
     (system('part_mask', 'none', one_value_matrix=True), 'one_value_matrix=True.*shatter'),
     (system('shatter', 'none', n_head=2), 'n_head=2.*even'),
     (system('shatter', 'none', n_head=5, n_embd=20), 'n_head=5.*even'),
+    (system('gau', 'rope', key_size=5), "position='rope'.*5.*even"),
     ({'n_embd': 9, 'attention': 'phase'}, "attention='phase'.*even"),
 ], ids=str)
 def test_a_combination_that_would_compute_something_else_is_refused(settings, message):
