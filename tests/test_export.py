@@ -23,6 +23,7 @@ def make_run(folder, corpus, kind=MaskedLM, content=(), **fields):
              'config': {'objective': 'mlm', 'dataset': 'tiny'}, 'step': 1, 'samples': 8}
     name = 'ckpt_0000001.pt'
     if kind is SequenceClassifier:
+        torch.nn.init.normal_(model.classifier.bias)    # it starts at 0
         known = {**known, 'head': 'classify', 'task': 'sst2', 'config': {}}
         name = 'model.pt'
     folder.mkdir(parents=True)
