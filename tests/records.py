@@ -53,7 +53,9 @@ def make_multirc(name, i, pick, test):
 
 def make_span(name, i, pick, test):
     """CMRC's test set has dummy answers; every other question of squad2 has none."""
-    before, word, none = text_for(pick) + ' his name is ', pick.choice(WORDS), name == 'squad2' and i % 2
+    before = text_for(pick) + ' his name is '
+    word = pick.choice(WORDS)
+    none = name == 'squad2' and i % 2
     answers = {'text': [] if none else [word], 'answer_start': [] if none else [len(before)]}
     if test:
         answers = {'text': ['FAKE_ANSWER_1', 'FAKE_ANSWER_2'], 'answer_start': [-1, -1]}
@@ -85,7 +87,9 @@ def made(name, n_train=12, n_dev=6, shared=False):
     splits = {}
     for split in TASKS[name].splits:
         train = split == 'train' or shared and split in TASKS[name].dev
-        pick, make = random.Random(f"{name} {'train' if train else split}"), MAKERS.get(name, make_class)
-        splits[split] = [make(name, i, pick, split in TASKS[name].test)
-                         for i in range(n_train if train else n_dev)]
+        pick = random.Random(f"{name} {'train' if train else split}")
+        make = MAKERS.get(name, make_class)
+        test = split in TASKS[name].test
+        n = n_train if train else n_dev
+        splits[split] = [make(name, i, pick, test) for i in range(n)]
     return splits

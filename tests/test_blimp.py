@@ -4,7 +4,6 @@ import re
 from itertools import permutations
 
 import blimp
-import datasets
 import pytest
 import torch
 from conftest import refused, words
@@ -90,22 +89,13 @@ def oracle(model, tokenizer, text):
     return total
 
 
-def test_scores_are_those_of_a_loop_over_masked_sentences(loaded):
+@pytest.mark.parametrize('batch_size', [1, 64])
+def test_scores_are_those_of_a_loop_over_masked_sentences(batch_size, loaded):
     model, tokenizer = loaded
     sentences = blimp.encode(tokenizer, SENTENCES, most=62)
-    scores = blimp.log_likelihoods(model, tokenizer.special_ids, sentences, 64, CPU)
+    scores = blimp.log_likelihoods(model, tokenizer.special_ids, sentences, batch_size, CPU)
     expected = [oracle(model.double(), tokenizer, text) for text in SENTENCES]
     assert [scores[sentence] for sentence in sentences] == pytest.approx(expected, rel=1e-6)
-
-
-def test_what_shares_a_batch_changes_nothing(loaded):
-    model, tokenizer = loaded
-    sentences = blimp.encode(tokenizer, SENTENCES, most=62)
-    together = blimp.log_likelihoods(model, tokenizer.special_ids, 3 * sentences, 1000, CPU)
-    assert list(together) != sentences                  # they are in order of length
-    for sentence in sentences:
-        alone = blimp.log_likelihoods(model, tokenizer.special_ids, [sentence], 1, CPU)
-        assert alone == {sentence: pytest.approx(together[sentence], rel=1e-6)}
 
 
 def test_punctuation_is_apart_from_the_word_it_follows(loaded):
@@ -147,16 +137,12 @@ def test_a_run_gets_a_row_and_is_not_scored_again(corpus, data_dir, stage, monke
     assert row['sets'].keys() == {'animate_a', 'b', 'further'}
     assert row['sets']['b'] in (0.25, 0.5)              # of two opposite pairs one is right; The is the
     assert row['accuracy'] == pytest.approx(sum(row['sets'].values()) / 3)
-    assert row['phenomena']['further'] == row['sets']['further']
     assert f"{100 * row['accuracy']:.2f} % of 6 pairs" in done.out
-    assert f"b {100 * row['sets']['b']:.1f}".split() in [line.split() for line in done.out.splitlines()]
 
-    monkeypatch.setattr(blimp, 'score_run', None)       # would be called
-    again = stage('blimp', *knobs)
-    assert again.code == 0, again
-    assert 'has a row in' in again.err
+    with monkeypatch.context() as patch:
+        patch.setattr(blimp, 'score_run', None)         # would be called
+        again = stage('blimp', *knobs)
     assert again.out == done.out
-    monkeypatch.undo()
     assert stage('blimp', *knobs, '--pairs=1').code == 0
     first = json.loads(out.read_text().splitlines()[1])
     assert (first['pairs'], first['n_pairs']) == (1, 3)
@@ -175,49 +161,18 @@ def test_a_run_is_scored_without_dropout(corpus, tmp_path):
     assert 0 < found['accuracy'] < 1
 
 
-def test_the_hub_has_a_configuration_a_set(monkeypatch):
-    asked = []
-
-    def load(hub, name, split):
-        asked.append((hub, name, split))
-        return datasets.Dataset.from_list([{'sentence_good': name, 'sentence_bad': 'x'}] * 2)
-
-    monkeypatch.setattr(datasets, 'get_dataset_config_names', lambda hub: ['a', 'b'])
-    monkeypatch.setattr(datasets, 'load_dataset', load)
-    assert blimp.read_sets('', 1) == {name: [{'sentence_good': name, 'sentence_bad': 'x'}] for name in 'ab'}
-    assert asked == [('nyu-mll/blimp', 'a', 'train'), ('nyu-mll/blimp', 'b', 'train')]
-    monkeypatch.setattr(datasets, 'load_dataset', None)
-    with pytest.raises(UserError, match='^nyu-mll/blimp: .*; --data_dir=D reads '):
-        blimp.read_sets('', 1)
-
-
-def test_refusals(data_dir, stage, tmp_path):
-    def line(folder, **knobs):
-        done = stage('blimp', *words(runs=folder, device='cpu', out=tmp_path / 'rows.jsonl',
-                                     **{'data_dir': data_dir, **knobs}))
-        assert not (tmp_path / 'rows.jsonl').exists()
-        return refused(done)
-
-    permuted = pretrained(tmp_path / 'plm', kind=PermutationLM, attention='xlnet', position='none')
-    assert 'a PermutationLM; only runs of objective=mlm are scored' in line(permuted)
-    short = pretrained(tmp_path / 'short', block_size=3)
-    assert "tokens in 'the value': the run has block_size=3" in line(short)
-    assert f'{tmp_path}: no checkpoint there' in line(tmp_path)
-    assert 'no .jsonl file there' in line(short, data_dir=tmp_path)
+def test_a_run_of_another_objective_is_refused(data_dir, stage, tmp_path):
+    folder = pretrained(tmp_path / 'plm', kind=PermutationLM, attention='xlnet', position='none')
+    knobs = words(runs=folder, data_dir=data_dir, device='cpu', out=tmp_path / 'rows.jsonl')
+    line = refused(stage('blimp', *knobs))
+    assert 'a PermutationLM; only runs of objective=mlm are scored' in line
 
 
 @pytest.mark.parametrize('line, message', [
     ('', 'half.jsonl: no pair of sentences in it'),
-    ('{"sentence_good": "the"}', 'half.jsonl, row 1: sentence_bad is None, it must be a text'),
-    ('{"sentence_good": null, "sentence_bad": "the"}', 'half.jsonl, row 1: sentence_good is None'),
-    ('{"sentence_good": "the", "sentence_bad": " "}', "no token in ' '"),
+    ('{"sentence_good": "the"}\n', 'half.jsonl, row 1: sentence_bad is None, it must be a text'),
 ])
-def test_a_set_without_pairs_is_refused_before_anything_is_scored(line, message, corpus, data_dir, stage,
-                                                                   monkeypatch, tmp_path):
-    """Each would end the command after hours."""
-    monkeypatch.setattr(blimp, 'log_likelihoods', None)             # would be called
-    (tmp_path / 'sets' / 'half.jsonl').write_text(line and line + '\n')
-    folder = make_run(tmp_path / 'run', corpus)
-    done = stage('blimp', *words(runs=folder, data_dir=data_dir, out=tmp_path / 'rows.jsonl', device='cpu'))
-    assert message in refused(done)
-    assert not (tmp_path / 'rows.jsonl').exists()
+def test_a_set_without_pairs_is_refused_before_hours_of_scoring(line, message, data_dir, tmp_path):
+    (tmp_path / 'sets' / 'half.jsonl').write_text(line)
+    with pytest.raises(UserError, match=message):
+        blimp.read_sets(data_dir, 0)
