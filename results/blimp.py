@@ -29,7 +29,7 @@ from tqdm import tqdm
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 import train
-from configurator import UserError, configure, run, say, shown
+from configurator import UserError, configure, run, notice, printable
 from curves import run_folders
 from finetune import read_file
 from model import MaskedLM
@@ -58,7 +58,7 @@ def read_sets(folder, n):
     else:
         sets = read_hub()
     if not sets:
-        raise UserError(f'data_dir={shown(folder)}: no .jsonl file there')
+        raise UserError(f'data_dir={printable(folder)}: no .jsonl file there')
     sets = {name: records[:n] if n else records for name, records in sets.items()}
     for name, records in sets.items():
         check_pairs(name, records)
@@ -68,13 +68,13 @@ def read_sets(folder, n):
 def check_pairs(name, records):
     """Refuse a set without pairs, or with half a pair, before hours of scoring begin."""
     if not records:
-        raise UserError(f'{shown(name)}.jsonl: no pair of sentences in it')
+        raise UserError(f'{printable(name)}.jsonl: no pair of sentences in it')
     for number, record in enumerate(records, 1):
         for key in SENTENCES:
             text = record.get(key)
             if not isinstance(text, str):
-                raise UserError(f'{shown(name)}.jsonl, row {number}: {key} is {shown(repr(text))}, it must '
-                                'be a text')
+                raise UserError(f'{printable(name)}.jsonl, row {number}: {key} is {printable(repr(text))}, '
+                                'it must be a text')
 
 
 def read_hub():
@@ -84,7 +84,7 @@ def read_hub():
         return {name: load_dataset(HUB, name, split='train').to_list()
                 for name in get_dataset_config_names(HUB)}
     except Exception as error:                          # the hub's errors have dozens of classes
-        raise UserError(f'{HUB}: {shown(error)}; --data_dir=D reads the folder data of '
+        raise UserError(f'{HUB}: {printable(error)}; --data_dir=D reads the folder data of '
                         'github.com/alexwarstadt/blimp') from None
 
 
@@ -98,9 +98,10 @@ def encode(tokenizer, texts, most):
     encoded = []
     for text, (ids, offsets) in zip(texts, tokenizer.encode_offsets(texts), strict=True):
         if len(ids) == 0:
-            raise UserError(f'no token in {shown(repr(text))}: each sentence needs one')
+            raise UserError(f'no token in {printable(repr(text))}: each sentence needs one')
         if len(ids) > most:
-            raise UserError(f'{len(ids)} tokens in {shown(repr(text))}: the run has block_size={most + 2}')
+            raise UserError(f'{len(ids)} tokens in {printable(repr(text))}: the run has '
+                            f'block_size={most + 2}')
         ends = [match.end() for match in WORD.finditer(text)]
         words = np.searchsorted(ends, offsets[:, 0], side='right')      # number of words that end before
         encoded.append((tuple(ids), tuple(words.tolist())))
@@ -183,7 +184,7 @@ def score_run(path, sets, batch_size, runtime):
     """
     model, tokenizer, content = train.load(path)
     if type(model) is not MaskedLM:
-        raise UserError(f'{shown(path)}: a {type(model).__name__}; only runs of objective=mlm are scored')
+        raise UserError(f'{printable(path)}: a {type(model).__name__}; only runs of objective=mlm are scored')
     accuracies = set_accuracies(model.to(runtime.device), tokenizer, sets, batch_size, runtime)
     return {'step': content['step'], 'n_pairs': sum(map(len, sets.values())),
             'accuracy': float(np.mean([*accuracies.values()])),
@@ -223,7 +224,7 @@ def main():
         path = train.newest(folder) or folder           # if it has no checkpoint, load() says so
         key = path, data, pairs
         if key in scored:
-            say(f'{shown(path)}: has a row in {out}; if that is of an earlier run, remove the row')
+            notice(f'{printable(path)}: has a row in {out}; if that is of an earlier run, remove the row')
         else:
             row = {'checkpoint': path, 'data': data, 'pairs': pairs,
                    **score_run(path, sets, batch_size, runtime)}
@@ -232,7 +233,7 @@ def main():
                 file.write(json.dumps(row) + '\n')
             scored[key] = row
         row = scored[key]
-        print(f"{shown(path)}: {100 * row['accuracy']:.2f} % of {row['n_pairs']:,} pairs", flush=True)
+        print(f"{printable(path)}: {100 * row['accuracy']:.2f} % of {row['n_pairs']:,} pairs", flush=True)
         rows.append(row)
     print(f'\nBLiMP, {data}, accuracy in %\n{table(rows)}')
 

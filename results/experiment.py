@@ -52,7 +52,7 @@ from filelock import FileLock, Timeout
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 import train
-from configurator import UserError, choose, configure, run, settings, shown
+from configurator import UserError, choose, configure, run, settings, printable
 from curves import hours_of
 from finetune import markdown
 from model import count_parameters
@@ -78,7 +78,7 @@ class Plan:
     def __post_init__(self):
         for name, kind in self.__annotations__.items():
             if not isinstance(getattr(self, name), kind):
-                raise UserError(f'{name}={shown(getattr(self, name))}: must be a {kind.__name__}')
+                raise UserError(f'{name}={printable(getattr(self, name))}: must be a {kind.__name__}')
         for cell in [*self.cells, *itertools.chain(*self.contrasts.values())]:
             choose('cell', cell, self.cells)
             choose('reference', self.reference_of(cell), self.cells)
@@ -154,7 +154,8 @@ def read_rows(path, runs):
         for knob, value in row['knobs'].items():
             if knob in one.knobs and knob not in PLACE and as_json(one.knobs[knob]) != value:
                 raise UserError(f'{rows_path(path)}: the run of {one.cell}, seed {one.seed}, has {knob}='
-                                f'{shown(value)}, the plan {shown(one.knobs[knob])}: rename the old rows')
+                                f'{printable(value)}, the plan {printable(one.knobs[knob])}: rename the old '
+                                'rows')
         rows.append(row)
     columns = ['cell', 'rate', 'seed', 'loss', 'curve']
     return pd.DataFrame(rows, columns=None if rows else columns).astype({'loss': float})
@@ -451,7 +452,7 @@ def main():
     if path in ('--help', '-h'):
         sys.exit(__doc__)
     if words not in ([], ['run']):
-        raise UserError(f'{shown(" ".join(words))}: give a plan, then `run` or nothing')
+        raise UserError(f'{printable(" ".join(words))}: give a plan, then `run` or nothing')
     if words:
         make_all(path)
     else:

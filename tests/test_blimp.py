@@ -65,7 +65,7 @@ def word_numbers(pieces, tokenizer):
     numbers = [0]
     for before, piece in zip(pieces, pieces[1:], strict=False):
         continues = before == '\u2581' or (before[-1].isalnum() and piece[0].isalnum())
-        if tokenizer.facts['kind'] == 'wordpiece':
+        if tokenizer.settings['kind'] == 'wordpiece':
             continues = piece.startswith('##')
         numbers.append(numbers[-1] + (not continues))
     return numbers

@@ -42,8 +42,9 @@ def write_tokenizer(folder):
               *('##' + letter for letter in letters)]
     (folder / 'tokenizer').mkdir(parents=True)
     (folder / 'tokenizer' / 'vocab.txt').write_text('\n'.join(pieces))
-    facts = {'kind': 'wordpiece', 'lower_case': True, 'sha256': file_sum(folder / 'tokenizer' / 'vocab.txt')}
-    write_json(folder / 'tokenizer' / 'settings.json', {'tokenizer': facts})
+    sha256 = file_sum(folder / 'tokenizer' / 'vocab.txt')
+    settings = {'kind': 'wordpiece', 'lower_case': True, 'sha256': sha256}
+    write_json(folder / 'tokenizer' / 'settings.json', {'tokenizer': settings})
     return load_tokenizer(str(folder))
 
 
