@@ -259,10 +259,14 @@ def pairwise(w, x):
     pair = w['pair']
     n_head, size = pair.shape[:2]
     if 'pair_key' in w:
-        pair = np.array([[[sum(a * b) for b in right] for a in left]
-                         for left, right in zip(pair, w['pair_key'], strict=True)])
-    q = [sum(query[h * size + a] * pair[h, a, b] for a in range(size))
-         for h in range(n_head) for b in range(size)]
+        products = []
+        for left, right in zip(pair, w['pair_key'], strict=True):
+            products.append([[sum(a * b) for b in right] for a in left])
+        pair = np.array(products)
+    q = []
+    for h in range(n_head):
+        for b in range(size):
+            q.append(sum(query[h * size + a] * pair[h, a, b] for a in range(size)))
     return np.array(q), query, linear(w, 'value', x)
 
 
@@ -343,7 +347,8 @@ def one_head(w, y, x, sees, layer, weigh, biased=False, valued=False):
         scores = [q @ token / math.sqrt(len(q)) for token in x]
         if biased and layer.at is not None:
             table = w['part_embedding']
-            scores = [scores[j] + sum(q @ table[h] * parted(layer, i, h, j) for h, _ in heads) for j in T]
+            for j in T:
+                scores[j] += sum(q @ table[h] * parted(layer, i, h, j) for h, _ in heads)
         weights = weigh(scores, sees[i])
         for h, head in heads:
             for j in T:
@@ -361,13 +366,19 @@ def gau(w, y, x, sees, layer):
     normalise = known(NORMALISERS, config.normaliser, 'oracle')
     query_bias = w.get('query_bias', 0.0)
     key_bias = w.get('key_bias', 0.0)
-    keys = [turn(silu(linear(w, 'shared', token)) * w['key_diag'] + key_bias, j) for j, token in enumerate(x)]
+    keys = []
+    for j, token in enumerate(x):
+        k = silu(linear(w, 'shared', token)) * w['key_diag'] + key_bias
+        keys.append(turn(k, j))
+    values = [silu(linear(w, 'value', token)) for token in x]
     mixed = []
     for i, query in enumerate(y):
         at = 0 if layer.at is None else layer.at[i]
-        q = turn(silu(linear(w, 'shared', query)) * w['query_diag'] + query_bias, at)
-        weights = normalise([q @ k for k in keys], sees[i], len(q), config.relu_scale)
-        seen = sum(a * silu(linear(w, 'value', token)) for a, token in zip(weights, x, strict=True))
+        q = silu(linear(w, 'shared', query)) * w['query_diag'] + query_bias
+        q = turn(q, at)
+        products = [q @ k for k in keys]
+        weights = normalise(products, sees[i], len(q), config.relu_scale)
+        seen = sum(a * value for a, value in zip(weights, values, strict=True))
         mixed.append(silu(linear(w, 'gate', query)) * seen)
     return mixed
 
@@ -378,7 +389,10 @@ def softmax(products, sees, s, scale):
 
 def softmax_plus(products, sees, s, scale):
     n = sum(map(bool, sees))
-    return softmaxed([math.log(n, 512) * product / math.sqrt(s) if n else 0.0 for product in products], sees)
+    if not n:
+        return [0.0] * len(products)
+    scores = [math.log(n, 512) * product / math.sqrt(s) for product in products]
+    return softmaxed(scores, sees)
 
 
 def squares(products, sees):
@@ -512,20 +526,24 @@ def attend_oracle(w, y, x, sees, layer):
 def post_norm(w, y, x, sees, layer):
     """x = norm(x + f(x)), attention then MLP; GAU has no MLP."""
     norm = known(NORMS, layer.config.norm, 'oracle')
-    y = [a + b for a, b in zip(y, attend_oracle(w, y, x, sees, layer), strict=True)]
+    attended = attend_oracle(w, y, x, sees, layer)
+    y = [a + b for a, b in zip(y, attended, strict=True)]
     if layer.config.attention == 'gau':
         return [norm(w, 'norm', a) for a in y]
     expand = known(MLPS, layer.config.mlp, 'oracle')
     y = [norm(w, 'attention_norm', a) for a in y]
-    return [norm(w, 'mlp_norm', a + linear(w, 'contract', expand(w, a))) for a in y]
+    y = [a + linear(w, 'contract', expand(w, a)) for a in y]
+    return [norm(w, 'mlp_norm', a) for a in y]
 
 
 def pre_norm(w, y, x, sees, layer):
     """Xiong et al. 2020: x = x + f(norm(x))."""
     norm = known(NORMS, layer.config.norm, 'oracle')
     expand = known(MLPS, layer.config.mlp, 'oracle')
-    normed_y, normed_x = ([norm(w, 'attention_norm', a) for a in states] for states in (y, x))
-    y = [a + b for a, b in zip(y, attend_oracle(w, normed_y, normed_x, sees, layer), strict=True)]
+    normed_y = [norm(w, 'attention_norm', a) for a in y]
+    normed_x = [norm(w, 'attention_norm', a) for a in x]
+    attended = attend_oracle(w, normed_y, normed_x, sees, layer)
+    y = [a + b for a, b in zip(y, attended, strict=True)]
     return [a + linear(w, 'contract', expand(w, norm(w, 'mlp_norm', a))) for a in y]
 
 
@@ -659,18 +677,22 @@ def test_spans_equal_the_loops(norm_place):
     w = weights_of(model)
     ids, segments = batch()
     starts, ends = model(ids, segments, KEEP)
+    encoder = part(w, 'encoder.')
     for b in range(3):
-        encoder = part(w, 'encoder.')
-        states = states_oracle(encoder, ids[b].tolist(), segments[b].tolist(), KEEP[b].tolist(), model.config)
+        row = [x[b].tolist() for x in (ids, segments, KEEP)]
+        states = states_oracle(encoder, *row, model.config)
         for t, state in enumerate(final_oracle(encoder, states[-1], model.config)):
             expected = linear(w, 'classifier', state)
-            assert np.abs(expected - np.array([starts[b, t].item(), ends[b, t].item()])).max() < 1e-10
+            actual = np.array([starts[b, t].item(), ends[b, t].item()])
+            assert np.abs(expected - actual).max() < 1e-10
 
 
 @each_core
 def test_other_norms_and_heads_equal_the_loops(settings):
     """Without biases; the only ones left are those of XLNet and T5."""
-    for norm, lm_head in [(norm, 'bert') for norm in NORM] + [('rms', lm_head) for lm_head in LM_HEAD]:
+    pairs = [(norm, 'bert') for norm in NORM]
+    pairs += [('rms', lm_head) for lm_head in LM_HEAD]
+    for norm, lm_head in pairs:
         model = build(**settings, norm=norm, lm_head=lm_head, bias=False, n_layer=1)
         biases = [name for name, _ in model.named_parameters() if 'bias' in name]
         assert all(name.endswith(('content_bias', 'distance_bias', 'bucket_bias.weight')) for name in biases)
@@ -749,8 +771,9 @@ def test_parameter_formula_of_position(position):
 def test_parameters_of_pre_norm_and_swiglu(bias):
     """One more norm, and three matrices of 2/3 of the width for two."""
     sizes = {'n_embd': 96, 'n_inner': 384, 'n_head': 6, 'n_layer': 1, 'bias': bias}
-    post, pre, swiglu = (source.count_parameters(build(**sizes, **settings))
-                         for settings in ({}, {'norm_place': 'pre'}, {'mlp': 'swiglu'}))
+    post = source.count_parameters(build(**sizes))
+    pre = source.count_parameters(build(**sizes, norm_place='pre'))
+    swiglu = source.count_parameters(build(**sizes, mlp='swiglu'))
     assert pre - post == 96 * (1 + bias)
     assert swiglu - post == (2 * 256 - 384) * bias          # 3 * 256 is 2 * 384: only biases differ
     large = EncoderConfig(**{**SMALL, 'n_inner': 4096})
@@ -858,8 +881,10 @@ def test_reduction(one, other, translate, position):
     rest = {name: x for name, x in first_encoder.state_dict().items() if '.attention.' not in name}
     second_encoder.load_state_dict(rest, strict=False)
     for a, b in zip(first_encoder.blocks, second_encoder.blocks, strict=True):
-        b.attention.load_state_dict(translate(a.attention.state_dict()))
-    assert difference(first_encoder(ids, segments, KEEP), second_encoder(ids, segments, KEEP)) < 1e-10
+        weights = translate(a.attention.state_dict())
+        b.attention.load_state_dict(weights)
+    states = first_encoder(ids, segments, KEEP)
+    assert difference(states, second_encoder(ids, segments, KEEP)) < 1e-10
 
 
 @pytest.mark.parametrize('name', ATTENTION)
@@ -901,8 +926,11 @@ def test_the_head_runs_at_the_positions_alone():
 def test_segments_are_0_and_all_tokens_real_when_not_given():
     encoder = build(Encoder)
     ids, segments = batch()
-    assert difference(encoder(ids), encoder(ids, torch.zeros_like(ids), torch.ones_like(ids).bool())) < 1e-12
-    assert difference(encoder(ids), encoder(ids, segments)) > 1e-3
+    states = encoder(ids)
+    zeros = torch.zeros_like(ids)
+    all_real = torch.ones_like(ids).bool()
+    assert difference(states, encoder(ids, zeros, all_real)) < 1e-12
+    assert difference(states, encoder(ids, segments)) > 1e-3
 
 
 def start_of(model, name):
@@ -1098,7 +1126,10 @@ def test_edges_are_finite(settings, autocast):
     parameters = list(model.parameters())
     with torch.no_grad():
         torch._foreach_mul_(parameters, 5)
-    for keep in ([[1], [0]], [[0] * 12, [1] + [0] * 11, [0] * 11 + [1], [1] * 12], [[1] * 12] * 2):
+    one = [[1], [0]]
+    some = [[0] * 12, [1] + [0] * 11, [0] * 11 + [1], [1] * 12]
+    every = [[1] * 12] * 2
+    for keep in (one, some, every):
         keep = torch.tensor(keep).bool()
         mask = None if keep.all() else keep
         ids, segments = batch(*keep.shape)
@@ -1142,9 +1173,11 @@ def test_rows_of_scaled_squared_relu(dtype, size):
     Scores of 1e-5 and 1e-7 are subnormal numbers in float16. The squares of 1e-25 and 1e25 would be 0 and
     infinite in float32; there the largest of a row, by which scores are divided first, is needed.
     """
-    scores = (size * torch.randn(2, 6, 100, generator=torch.Generator().manual_seed(13))).to(dtype)
+    generator = torch.Generator().manual_seed(13)
+    scores = (size * torch.randn(2, 6, 100, generator=generator)).to(dtype)
     mask = (torch.arange(100) < 70).expand(2, 1, 100)
-    weights = 70 * 128 * NORMALISER['scaled_squared_relu'](scores, mask, torch.tensor(70.0), 128, None)
+    weights = NORMALISER['scaled_squared_relu'](scores, mask, torch.tensor(70.0), 128, None)
+    weights = 70 * 128 * weights
     assert difference(weights.sum(-1), 1) < 1e-6
     assert (weights[..., 70:] == 0).all()
     expected = scaled_squared_relu(scores[1, 2].tolist(), mask[1, 0].tolist(), 128, 'ns')
@@ -1170,14 +1203,16 @@ def test_normalisers_are_those_of_lius_code(name, relu_scale, in_his_code):
     mask = torch.arange(7) < n
     a = (scores / s ** 0.5).masked_fill(~mask, -math.inf)
     expected = in_his_code(a, n, s).nan_to_num(0)                   # 0 / 0 there
-    assert difference(NORMALISER[name](scores, mask, n, s, RELU_SCALE[relu_scale]), expected) < 1e-12
+    weights = NORMALISER[name](scores, mask, n, s, RELU_SCALE[relu_scale])
+    assert difference(weights, expected) < 1e-12
 
 
 def test_squared_relu_of_large_scores_in_float16():
     """Their squares are beyond float16 before they are divided."""
     scores = torch.tensor([[[300.0, -1.0, 400.0]]]).half()
     weights = NORMALISER['squared_relu'](scores, None, torch.tensor(70.0), 128, RELU_SCALE['ns'])
-    assert difference(weights.float(), torch.tensor([300 ** 2, 0, 400 ** 2]) / (70 * 128)) < 0.05
+    expected = torch.tensor([300 ** 2, 0, 400 ** 2]) / (70 * 128)
+    assert difference(weights.float(), expected) < 0.05
 
 
 @pytest.mark.parametrize('padded', [False, True])
@@ -1212,7 +1247,8 @@ def test_texts_of_any_length_compile_twice(settings):
     compiled = torch.compile(outputs, fullgraph=True, backend='aot_eager')
     parameters = list(model.parameters())
     for length in (9, 7, 10, 12, 3):
-        inputs = (*batch(length=length), torch.arange(length) < torch.tensor([[length], [3], [1]]))
+        keep = torch.arange(length) < torch.tensor([[length], [3], [1]])
+        inputs = (*batch(length=length), keep)
         actual = torch.autograd.grad(compiled(model, *inputs).sum(), parameters)
         expected = torch.autograd.grad(outputs(model, *inputs).sum(), parameters)
         for a, b in zip(actual, expected, strict=True):
@@ -1335,7 +1371,8 @@ def logits_of_library(twin, ids, segments, keep):
     (SpanClassifier, 'QuestionAnswering'), (MultipleChoice, 'MultipleChoice')])
 def test_bert_gives_the_logits_of_hugging_face(kind, name, transformers):
     """In training with the same seed: both apply dropout at the same points in the same order."""
-    bert = randomised(getattr(transformers, f'BertFor{name}')(transformers.BertConfig(**SIZES))).train()
+    bert_class = getattr(transformers, f'BertFor{name}')
+    bert = randomised(bert_class(transformers.BertConfig(**SIZES))).train()
     ours = kind(EncoderConfig(*OURS)).train()
     our_names = source.hugging_face_names(3)
     ours.load_state_dict({our_names[name]: x for name, x in bert.state_dict().items()
@@ -1346,7 +1383,8 @@ def test_bert_gives_the_logits_of_hugging_face(kind, name, transformers):
     torch.manual_seed(9)
     expected = logits_of_library(bert, *inputs)
     torch.manual_seed(9)
-    assert difference(outputs(ours, *inputs), expected) < 1e-5 * expected.abs().max()
+    actual = outputs(ours, *inputs)
+    assert difference(actual, expected) < 1e-5 * expected.abs().max()
 
 
 @pytest.mark.parametrize('position', [position for _, position, _ in source.IMPORTS.values()])
@@ -1486,15 +1524,16 @@ def test_two_streams_give_the_states_and_logits_of_hugging_face(transformers):
     ids, segments, keep = padded_batch()
     embedded = ours.encoder.embed(ids, segments)
     expected = library(inputs_embeds=embedded, attention_mask=keep.float())[0]
-    assert difference(ours.encoder(ids, segments, keep)[keep], expected[keep]) < 1e-5 * expected.abs().max()
+    actual = ours.encoder(ids, segments, keep)
+    assert difference(actual[keep], expected[keep]) < 1e-5 * expected.abs().max()
     generator = torch.Generator().manual_seed(1)
     order = torch.stack([torch.randperm(9, generator=generator) for _ in range(3)])
     order = torch.where(torch.arange(9) == 2, -1, order)
     positions = torch.tensor([[0, 8, 4], [4, 3, 1], [5, 0, 6]])
-    states = library(
-        inputs_embeds=embedded, attention_mask=keep.float(),
-        perm_mask=(order[:, None] >= order[:, :, None]).float(),
-        target_mapping=nn.functional.one_hot(positions, 9).float())[0]
+    hidden = (order[:, None] >= order[:, :, None]).float()
+    one_hot = nn.functional.one_hot(positions, 9).float()
+    states = library(inputs_embeds=embedded, attention_mask=keep.float(), perm_mask=hidden,
+                     target_mapping=one_hot)[0]
     expected = ours.head(states, ours.encoder.token.weight)
     actual = ours(ids, positions, segments=segments, attention_mask=keep, order=order)
     assert difference(actual, expected) < 1e-5 * expected.abs().max()

@@ -38,13 +38,15 @@ PUBLISHED = [name for name in TASKS if name != 'custom']
 
 def write_tokenizer(folder):
     letters = string.ascii_lowercase + string.digits
+    suffixes = ['##' + letter for letter in letters]
     pieces = ['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]', *WORDS, *MARKERS, *letters[1:], *'山水()[]_?,.',
-              *('##' + letter for letter in letters)]
-    (folder / 'tokenizer').mkdir(parents=True)
-    (folder / 'tokenizer' / 'vocab.txt').write_text('\n'.join(pieces))
-    sha256 = file_sum(folder / 'tokenizer' / 'vocab.txt')
-    settings = {'kind': 'wordpiece', 'lower_case': True, 'sha256': sha256}
-    write_json(folder / 'tokenizer' / 'settings.json', {'tokenizer': settings})
+              *suffixes]
+    place = folder / 'tokenizer'
+    place.mkdir(parents=True)
+    vocabulary = place / 'vocab.txt'
+    vocabulary.write_text('\n'.join(pieces))
+    settings = {'kind': 'wordpiece', 'lower_case': True, 'sha256': file_sum(vocabulary)}
+    write_json(place / 'settings.json', {'tokenizer': settings})
     return load_tokenizer(str(folder))
 
 
@@ -53,13 +55,16 @@ def pretrained(folder, step=3, seed=0, kind=MaskedLM, **changes):
     tokenizer = write_tokenizer(folder)
     torch.manual_seed(seed)
     shape = {'block_size': 48, 'n_layer': 2, 'n_head': 4, 'n_embd': 16, 'n_inner': 32}
-    model = kind(EncoderConfig(tokenizer.vocab_size, **{**shape, **changes}))
+    config = EncoderConfig(tokenizer.vocab_size, **{**shape, **changes})
+    model = kind(config)
     objective = 'mlm' if kind is MaskedLM else 'plm'
-    train.write_checkpoint(os.path.join(folder, f'ckpt_{step:07}.pt'), {
+    content = {
         'model': model.state_dict(),
         'model_config': asdict(model.config),
         'config': {'objective': objective},
-        'data': {}})
+        'data': {},
+    }
+    train.write_checkpoint(os.path.join(folder, f'ckpt_{step:07}.pt'), content)
     return str(folder)
 
 
@@ -80,11 +85,13 @@ def copies(tmp_path_factory):
 def test_a_copy_that_changed_is_read_anew(tmp_path):
     records = made('rte')
     write_copy(tmp_path, 'rte', records)
-    n = len(records['validation'])
-    assert len(finetune.read_hub('nyu-mll/glue:rte', 'validation', str(tmp_path))) == n
+    before = finetune.read_hub('nyu-mll/glue:rte', 'validation', str(tmp_path))
+    assert len(before) == len(records['validation'])
     shutil.rmtree(tmp_path / 'nyu-mll')
-    write_copy(tmp_path, 'rte', {**records, 'validation': records['validation'][:3]})
-    assert len(finetune.read_hub('nyu-mll/glue:rte', 'validation', str(tmp_path))) == 3
+    fewer = records['validation'][:3]
+    write_copy(tmp_path, 'rte', {**records, 'validation': fewer})
+    after = finetune.read_hub('nyu-mll/glue:rte', 'validation', str(tmp_path))
+    assert len(after) == 3
 
 
 @pytest.fixture
@@ -92,10 +99,12 @@ def trial(stage, run, copies, tmp_path):
     """trial('cola', seed=2) fine-tunes in this process; returns result.json of its only trial."""
     def call(name, out='out', **knobs):
         given = {'init_from': run, 'data_dir': copies, 'tasks': name, 'out_dir': tmp_path / out, **QUICK}
-        done = stage('finetune', *words(**{**given, **knobs}))
+        command = words(**{**given, **knobs})
+        done = stage('finetune', *command)
         assert done.code == 0, done
         path, = Path(tmp_path, out).glob('*/*/result.json')
-        return json.loads(path.read_text()) | {'folder': path.parent, 'printed': done}
+        result = json.loads(path.read_text())
+        return {**result, 'folder': path.parent, 'printed': done}
     return call
 
 
@@ -133,22 +142,25 @@ RECORDS = {     # name: (record, its Example)
 
 @pytest.mark.parametrize('name', RECORDS)
 def test_a_record_of_the_hub(name):
-    record, example = RECORDS[name]
-    assert TASKS[name].make(TASKS[name], record, 0)[0] == example
+    task = TASKS[name]
+    record, expected = RECORDS[name]
+    example = task.make(task, record, 0)[0]
+    assert example == expected
 
 
 def test_every_split_of_every_data_set_is_read(copies):
     """What was written as parquet comes back as examples, with its labels."""
     for name in PUBLISHED:
-        n_classes = min(6, len(TASKS[name].labels))
-        for split in TASKS[name].splits:
-            examples = finetune.load_examples(TASKS[name], split, knobs(data_dir=copies))
+        task = TASKS[name]
+        n_classes = min(6, len(task.labels))
+        for split in task.splits:
+            examples = finetune.load_examples(task, split, knobs(data_dir=copies))
             n = 12 if split == 'train' else 6
             if name == 'chid':                          # two blanks a passage
                 n = 2 * n
             assert len(examples) == n
             labels = [example.label for example in examples]
-            if split in TASKS[name].test:
+            if split in task.test:
                 assert labels == [None] * n
             elif n_classes:
                 assert labels == [i % n_classes for i in range(n)]
@@ -195,13 +207,17 @@ def test_windows_hold_every_token_and_the_answer(run):
     tokenizer = load_tokenizer(run)
     context = 'the house 山水 (1998) walks under a river, ' * 6 + 'it ends at last'
     _, offsets = tokenizer.encode_offsets([context])[0]
-    for question, answer in itertools.product(('what ?', 'what ? ' * 30), ('the', '山水', '1998', 'last')):
-        example = Example(0, (question, context), ((answer, context.index(answer)),))
+    questions = ('what ?', 'what ? ' * 30)
+    answers = ('the', '山水', '1998', 'last')
+    for question, answer in itertools.product(questions, answers):
+        label = (answer, context.index(answer))
+        example = Example(0, (question, context), (label,))
         features = finetune.span_features([example], tokenizer, 48, 16)
         seen = np.concatenate([feature.offsets for feature in features])
         assert {*map(tuple, seen.tolist())} == {*map(tuple, offsets.tolist())}
         assert len(features) > 2
-        assert max(feature.length for feature in features) == 48
+        lengths = [feature.length for feature in features]
+        assert max(lengths) == 48
 
         hits = [feature for feature in features if feature.target != (0, 0)]
         assert hits
@@ -210,7 +226,8 @@ def test_windows_hold_every_token_and_the_answer(run):
             begin, _ = feature.offsets[first - feature.context_start]
             _, end = feature.offsets[last - feature.context_start]
             assert context[begin:end] == answer
-    assert finetune.span_target((('abcd', 2),), np.array([[0, 3], [3, 5]]), 5) == (0, 0)      # cut off
+    two_words = np.array([[0, 3], [3, 5]])
+    assert finetune.span_target((('abcd', 2),), two_words, 5) == (0, 0)         # cut off
 
 
 def test_windows_overlap_by_half_at_any_stride(run):
@@ -228,13 +245,16 @@ def test_padding_does_not_change_the_loss_of_a_span():
     mask = torch.arange(9) < 5                          # tokens 5 to 8 are padding
     losses = finetune.span_loss((start, end), targets, mask.expand(3, 9))
     for i, (first, last) in enumerate(targets):
-        expected = -start[i, :5].log_softmax(0)[first] - end[i, :5].log_softmax(0)[last]
-        assert losses[i].item() == pytest.approx(expected.item() / 2)
+        start_loss = -start[i, :5].log_softmax(0)[first]
+        end_loss = -end[i, :5].log_softmax(0)[last]
+        expected = (start_loss + end_loss) / 2
+        assert losses[i].item() == pytest.approx(expected.item())
 
 
 def test_choices_are_padded_with_copies_that_count_for_nothing():
-    features = [Feature(0, [(np.array([2, 5, 3]), 3)], (0, 1)),
-                Feature(1, [(np.array([2, 6, 3]), 3), (np.array([2, 7, 3, 8]), 3)], (1, 2))]
+    one_row = [(np.array([2, 5, 3]), 3)]
+    two_rows = [(np.array([2, 6, 3]), 3), (np.array([2, 7, 3, 8]), 3)]
+    features = [Feature(0, one_row, (0, 1)), Feature(1, two_rows, (1, 2))]
     batch = collate(features, 0, True)
     assert batch['ids'].tolist() == [[[2, 5, 3, 0], [2, 5, 3, 0]], [[2, 6, 3, 0], [2, 7, 3, 8]]]
     assert batch['segments'].tolist() == [[[0] * 4] * 2, [[0] * 4, [0, 0, 0, 1]]]
@@ -243,7 +263,8 @@ def test_choices_are_padded_with_copies_that_count_for_nothing():
     assert losses[0] == 0
     assert losses[1] == F.cross_entropy(logits[1:], torch.tensor([1]))
     assert HEADS['choose'].decode(logits, features, knobs()) == [0, 1]
-    assert collate(features, 0, True, 10)['ids'].shape == (2, 2, 10)            # as on XLA
+    of_one_length = collate(features, 0, True, 10)      # as on XLA
+    assert of_one_length['ids'].shape == (2, 2, 10)
 
 
 def test_fewer_examples_than_a_batch_has():
@@ -253,8 +274,8 @@ def test_fewer_examples_than_a_batch_has():
     for step in range(3):
         parts = finetune.training_batch(step, data, 7, knobs(total_batch=8, batch_size=5), 0)
         assert [len(part['weights']) for part in parts] == [4, 4]
-        counted = [part['targets'][part['weights'] > 0] for part in parts]
-        assert sorted(torch.cat(counted).tolist()) == [0, 1, 2]
+        counted = torch.cat([part['targets'][part['weights'] > 0] for part in parts])
+        assert sorted(counted.tolist()) == [0, 1, 2]
 
 
 # ---- predictions ----
@@ -280,13 +301,15 @@ def test_the_best_span_is_that_of_all_pairs():
 def test_windows_are_joined_by_their_logits_and_the_least_logit_of_no_answer():
     examples = [Example(0, ('q', 'one two three'), (('two', 4),)), Example(1, ('q', 'x'), ())]
     offsets = np.array([[0, 3], [3, 7], [7, 13]])
-    features = [Feature(0, [], (0, 0), 2, offsets[:2]), Feature(0, [], (0, 0), 2, offsets[1:]),
-                Feature(1, [], (0, 0), 2, np.array([[0, 1]]))]
+    places = [(0, offsets[:2]), (0, offsets[1:]), (1, np.array([[0, 1]]))]
+    features = [Feature(index, [], (0, 0), 2, window) for index, window in places]
     spans = [Span(3.0, 6.0, 3, 3), Span(9.0, 4.0, 2, 3), Span(5.0, 1.0, 2, 2)]
-    for name, threshold, texts in (('squad1', 0.0, ['two', 'x']), ('squad2', 0.0, ['two', '']),
-                                   ('squad2', 3.9, ['two', '']), ('squad2', 4.0, ['two', 'x'])):
+    cases = [('squad1', 0.0, ['two', 'x']), ('squad2', 0.0, ['two', '']),
+             ('squad2', 3.9, ['two', '']), ('squad2', 4.0, ['two', 'x'])]
+    for name, threshold, texts in cases:
         data = Data(TASKS[name], examples, features, 0)
-        assert finetune.best_answers(data, spans, knobs(null_threshold=threshold)) == texts
+        given = knobs(null_threshold=threshold)
+        assert finetune.best_answers(data, spans, given) == texts
 
 
 @pytest.fixture
@@ -294,10 +317,11 @@ def bert(tmp_path):
     """bert(pieces of vocab.txt) writes a Hugging Face BERT of 65 embeddings to tmp_path -> the model"""
     def make(pieces):
         transformers = pytest.importorskip('transformers')
-        torch.manual_seed(1)
-        model = transformers.BertForSequenceClassification(transformers.BertConfig(
+        config = transformers.BertConfig(
             vocab_size=65, hidden_size=16, num_hidden_layers=1, num_attention_heads=4, intermediate_size=32,
-            max_position_embeddings=48, num_labels=3, initializer_range=0.2)).eval()
+            max_position_embeddings=48, num_labels=3, initializer_range=0.2)
+        torch.manual_seed(1)
+        model = transformers.BertForSequenceClassification(config).eval()
         model.save_pretrained(tmp_path)
         (tmp_path / 'vocab.txt').write_text('\n'.join(pieces))
         return model
@@ -314,11 +338,15 @@ def test_a_hugging_face_bert_gives_its_own_logits(bert, tmp_path):
     ours.classifier.load_state_dict(theirs.classifier.state_dict())
     texts = [' '.join(f'W{j}' for j in range(i, 20)) for i in range(5)]
     examples = [Example(i, (text, 'w44 w45'), 0) for i, text in enumerate(texts)]
-    batch = collate(finetune.text_features(examples, tokenizer, 48, 16), 0)
-    ids, segments, mask = batch['ids'], batch['segments'], batch['attention_mask']
+    features = finetune.text_features(examples, tokenizer, 48, 16)
+    batch = collate(features, 0)
+    ids = batch['ids']
+    segments = batch['segments']
+    mask = batch['attention_mask']
     assert ids[0, :3].tolist() == [2, 5, 6]
     expected = theirs(ids, token_type_ids=segments, attention_mask=mask).logits
-    assert (ours.eval()(ids, segments, mask) - expected).abs().max() < 1e-5
+    actual = ours.eval()(ids, segments, mask)
+    assert (actual - expected).abs().max() < 1e-5
     assert expected.std() > 0.1
 
 
@@ -334,12 +362,14 @@ def test_the_casing_of_a_bert_is_that_of_its_files(files, casing, first, bert, t
     bert(BERT_PIECES)
     for name, content in files.items():
         (tmp_path / name).write_text(json.dumps(content))
+    given = knobs(casing=casing)
     try:
-        _, tokenizer = finetune.make_model(str(tmp_path), TASKS['mnli'], 1, knobs(casing=casing))
+        _, tokenizer = finetune.make_model(str(tmp_path), TASKS['mnli'], 1, given)
     except UserError as error:
         assert str(error).endswith(first)
     else:
-        assert [tokenizer.pieces[i] for i in tokenizer.encode(['W1'])[0]] == [first]
+        ids = tokenizer.encode(['W1'])[0]
+        assert [tokenizer.pieces[i] for i in ids] == [first]
 
 
 @pytest.mark.parametrize('attention', ATTENTION)
@@ -351,10 +381,13 @@ def test_any_pretrained_encoder_takes_any_head(attention, tmp_path):
     pretrained_model, *_ = train.load(run)
     ids = torch.randint(5, 40, (2, 9))
     rows = {'cola': ids, 'c3': ids[:, None].expand(-1, 3, -1), 'squad1': ids}
+    expected = pretrained_model.encoder(ids)
     for name, length in itertools.product(rows, (48, 64)):
-        given = knobs(block_size=length, pooling='layerwise' if name == 'c3' else 'first')
+        pooling = 'layerwise' if name == 'c3' else 'first'
+        given = knobs(block_size=length, pooling=pooling)
         model, _ = finetune.make_model(f'{run}/ckpt_0000003.pt', TASKS[name], 1, given)
-        assert torch.allclose(model.eval().encoder(ids), pretrained_model.encoder(ids), atol=1e-5)
+        states = model.eval().encoder(ids)
+        assert torch.allclose(states, expected, atol=1e-5)
         assert model.config.block_size == length
         logits = model(rows[name])
         if name == 'squad1':                            # of start and of end
@@ -381,8 +414,8 @@ def test_classes_are_scored_as_in_scikit_learn():
             assert METRICS[name](targets, predictions) == pytest.approx(value, abs=1e-12), name
     targets = rng.integers(0, 4, 50)
     predictions = rng.integers(1, 5, 50)
-    assert METRICS['macro_f1'](targets, predictions) == pytest.approx(
-        sklearn.f1_score(targets, predictions, average='macro', zero_division=0))
+    expected = sklearn.f1_score(targets, predictions, average='macro', zero_division=0)
+    assert METRICS['macro_f1'](targets, predictions) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize('targets, predictions', [
@@ -404,16 +437,18 @@ def test_correlations_are_scipys(targets, predictions):
 def test_multirc_is_scored_by_question():
     """Questions of different paragraphs share numbers; answers of one need not be neighbours."""
     ids = [(0, 0, 0), (1, 0, 0), (0, 0, 1), (0, 1, 2)]
-    examples = [Example(item, (), target) for item, target in zip(ids, [1, 1, 0, 1], strict=True)]
-    assert finetune.score(TASKS['multirc'], examples, [1, 1, 0, 0]) == pytest.approx(
-        {'accuracy': 3 / 4, 'f1a': 4 / 5, 'exact_question': 2 / 3})
+    targets = [1, 1, 0, 1]
+    examples = [Example(item, (), target) for item, target in zip(ids, targets, strict=True)]
+    scores = finetune.score(TASKS['multirc'], examples, [1, 1, 0, 0])
+    assert scores == pytest.approx({'accuracy': 3 / 4, 'f1a': 4 / 5, 'exact_question': 2 / 3})
 
 
 def squad_oracle(answers, prediction):
     """(EM, F1) of a question by the official definition, as plainly as can be."""
     def clean(text):
-        text = ''.join(c for c in text.lower() if c not in set(string.punctuation))
-        return [word for word in re.sub(r'\b(a|an|the)\b', ' ', text).split() if word]
+        text = ''.join(c for c in text.lower() if c not in string.punctuation)
+        text = re.sub(r'\b(a|an|the)\b', ' ', text)
+        return text.split()
 
     def f1(a, b):
         if not a or not b:
@@ -421,14 +456,17 @@ def squad_oracle(answers, prediction):
         shared = sum(min(n, b.count(word)) for word, n in Counter(a).items())
         if not shared:
             return 0.0
-        precision, recall = shared / len(b), shared / len(a)
+        precision = shared / len(b)
+        recall = shared / len(a)
         return 2 * precision * recall / (precision + recall)
 
     guess = clean(prediction)
     golds = [clean(item) for item in answers if clean(item)]
     if not golds:
         golds = [[]]
-    return max(float(gold == guess) for gold in golds), max(f1(gold, guess) for gold in golds)
+    exact = float(guess in golds)
+    best = max(f1(gold, guess) for gold in golds)
+    return exact, best
 
 
 def cmrc_oracle(answers, prediction):
@@ -444,12 +482,16 @@ def cmrc_oracle(answers, prediction):
     def f1(a, b):
         longest = 0                                     # run of tokens of a that b has too
         for i, j in itertools.combinations(range(len(a) + 1), 2):
-            if any(a[i:j] == b[k:k + j - i] for k in range(len(b))):
-                longest = max(longest, j - i)
-        return 2 * longest / (len(a) + len(b)) if longest else 0.0
+            n = j - i
+            if any(a[i:j] == b[k:k + n] for k in range(len(b))):
+                longest = max(longest, n)
+        if not longest:
+            return 0.0
+        return 2 * longest / (len(a) + len(b))
 
-    return (max(float(clean(item) == clean(prediction)) for item in answers),
-            max(f1(tokens(item), tokens(prediction)) for item in answers))
+    exact = max(float(clean(item) == clean(prediction)) for item in answers)
+    best = max(f1(tokens(item), tokens(prediction)) for item in answers)
+    return exact, best
 
 
 ENGLISH = ['the', 'The', 'a', 'an', 'cat', 'Cat', 'cats', 'sat', 'U.S.', 'u.s', "john's", 'x-ray', 'Öl']
@@ -471,14 +513,17 @@ def test_answers_are_scored_by_the_official_definition(names, oracle, vocabulary
         if pick.random() >= empty:
             answers = [text(6) for _ in range(pick.randint(1, 3))]
         one_of_them = pick.choice(answers) if answers else ''
-        guess = pick.choice([one_of_them, text(6), text(2), '' if empty else text(1)])
+        guesses = [one_of_them, text(6), text(2), '' if empty else text(1)]
+        guess = pick.choice(guesses)
         if oracle is cmrc_oracle and not all(map(finetune.chinese_tokens, answers)):
             continue                                    # CMRC has no answers of punctuation alone
         expected = oracle(answers, guess)
         scores.append(expected)
         targets = [[(answer, 0) for answer in answers]]
-        for name, value in zip(names, (*expected, np.mean(expected)), strict=False):
-            assert METRICS[name](targets, [guess]) == pytest.approx(value), (answers, guess)
+        values = (*expected, np.mean(expected))
+        for name, value in zip(names, values, strict=False):
+            score = METRICS[name](targets, [guess])
+            assert score == pytest.approx(value), (answers, guess)
     mean_exact, mean_f1 = np.mean(scores, 0)
     assert len(scores) > 250
     assert 0.1 < mean_exact < mean_f1 < 0.9
@@ -507,24 +552,30 @@ def test_every_task_from_its_records_to_its_predictions(name, trial):
     result = trial(name, predict='test' if task.test else '')
     columns = [name, 'mnli_mm'] if name == 'mnli' else [name]
     for kind in ('scores', 'majority'):
-        assert {column: (*values,) for column, values in result[kind].items()} == dict.fromkeys(
-            columns, task.metrics)
+        metrics = {column: (*values,) for column, values in result[kind].items()}
+        assert metrics == dict.fromkeys(columns, task.metrics)
     assert result['n'][name] == ([24, 12] if name == 'chid' else [12, 6])
 
-    for stem in columns + [f'test_{column}' for column in columns if task.test]:
+    stems = columns
+    if task.test:
+        stems = columns + [f'test_{column}' for column in columns]
+    for stem in stems:
         path, = result['folder'].glob(f'{stem}.*')
         text = path.read_text()
         if task.hub.startswith('nyu-mll'):
             header, *lines = [line.split('\t') for line in text.splitlines()]
             assert header == ['index', 'prediction']
             assert [index for index, _ in lines] == list('012345')
-            assert {label for _, label in lines} <= {*task.labels} or name == 'stsb'
+            labels = {label for _, label in lines}
+            assert labels <= {*task.labels} or name == 'stsb'
         elif name in ('squad1', 'squad2', 'cmrc', 'chid'):
-            assert [*json.loads(text)][0] == ('#idiom000000#' if name == 'chid' else 'Q0')
+            first, *_ = json.loads(text)
+            assert first == ('#idiom000000#' if name == 'chid' else 'Q0')
         else:
             rows = [json.loads(line) for line in text.splitlines()]
             assert len(rows) == 6
-            assert [*rows[1]] == ['idx' if name in ('boolq', 'multirc') else 'id', 'label']
+            key = 'idx' if name in ('boolq', 'multirc') else 'id'
+            assert [*rows[1]] == [key, 'label']
 
 
 @pytest.mark.parametrize('name, rate, epochs, least', [('stsb', 1e-2, 20, 0.75), ('c3', 5e-3, 25, 0.7)])
@@ -532,7 +583,10 @@ def test_a_head_learns(name, rate, epochs, least, trial, tmp_path):
     """Trained and evaluated on the same examples, it passes the majority by far."""
     write_copy(tmp_path, name, made(name, 24, shared=True))
     result = trial(name, data_dir=tmp_path, learning_rate=rate, epochs=epochs)
-    assert result['scores'][name][result['metric']] > max(least, result['majority'][name][result['metric']])
+    metric = result['metric']
+    score = result['scores'][name][metric]
+    majority = result['majority'][name][metric]
+    assert score > max(least, majority)
 
 
 RECIPE = {'epochs': 4, 'total_batch': 8, 'learning_rate': 1e-2, 'warmup_fraction': 0.25, 'beta1': 0.7,
@@ -542,37 +596,43 @@ RECIPE = {'epochs': 4, 'total_batch': 8, 'learning_rate': 1e-2, 'warmup_fraction
 
 def plain_trial(run, data_dir):
     """A trial of rte with RECIPE, by hand -> (learning rates, [(accuracy, parameters)] after each epoch)"""
-    examples = {split: finetune.load_examples(TASKS['rte'], split, knobs(data_dir=data_dir))
-                for split in ('train', 'validation')}
+    given = knobs(data_dir=data_dir)
+    train_examples = finetune.load_examples(TASKS['rte'], 'train', given)
+    dev_examples = finetune.load_examples(TASKS['rte'], 'validation', given)
     model, tokenizer = finetune.make_model(f'{run}/ckpt_0000003.pt', TASKS['rte'], 3, knobs())
 
     def logits_of(example):
         a, b = tokenizer.encode(example.texts)
+        ids = [2, *a, 3, *b, 3]
         segments = [0] * (len(a) + 2) + [1] * (len(b) + 1)
-        return model(torch.tensor([[2, *a, 3, *b, 3]]), torch.tensor([segments]))[0]
+        return model(torch.tensor([ids]), torch.tensor([segments]))[0]
 
     matrices = [p for p in model.parameters() if p.dim() > 1]
     vectors = [p for p in model.parameters() if p.dim() == 1]
-    optimizer = torch.optim.AdamW([{'params': matrices, 'weight_decay': 0.1},
-                                   {'params': vectors, 'weight_decay': 0}], betas=(0.7, 0.9), eps=1e-3)
-    rates, history = [], []
+    groups = [{'params': matrices, 'weight_decay': 0.1}, {'params': vectors, 'weight_decay': 0}]
+    optimizer = torch.optim.AdamW(groups, betas=(0.7, 0.9), eps=1e-3)
+    rates = []
+    history = []
     for epoch in range(4):
         order = train.shuffled(range(22), 22, 3, epoch)
         for batch in (order[:8], order[8:16], order[16:]):
             step = len(rates)                           # of 12; 3 of them are warmup
-            rates.append(1e-2 * min((step + 1) / 3, (12 - step) / 9))
+            rate = 1e-2 * min((step + 1) / 3, (12 - step) / 9)
+            rates.append(rate)
             for group in optimizer.param_groups:
-                group['lr'] = rates[-1]
+                group['lr'] = rate
             optimizer.zero_grad()
             for i in batch:
-                example = examples['train'][i]
-                (-logits_of(example).log_softmax(0)[example.label] / len(batch)).backward()
+                example = train_examples[i]
+                loss = -logits_of(example).log_softmax(0)[example.label]
+                (loss / len(batch)).backward()
             norm = sum(p.grad.square().sum() for p in model.parameters()).sqrt()
             for p in model.parameters():
                 p.grad *= min(1, 0.5 / norm)
             optimizer.step()
-        hits = [(logits_of(example).argmax() == example.label).item() for example in examples['validation']]
-        history.append((np.mean(hits), {key: x.clone() for key, x in model.state_dict().items()}))
+        hits = [(logits_of(example).argmax() == example.label).item() for example in dev_examples]
+        weights = {key: x.clone() for key, x in model.state_dict().items()}
+        history.append((np.mean(hits), weights))
     return rates, history
 
 
@@ -591,26 +651,31 @@ def test_a_trial_is_a_plain_loop(trial, run, tmp_path, monkeypatch):
                for keep_best in (False, True)}
 
     lines = train.read_metrics(results[False]['folder'])
-    assert [line['lr'] for line in lines if line['kind'] == 'train'] == pytest.approx(rates)
+    logged_rates = [line['lr'] for line in lines if line['kind'] == 'train']
+    assert logged_rates == pytest.approx(rates)
     assert seeds == 2 * [(3, step) for step in range(12)]
     accuracies = [accuracy for accuracy, _ in history]
-    assert [line['accuracy'] for line in lines if line['kind'] == 'val'] == pytest.approx(accuracies)
+    logged_accuracies = [line['accuracy'] for line in lines if line['kind'] == 'val']
+    assert logged_accuracies == pytest.approx(accuracies)
     best = accuracies.index(max(accuracies))
     assert accuracies.count(max(accuracies)) > 1        # a tie: the first one is kept
     for keep_best, epoch in ((False, 3), (True, best)):
-        expected = history[epoch][1]
-        for key, x in parameters(results[keep_best]['folder']).items():
+        result = results[keep_best]
+        accuracy, expected = history[epoch]
+        for key, x in parameters(result['folder']).items():
             assert torch.allclose(x, expected[key], atol=1e-5), (keep_best, key)
-        assert results[keep_best]['scores']['rte']['accuracy'] == pytest.approx(accuracies[epoch])
+        assert result['scores']['rte']['accuracy'] == pytest.approx(accuracy)
     assert results[True]['majority']['rte']['accuracy'] == 3 / 8
 
 
 def test_the_same_command_gives_the_same_weights(trial):
     """What is not in the recipe changes nothing, each of the others does."""
     first = parameters(trial('rte')['folder'])
-    assert same(first, parameters(trial('rte', 'again', log_interval=1)['folder']))
-    for changes in ({'seed': 2}, {'dropout': 0.5}, {'attention_dropout': 0.5}, {'train_samples': 9},
-                    {'pooling': 'first'}, {'schedule': 'constant'}, {'overrides': 'rte.learning_rate=1e-3'}):
+    again = parameters(trial('rte', 'again', log_interval=1)['folder'])
+    assert same(first, again)
+    recipes = [{'seed': 2}, {'dropout': 0.5}, {'attention_dropout': 0.5}, {'train_samples': 9},
+               {'pooling': 'first'}, {'schedule': 'constant'}, {'overrides': 'rte.learning_rate=1e-3'}]
+    for changes in recipes:
         other = parameters(trial('rte', '_'.join(changes), **changes)['folder'])
         assert not same(first, other), changes
 
@@ -620,22 +685,26 @@ def test_the_step_of_a_run_is_that_of_its_newest_checkpoint(trial, stage, copies
     run = pretrained(tmp_path / 'base', step=7, seed=1)
     shutil.copy(os.path.join(run, 'ckpt_0000007.pt'), os.path.join(run, 'ckpt_0000004.pt'))
     trial('rte', init_from=run)
-    done = stage('finetune', *words(init_from=f'{run}/ckpt_0000004.pt', data_dir=copies, tasks='rte',
-                                    out_dir=tmp_path / 'out', **QUICK))
+    command = words(init_from=f'{run}/ckpt_0000004.pt', data_dir=copies, tasks='rte',
+                    out_dir=tmp_path / 'out', **QUICK)
+    done = stage('finetune', *command)
     results = finetune.read_results(str(tmp_path / 'out'))
     assert [(result['run'], result['step']) for result in results] == [('base', 7), ('base', 4)]
     assert [row[0] for row in cells(done.out, 'rte.accuracy')] == ['base', 'base@4']
     for name in ('base', 'base@4'):
-        assert finetune.find_start(str(tmp_path / 'out' / name / 'rte_1')).subfolder == name
+        start = finetune.find_start(str(tmp_path / 'out' / name / 'rte_1'))
+        assert start.subfolder == name
 
 
 def test_numbers_of_examples_and_the_metric_of_a_task(trial, copies):
     """Every seed has the same examples."""
     given = {'data_dir': copies, 'train_samples': 6}
-    one, two = (finetune.load_examples(TASKS['mrpc'], 'train', knobs(**given, seed=seed)) for seed in (1, 2))
+    one = finetune.load_examples(TASKS['mrpc'], 'train', knobs(**given, seed=1))
+    two = finetune.load_examples(TASKS['mrpc'], 'train', knobs(**given, seed=2))
     assert one == two
     result = trial('mrpc', train_samples=9, eval_samples=4, overrides='mrpc.metric=f1')
-    assert (result['n'], result['metric']) == ({'mrpc': [9, 4]}, 'f1')
+    assert result['n'] == {'mrpc': [9, 4]}
+    assert result['metric'] == 'f1'
 
 
 def test_processes_share_the_trials(stage, trial, run, copies, tmp_path, monkeypatch):
@@ -652,7 +721,8 @@ def test_processes_share_the_trials(stage, trial, run, copies, tmp_path, monkeyp
     monkeypatch.delenv('RANK')
     for seed in (2, 3):
         alone = trial('rte', f'alone_{seed}', seed=seed)
-        assert same(parameters(tmp_path / 'two' / 'base' / f'rte_{seed}'), parameters(alone['folder']))
+        shared = tmp_path / 'two' / 'base' / f'rte_{seed}'
+        assert same(parameters(shared), parameters(alone['folder']))
 
 
 def test_two_commands_never_share_a_trial(stage, run, copies, tmp_path):
@@ -660,9 +730,11 @@ def test_two_commands_never_share_a_trial(stage, run, copies, tmp_path):
     folder = tmp_path / 'out' / 'base' / 'rte_1'
     command = words(init_from=run, data_dir=copies, tasks='rte', out_dir=tmp_path / 'out', **QUICK)
     with train.lock_folder(str(folder)):
-        assert f'{folder}: another run uses it' in refused(stage('finetune', *command))
+        message = refused(stage('finetune', *command))
+        assert f'{folder}: another run uses it' in message
         assert [path.name for path in folder.iterdir()] == ['lock']
-    assert stage('finetune', *command).code == 0
+    done = stage('finetune', *command)
+    assert done.code == 0
 
 
 def test_a_finished_trial_is_kept_and_another_recipe_refused(trial, stage, run, tmp_path):
@@ -674,16 +746,20 @@ def test_a_finished_trial_is_kept_and_another_recipe_refused(trial, stage, run, 
     place = trial('custom', **given)['folder'] / 'result.json'
     result = json.loads(place.read_text())
     del result['recipe']['keep_best']
-    write_json(place, {**result, 'recipe': {**result['recipe'], 'noise': ''}})
+    result['recipe']['noise'] = ''
+    write_json(place, result)
     before = place.read_bytes()
     command = words(init_from=run, tasks='custom', out_dir=tmp_path / 'out', **QUICK, **given)
     assert stage('finetune', *command).code == 0
-    for changes, message in (({'epochs': 2, 'seed': 7}, 'epochs=1, this run has 2'),
-                             ({'keep_best': True}, 'keep_best=False, this run has True'),
-                             ({'init_from': pretrained(tmp_path / 'base', seed=1)}, 'other parameters')):
-        assert message in stage('finetune', *command, *words(**changes)).err.splitlines()[-1]
+    cases = [({'epochs': 2, 'seed': 7}, 'epochs=1, this run has 2'),
+             ({'keep_best': True}, 'keep_best=False, this run has True'),
+             ({'init_from': pretrained(tmp_path / 'base', seed=1)}, 'other parameters')]
+    for changes, message in cases:
+        done = stage('finetune', *command, *words(**changes))
+        assert message in done.err.splitlines()[-1]
     (tmp_path / 'b.csv').write_text(HEAD + 'b,green\n')
-    assert 'has file_sums={' in stage('finetune', *command).err.splitlines()[-1]
+    done = stage('finetune', *command)
+    assert 'has file_sums={' in done.err.splitlines()[-1]
     assert place.read_bytes() == before
 
 
@@ -693,7 +769,8 @@ def test_a_finished_trial_is_evaluated_by_its_own_recipe(pooling, trial, run, tm
     first = trial('stsb', init_from=f'{run}/ckpt_0000003.pt', pooling=pooling, block_size=40, seed=2)
     again = trial('rte', 'again', init_from=first['folder'], trials=4, epochs=0, predict='test')
     assert (again['folder'] / 'test_stsb.tsv').exists()
-    assert (again['folder'] / 'stsb.tsv').read_bytes() == (first['folder'] / 'stsb.tsv').read_bytes()
+    predictions = (first['folder'] / 'stsb.tsv').read_bytes()
+    assert (again['folder'] / 'stsb.tsv').read_bytes() == predictions
     for key in ('scores', 'majority', 'n', 'run', 'step', 'seed', 'task'):
         assert again[key] == first[key]
     assert again['folder'] == tmp_path / 'again' / 'base@3' / 'stsb_2'
@@ -716,11 +793,13 @@ def test_a_file_is_labelled_by_a_trial_alone(trial, stage, tmp_path):
     model, tokenizer, content = train.load(str(folder))
     for line, text in ((first, 'NA'), (second, 'a, river')):
         _, label, chance = line.rsplit(',', 2)
-        chances = model(torch.tensor([[2, *tokenizer.encode([text])[0], 3]]))[0].softmax(0)
+        ids = [2, *tokenizer.encode([text])[0], 3]
+        chances = model(torch.tensor([ids]))[0].softmax(0)
         assert label == content['labels'][chances.argmax()]
         assert float(chance) == pytest.approx(chances.max().item(), abs=1e-6)
     row = json.loads((folder / 'predicted_new.jsonl').read_text())
-    assert [*row.values()] == [None, 'NA', first.split(',')[2], pytest.approx(float(first.split(',')[3]))]
+    _, _, label, chance = first.split(',')
+    assert [*row.values()] == [None, 'NA', label, pytest.approx(float(chance))]
 
 
 def test_training_rows_are_not_scored_without_a_word(trial, stage, tmp_path):
@@ -750,11 +829,15 @@ def test_a_trial_goes_on(first, same, other, trial, run):
     for name in same + other:
         model, _ = finetune.make_model(path, TASKS[name], 1, knobs())
         new_model, _ = finetune.make_model(f'{run}/ckpt_0000003.pt', TASKS[name], 1, knobs())
+        new = new_model.state_dict()
         for key, x in model.state_dict().items():
             is_new = key.startswith('classifier.') and name in other
-            assert torch.equal(x, new_model.state_dict()[key] if is_new else trained.get(key, x)), key
+            expected = new[key] if is_new else trained.get(key, x)
+            assert torch.equal(x, expected), key
     start = finetune.find_start(str(result['folder']))
-    assert (start.run, start.task, start.seed) == ('base', first, 3)
+    assert start.run == 'base'
+    assert start.task == first
+    assert start.seed == 3
 
 
 @pytest.mark.parametrize('given, message', [
@@ -776,8 +859,9 @@ def test_a_mistake_on_the_command_line_is_one_line(given, message, stage, run, c
 def test_the_norm_of_the_noise(run):
     model, tokenizer = finetune.make_model(f'{run}/ckpt_0000003.pt', TASKS['cola'], 1, knobs())
     examples = [Example(i, ('the river ' * i,), 0) for i in range(1, 6)]
-    data = Data(TASKS['cola'], examples, finetune.text_features(examples, tokenizer, 48, 16), 0)
-    batch = collate(data.features, 0)
+    features = finetune.text_features(examples, tokenizer, 48, 16)
+    data = Data(TASKS['cola'], examples, features, 0)
+    batch = collate(features, 0)
     seen = []
     with torch.no_grad():
         plain = model.encoder.embed(batch['ids'], batch['segments'])
@@ -786,18 +870,22 @@ def test_the_norm_of_the_noise(run):
         model(batch['ids'], batch['segments'], batch['attention_mask'])
     hook.remove()
     norms = (seen[0] - plain).norm(dim=-1)
-    expected = 0.3 * plain.norm(dim=-1)[batch['attention_mask']].mean()         # of tokens, not of padding
+    token_norms = plain.norm(dim=-1)[batch['attention_mask']]           # of tokens, not of padding
+    expected = 0.3 * token_norms.mean()
     assert torch.allclose(norms, expected.expand_as(norms), rtol=1e-4)
 
 
 def test_cross_tasks_are_reduced_to_yes_and_no(stage, trial, copies, tmp_path):
     """MNLI's positive class is 0, QQP's 1."""
-    data = Data(TASKS['qqp'], [Example(0, (), 1), Example(1, (), 1), Example(2, (), 0)], [], 0)
+    examples = [Example(0, (), 1), Example(1, (), 1), Example(2, (), 0)]
+    data = Data(TASKS['qqp'], examples, [], 0)
     assert kowsher.cross_score('mnli', 'qqp', data, [0, 1, 2]) == pytest.approx(2 / 3)
     result = trial('mnli')
-    done = stage('kowsher', *words(out_dir=tmp_path / 'out', runs='base', tasks='mnli,qqp', cross=True,
-                                   noise='0,20', data_dir=copies, device='cpu'))
-    own = f"{100 * result['scores']['mnli']['accuracy']:.2f}"
+    command = words(out_dir=tmp_path / 'out', runs='base', tasks='mnli,qqp', cross=True,
+                    noise='0,20', data_dir=copies, device='cpu')
+    done = stage('kowsher', *command)
+    accuracy = result['scores']['mnli']['accuracy']
+    own = f'{100 * accuracy:.2f}'
     assert done.out.startswith(f"{result['folder']}: 0 {own}, 20 ")
     assert f', mnli {own}, qqp ' in done.out.splitlines()[0]
 
@@ -812,11 +900,15 @@ def own(tmp_path):
         files = [f'{folder}/{split}{suffix}' for split in ('train', 'dev')]
         for file, content in zip(files, (text, dev), strict=True):
             Path(file).write_text(content)
-        given = knobs(**{'train_file': files[0], 'dev_file': files[1] if dev else '', 'texts': 'text',
-                         'label': 'class', **changes})
+        train_file, dev_file = files
+        columns = {'texts': 'text', 'label': 'class'}
+        given = knobs(train_file=train_file, dev_file=dev_file if dev else '', **{**columns, **changes})
         task = finetune.make_task('custom', given)
-        splits = [finetune.load_examples(task, split, given) for split in task.splits]
-        return task, *([(*example.texts, example.label) for example in examples] for examples in splits)
+        rows = []
+        for split in task.splits:
+            examples = finetune.load_examples(task, split, given)
+            rows.append([(*example.texts, example.label) for example in examples])
+        return task, *rows
     return make
 
 
@@ -826,14 +918,17 @@ def test_every_format_of_labelled_files(own):
     records = [{'text': text, 'class': label} for text, label in rows]
     quoted = HEAD + ''.join(f'"{text}",{label}\n' for text, label in rows).replace('"b"', '""b""')
     lines = ''.join(json.dumps(record) + '\n' for record in records)
+    whole = json.dumps(records)
     expected = [('NA', 3), ('null', 0), ('a, "b"\nc', 1), ('', 2)]
-    for text, suffix in ((quoted, '.csv'), ('\ufeff' + quoted, '.CSV'), (lines, '.jsonl'), (lines, '.ndjson'),
-                         (json.dumps(records), '.json')):
+    files = [(quoted, '.csv'), ('\ufeff' + quoted, '.CSV'), (lines, '.jsonl'), (lines, '.ndjson'),
+             (whole, '.json')]
+    for text, suffix in files:
         task, train_rows, dev_rows = own(text, text, suffix)
         assert task.labels == ('01', '1', 'NA', 'not red')
         assert train_rows == dev_rows == expected
     tabs = 'text\tclass\n"a\t1\nb"\t2\n'
-    assert own(tabs, tabs, '.tsv')[1] == [('"a', 0), ('b"', 1)]
+    _, train_rows, _ = own(tabs, tabs, '.tsv')
+    assert train_rows == [('"a', 0), ('b"', 1)]
 
 
 @pytest.mark.parametrize('labels, kind, names', [
@@ -844,7 +939,8 @@ def test_classes_or_numbers(labels, kind, names, own):
     """1.0 is the class 1, as pandas writes it in a column with a gap."""
     text = HEAD + ''.join(f'a,{label}\n' for label in labels.split())
     task, train_rows, _ = own(text, text, label_kind=kind)
-    assert (task.head, task.labels) == ('classify' if names else 'regress', tuple(names.split()))
+    assert task.head == ('classify' if names else 'regress')
+    assert task.labels == tuple(names.split())
     values = [label for _, label in train_rows]
     if not names:
         assert [np.mean(values), np.std(values, ddof=1)] == pytest.approx([0, 1])
@@ -899,9 +995,13 @@ def squad_file(path, names):
     """Write questions in SQuAD's format; the answer of one whose name begins with x is not in the context."""
     questions = []
     for name in names:
-        answers = [{'text': 'no' if name[0] == 'x' else 'river', 'answer_start': 4}]
-        questions.append({'id': name, 'question': f'who is {name} ?', 'answers': answers * (name[0] != 'n')})
-    content = {'data': [{'paragraphs': [{'context': 'the river walks', 'qas': questions}]}]}
+        text = 'no' if name[0] == 'x' else 'river'
+        answers = [{'text': text, 'answer_start': 4}]
+        if name[0] == 'n':
+            answers = []
+        questions.append({'id': name, 'question': f'who is {name} ?', 'answers': answers})
+    paragraph = {'context': 'the river walks', 'qas': questions}
+    content = {'data': [{'paragraphs': [paragraph]}]}
     path.write_text(json.dumps(content))
     return path
 
@@ -915,10 +1015,12 @@ def test_questions_that_cannot_train_are_left_out(tmp_path):
 
 
 def test_squad_is_evaluated_on_a_file_of_your_own(trial, tmp_path):
-    result = trial('squad1', train_file=squad_file(tmp_path / 'a.json', ['a0', 'a1', 'a2']),
-                   dev_file=squad_file(tmp_path / 'b.json', ['b0', 'b1']))
+    train_file = squad_file(tmp_path / 'a.json', ['a0', 'a1', 'a2'])
+    dev_file = squad_file(tmp_path / 'b.json', ['b0', 'b1'])
+    result = trial('squad1', train_file=train_file, dev_file=dev_file)
     assert result['n'] == {'squad1': [3, 2]}
-    assert [*json.loads((result['folder'] / 'squad1.json').read_text())] == ['b0', 'b1']
+    predictions = json.loads((result['folder'] / 'squad1.json').read_text())
+    assert [*predictions] == ['b0', 'b1']
 
 
 # ---- the table ----
@@ -940,17 +1042,20 @@ def test_mean_deviation_and_interval():
     for n in (2, 3, 5, 10):
         deviation = np.std(range(n), ddof=1)
         half = stats.t.ppf(0.975, n - 1) * deviation / n ** 0.5
-        assert finetune.spread(pd.Series(range(n))) == f'{(n - 1) / 2:.2f} ({deviation:.2f}) ± {half:.2f}'
+        mean = (n - 1) / 2
+        printed = finetune.spread(pd.Series(range(n)))
+        assert printed == f'{mean:.2f} ({deviation:.2f}) ± {half:.2f}'
     assert finetune.spread(pd.Series([4.0, np.nan])) == '4.00'
     assert finetune.spread(pd.Series([np.nan])) == '-'
 
 
 def test_scores_and_differences_that_are_paired_by_seed():
     results = []
-    for run_name, scores in (('ours', (70, 74, 90)), ('base', (60, 69))):
-        results += [{'subfolder': run_name, 'seed': seed, 'scores': {'rte': {'accuracy': value / 100}},
-                     'majority': {'rte': {'accuracy': 0.5}}, 'n': {'rte': [12, 6]}}
-                    for seed, value in enumerate(scores, 1)]
+    fixed = {'majority': {'rte': {'accuracy': 0.5}}, 'n': {'rte': [12, 6]}}
+    for run_name, percents in (('ours', (70, 74, 90)), ('base', (60, 69))):
+        for seed, percent in enumerate(percents, 1):
+            scores = {'rte': {'accuracy': percent / 100}}
+            results.append({'subfolder': run_name, 'seed': seed, 'scores': scores, **fixed})
     text = finetune.make_report(results, {'base'})
     assert cells(text, 'rte.accuracy') == [
         ['base', '64.50 (6.36) ± 57.18', '2', '50.0', '12', '6'],

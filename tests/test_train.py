@@ -80,8 +80,12 @@ def last(folder):
 def same_run(one, other):
     """Equality to the bit of weights, optimizer, counts and log."""
     assert metrics(one) == metrics(other)
+    content = last(one)
+    other_content = last(other)
     for key in ('model', 'optimizer', 'scaler', 'step', 'samples'):
-        for x, y in zip(tree_leaves(last(one)[key]), tree_leaves(last(other)[key]), strict=True):
+        leaves = tree_leaves(content[key])
+        other_leaves = tree_leaves(other_content[key])
+        for x, y in zip(leaves, other_leaves, strict=True):
             assert torch.equal(x, y) if torch.is_tensor(x) else x == y, key
 
 
@@ -120,10 +124,11 @@ def test_rows_hold_the_corpus(packing, corpus, meta):
 
     rows = Rows(corpus, meta, 'train', 32, packing)
     assert len(rows) == len(expected)
-    pad, cls, sep = (meta['special'][name] for name in ('pad', 'cls', 'sep'))
+    special = meta['special']
     for index, tokens in enumerate(expected):
-        padding = [pad] * (30 - len(tokens))
-        assert rows[index][0].tolist() == [cls, *tokens, sep, *padding]
+        ids, _ = rows[index]
+        padding = [special['pad']] * (30 - len(tokens))
+        assert ids.tolist() == [special['cls'], *tokens, special['sep'], *padding]
 
 
 @pytest.mark.parametrize('n', [1, 2, 7, 1000])
@@ -131,18 +136,21 @@ def test_shuffled_is_a_permutation_of_each_epoch(n):
     orders = [shuffled(range(n), n, seed, epoch).tolist() for seed, epoch in ((1, 0), (1, 1), (2, 0))]
     assert all(sorted(order) == list(range(n)) for order in orders)
     if n == 1000:
-        assert orders[0] != orders[1] != orders[2] != orders[0]
-        assert orders[0][:6] == [778, 439, 342, 893, 442, 566]          # saved runs go on with this order
-        assert shuffled([2, 3], n, 1, 0).tolist() == orders[0][2:4]
-        distances = np.abs(np.diff(orders[0]))          # of neighbours: n / 3 in a random order
+        first, next_epoch, other_seed = orders
+        assert first != next_epoch != other_seed != first
+        assert first[:6] == [778, 439, 342, 893, 442, 566]              # saved runs go on with this order
+        assert shuffled([2, 3], n, 1, 0).tolist() == first[2:4]
+        distances = np.abs(np.diff(first))              # of neighbours: n / 3 in a random order
         assert abs(distances.mean() / (n / 3) - 1) < 0.25
-        assert len(set(shuffled(range(n), 10 ** 9, 1, 0))) == n
+        part = shuffled(range(n), 10 ** 9, 1, 0)
+        assert len(set(part)) == n
 
 
 def test_every_row_once_per_epoch_and_masked_anew(corpus, meta):
     rows = Rows(corpus, meta, 'val', 32, 'stream')
     n = len(rows)
-    loader = Loader(rows, Masker(meta, 32, 0.15, 'mlm', False), 1)
+    masker = Masker(meta, 32, 0.15, 'mlm', False)
+    loader = Loader(rows, masker, 1)
     indices = loader.indices(range(2 * n)).tolist()
     assert sorted(indices[:n]) == sorted(indices[n:]) == list(range(n))
     assert indices[:n] != indices[n:]
@@ -151,15 +159,17 @@ def test_every_row_once_per_epoch_and_masked_anew(corpus, meta):
     again = n + indices[n:].index(indices[0])           # the sample of that row in the second epoch
     positions = loader.batch([again])['positions']
     assert set(first['positions'][0].tolist()) != set(positions[0].tolist())
-    other_seed = Loader(rows, loader.masker, 2)
+    other_seed = Loader(rows, masker, 2)
     assert not torch.equal(other_seed.batch([0])['ids'], first['ids'])
 
 
 def test_ranks_see_what_one_process_sees(corpus, meta):
-    loader = Loader(Rows(corpus, meta, 'train', 32, 'documents'), Masker(meta, 32, 0.15, 'plm', False), 1)
-    whole = loader.batch(range(16, 32))
+    rows = Rows(corpus, meta, 'train', 32, 'documents')
+    loader = Loader(rows, Masker(meta, 32, 0.15, 'plm', False), 1)
+    samples = range(16, 32)
+    whole = loader.batch(samples)
     for rank in range(3):
-        parts = loader.micro_batches(range(16, 32)[rank::3], 2)
+        parts = loader.micro_batches(samples[rank::3], 2)
         assert [len(part['ids']) for part in parts] == ([2, 2, 2] if rank == 0 else [1, 2, 2])
         for key, x in whole.items():
             assert torch.equal(torch.cat([part[key] for part in parts]), x[rank::3])
@@ -199,10 +209,15 @@ def masked_by_hand(ids, word_starts, fraction, k, meta, rng, whole_word):
 
     seen = list(ids)
     for t, action, index in zip(chosen, actions, drawn):                        # noqa: B905
-        seen[t] = meta['special']['mask'] if action < 0.8 else index if action < 0.9 else ids[t]
+        if action < 0.8:
+            seen[t] = meta['special']['mask']
+        elif action < 0.9:
+            seen[t] = index
     places = [0] * len(ids)                             # special tokens come first, what is predicted last
-    for number, t in enumerate(sorted(free, key=lambda t: (t in chosen, scores[t]))):
-        places[t] = len(ids) - len(free) + number + 1
+    ordered = sorted(free, key=lambda t: (t in chosen, scores[t]))
+    n_special = len(ids) - len(free)
+    for number, t in enumerate(ordered, 1):
+        places[t] = n_special + number
     return chosen, seen, places
 
 
@@ -226,9 +241,11 @@ def test_masks_are_those_by_hand(packing, words, objective, begin, end, corpus, 
         meta = {**meta, 'segmenter': {}}
         for shard in meta['splits']['train']:
             stem = f"{folder}/{shard['stem']}"
-            (np.fromfile(stem + '.bin', meta['dtype']) % 3 == 0).tofile(stem + '.words')
+            ids = np.fromfile(stem + '.bin', meta['dtype'])
+            (ids % 3 == 0).tofile(stem + '.words')
     rows = Rows(folder, meta, 'train', 64, packing, bool(words))
-    loader = Loader(rows, Masker(meta, 64, begin, objective, bool(words), end, 200), 1)
+    masker = Masker(meta, 64, begin, objective, bool(words), end, 200)
+    loader = Loader(rows, masker, 1)
     batch = {key: x.numpy() for key, x in loader.batch(range(300)).items()}
     k = math.ceil(64 * begin)
     assert batch['positions'].shape == (300, k)
@@ -246,10 +263,11 @@ def test_masks_are_those_by_hand(packing, words, objective, begin, end, corpus, 
         rng = np.random.default_rng([1, sample])
         chosen, seen, places = masked_by_hand(ids, word_starts, fraction, k, meta, rng, bool(words))
         n = len(chosen)
+        positions = batch['positions'][sample]
         assert batch['weights'][sample].tolist() == [1] * n + [0] * (k - n)
-        assert batch['positions'][sample, :n].tolist() == chosen
-        assert len(set(batch['positions'][sample])) == k
-        assert (batch['targets'][sample] == ids[batch['positions'][sample]]).all()
+        assert positions[:n].tolist() == chosen
+        assert len(set(positions)) == k
+        assert (batch['targets'][sample] == ids[positions]).all()
         if objective == 'mlm':
             assert batch['ids'][sample].tolist() == seen
         else:
@@ -276,12 +294,13 @@ def test_a_run_is_the_loop_written_by_hand(dtype, scale, clip, eval_fraction, ru
     masker = Masker(meta, 32, 0.3, 'mlm', True, 0.1, 12 * 8)        # to the last of 12 steps of 8 samples
     loader = Loader(Rows(corpus, meta, 'train', 32, 'documents'), masker, 4)
     torch.manual_seed(4)
-    model = MaskedLM(EncoderConfig(meta['vocab_size'], 32, 2, 4, 16, 32, dropout=0.1, attention_dropout=0.1,
-                                   tied_start=True))
-    optimizer = torch.optim.AdamW([
-        {'params': [p for p in model.parameters() if p.dim() > 1], 'weight_decay': 0.3},
-        {'params': [p for p in model.parameters() if p.dim() == 1], 'weight_decay': 0.0}],
-        betas=(0.8, 0.95), eps=1e-3)
+    config = EncoderConfig(meta['vocab_size'], 32, 2, 4, 16, 32, dropout=0.1, attention_dropout=0.1,
+                           tied_start=True)
+    model = MaskedLM(config)
+    matrices = [p for p in model.parameters() if p.dim() > 1]
+    vectors = [p for p in model.parameters() if p.dim() == 1]
+    groups = [{'params': matrices, 'weight_decay': 0.3}, {'params': vectors, 'weight_decay': 0.0}]
+    optimizer = torch.optim.AdamW(groups, betas=(0.8, 0.95), eps=1e-3)
 
     for step, line in enumerate(metrics(tmp_path / 'a', 'train')):
         rate = 0.01 * (step + 1) / 3
@@ -303,21 +322,25 @@ def test_a_run_is_the_loop_written_by_hand(dtype, scale, clip, eval_fraction, ru
             total += loss.item()
         for p in model.parameters():
             p.grad /= scale
-        norm = math.sqrt(sum(p.grad.square().sum().item() for p in model.parameters()))
-        for p in model.parameters():
-            p.grad *= min(1, clip / norm) if clip else 1
+        squares = [p.grad.square().sum().item() for p in model.parameters()]
+        norm = math.sqrt(sum(squares))
+        if clip:
+            for p in model.parameters():
+                p.grad *= min(1, clip / norm)
         optimizer.step()
         optimizer.zero_grad()
         assert line['lr'] == pytest.approx(rate)
         assert line['loss'] == pytest.approx(total, rel=1e-5)
         assert line['norm'] == pytest.approx(norm, rel=1e-4)
         assert norm > 0.3                               # and is clipped
+    tolerance = 1e-5 if dtype == 'float32' else 1e-4
     for name, x in last(tmp_path / 'a')['model'].items():
-        assert (x - model.state_dict()[name]).abs().max() < (1e-5 if dtype == 'float32' else 1e-4), name
+        assert (x - model.state_dict()[name]).abs().max() < tolerance, name
 
     # Every validation row once, without dropout, from the logits of all positions.
     rows = Rows(corpus, meta, 'val', 32, 'documents')
-    batch = Loader(rows, Masker(meta, 32, eval_fraction or 0.3, 'mlm', True), 0).batch(range(len(rows)))
+    masker = Masker(meta, 32, eval_fraction or 0.3, 'mlm', True)
+    batch = Loader(rows, masker, 0).batch(range(len(rows)))
     is_predicted = batch['weights'] > 0
     assert not is_predicted.all()
     with torch.no_grad():
@@ -446,12 +469,16 @@ def test_a_run_begins_with_the_weights_of_another_one(run, tmp_path):
     done = run('b', learning_rate=0, **knobs)
     assert f'from step 0 of the weights of {tmp_path}/a' in done.out
     content = last(tmp_path / 'b')
-    assert (content['step'], content['samples']) == (2, 16)
-    assert tree_leaves(content['optimizer']['state'])[0].item() == 2        # Adam's count of steps
+    assert content['step'] == 2
+    assert content['samples'] == 16
+    count, *_ = tree_leaves(content['optimizer']['state'])
+    assert count.item() == 2                            # Adam's count of steps
     for name, x in last(tmp_path / 'a')['model'].items():
         assert torch.equal(content['model'][name], x)
     # validation samples do not depend on the seed
-    assert metrics(tmp_path / 'b', 'val')[0]['loss'] == metrics(tmp_path / 'a', 'val')[-1]['loss']
+    at_start = metrics(tmp_path / 'b', 'val')[0]
+    at_end = metrics(tmp_path / 'a', 'val')[-1]
+    assert at_start['loss'] == at_end['loss']
     assert 'from step 2 of' in run('b', **{**knobs, 'max_iters': 3}).out
 
 
@@ -553,7 +580,8 @@ def test_a_checkpoint_is_written_whole_or_not_at_all(run, tmp_path, monkeypatch)
     monkeypatch.setattr(torch, 'save', save)
     text = refused(run('a', 2, max_iters=5, milestones=4))
     assert text.endswith('a/ckpt_0000005.pt cannot be written: [Errno 28] No space left')
-    assert [path.name for path in sorted((tmp_path / 'a').glob('ckpt*'))] == ['ckpt_0000004.pt']
+    names = [path.name for path in (tmp_path / 'a').glob('ckpt*')]
+    assert names == ['ckpt_0000004.pt']
     assert last(tmp_path / 'a')['step'] == 4
 
 
@@ -592,9 +620,11 @@ def test_what_is_not_finite_is_never_saved(what, dtype, run, tmp_path, monkeypat
     ({}, {'val': 'other'}, 'has val=')])
 def test_another_model_or_corpus_is_refused(knobs, identity, text, stage, pair, corpus, meta, tmp_path):
     """By a run that goes on. A new run may take the weights to another corpus of the same tokenizer."""
-    other = corpus_like(corpus, tmp_path, {**meta, 'identity': {**meta['identity'], **identity}})
+    other_identity = {**meta['identity'], **identity}
+    other = corpus_like(corpus, tmp_path, {**meta, 'identity': other_identity})
     knobs = {**PAIR, **knobs}
-    assert text in refused(stage('train', *tiny(other, pair, **knobs)))
+    goes_on = stage('train', *tiny(other, pair, **knobs))
+    assert text in refused(goes_on)
     begun = stage('train', *tiny(other, tmp_path / 'a', **knobs, init_from=pair, max_iters=0))
     if 'train' in identity or 'val' in identity:
         assert f'step 0 of the weights of {pair}' in begun.out
@@ -607,7 +637,8 @@ def test_all_of_a_model_but_its_start_and_dropout_is_compared(pair, monkeypatch)
     model = MaskedLM(EncoderConfig(**content['model_config']))
     allowed = set()
     for name in content['model_config']:
-        other = {**content, 'model_config': {**content['model_config'], name: 'another'}}
+        changed = {**content['model_config'], name: 'another'}
+        other = {**content, 'model_config': changed}
         monkeypatch.setattr(train, 'read_checkpoint', lambda path, other=other: other)
         with contextlib.suppress(UserError):
             train.load_weights(model, 'mlm', 'x.pt', {})
@@ -665,9 +696,11 @@ def test_further_corpora_are_validated_on(run, corpus, meta, tmp_path):
     rows = Rows(other, load_meta(other), 'val', 32, 'stream')
     run('a', data_dir=tmp_path, validation='other')
     loader = Loader(rows, Masker(meta, 32, 0.15, 'mlm', False), 0)
-    scores = train.evaluate(train.load(str(tmp_path / 'a'))[0], loader, 32, 32, CPU)
+    model, *_ = train.load(str(tmp_path / 'a'))
+    loss = train.evaluate(model, loader, 32, 32, CPU)['loss']
     line = train.read_metrics(tmp_path / 'a')[-1]
-    assert line['other_loss'] == pytest.approx(scores['loss'], rel=1e-6) != line['loss']
+    assert line['other_loss'] == pytest.approx(loss, rel=1e-6)
+    assert line['loss'] != pytest.approx(loss, rel=1e-6)
     corpus_like(corpus, tmp_path, {**meta, 'identity': {**meta['identity'], 'tokenizer': 'another'}})
     assert 'other has tokenizer=another' in refused(run('b', 2, data_dir=tmp_path, validation='other'))
 
@@ -692,22 +725,29 @@ def test_the_picture_has_losses_by_step(run, tmp_path, monkeypatch):
 
 
 def test_rows_are_shown_before_and_after_masking(run):
-    lines = [line.split() for line in run('a', show=2, packing='documents').out.splitlines() if line]
+    done = run('a', show=2, packing='documents')
+    lines = [line.split() for line in done.out.splitlines() if line]
     assert len(lines) == 4
     for before, after in (lines[:2], lines[2:]):
         predicted = {place for place, text in enumerate(before) if text[0] + text[-1] == '><'}
-        assert len(predicted) == math.ceil(0.15 * sum(text != '[PAD]' for text in before))
-        assert set() < {place for place in range(32) if before[place] != after[place]} <= predicted
+        n_real = sum(text != '[PAD]' for text in before)
+        assert len(predicted) == math.ceil(0.15 * n_real)
+        changed = {place for place in range(32) if before[place] != after[place]}
+        assert changed
+        assert changed <= predicted
 
 
 def test_fill_prints_five_predictions_for_each_mask(pair, stage, meta):
     """The model sees the ids of training, also of a full stop behind a mask."""
-    lines = stage('train', f'--init_from={pair}', '--fill=the [MASK] of a [MASK].').out.splitlines()
+    done = stage('train', f'--init_from={pair}', '--fill=the [MASK] of a [MASK].')
+    lines = done.out.splitlines()
     model, tokenizer, _ = train.load(str(pair))
-    ids = [meta['special']['cls'], *tokenizer.encode(['the in of a and.'])[0], meta['special']['sep']]
+    special = meta['special']
+    text_ids = tokenizer.encode(['the in of a and.'])[0]
+    ids = [special['cls'], *text_ids, special['sep']]
     places = [2, len(ids) - 3]                          # of " in" and " and", a token each
     for place in places:
-        ids[place] = meta['special']['mask']
+        ids[place] = special['mask']
     best = model(torch.tensor([ids]))[0, places].softmax(-1).topk(5)
     for line, indices, chances in zip(lines[1:], best.indices, best.values, strict=True):
         pieces = [tokenizer.pieces[index].strip('\u2581') or '\u2581' for index in indices]
@@ -731,7 +771,8 @@ def test_the_first_words_of_held_out_documents(corpus, meta, capsys, monkeypatch
         target = ids[len(before)]
         assert [*before, target, *after] == ids
         assert load_tokenizer(corpus).decode([target]).strip() == word
-        assert int(rank) == chances[0].argsort(descending=True).tolist().index(target) + 1
+        ranked = chances[0].argsort(descending=True).tolist()
+        assert int(rank) == ranked.index(target) + 1
 
 
 # ---- processes ----
