@@ -53,7 +53,8 @@ def test_config_files_are_found_from_any_folder(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize('argument, reason', [
-    ('--n_layr=3', '--n_layr=3: there is no knob n_layr, did you mean n_layer?'), ('--ROOT=3', 'no knob ROOT'),
+    ('--n_layr=3', '--n_layr=3: there is no knob n_layr, did you mean n_layer?'),
+    ('--ROOT=3', 'no knob ROOT'),
     ('--n_layer=3.0', 'n_layer=3.0 must be a whole number'), ('--n_layer=true', 'must be a whole number'),
     ('--n_layer=0', 'must be finite and at least 1'), ('--dropout=-0.1', 'must be finite and at least 0'),
     ('--learning_rate=1e999', 'learning_rate=inf must be finite'), ('--compile=1', 'must be true or false'),
