@@ -1306,7 +1306,7 @@ KNOBS = {                               # an option that not all use -> a value 
     ({'attention': 'pairwize'}, "attention='pairwize'.*original, symmetric, pairwise"),
     ({'dropout': 1.0}, 'dropout=1.0.*below 1'),
     ({'attention_dropout': math.nan}, 'attention_dropout=nan.*below 1'),
-    *[(system(name, position), f"position='{position}'.*'{name}' goes only with")
+    *[(system(name, position), f"position='{position}'.*'{name}' works only with")
       for name in OTHERS for position in POSITION if position not in positions_of(name)],
     (system('part_mask', 'none', one_value_matrix=True), 'one_value_matrix=True.*shatter'),
     (system('shatter', 'none', n_head=2), 'n_head=2.*even'),
@@ -1440,7 +1440,7 @@ def test_export_refuses_what_it_would_leave_out(transformers):
     attention = model.encoder.blocks[1].attention
     forward = attention.forward
     attention.forward = lambda *inputs: 1.01 * forward(*inputs)
-    with pytest.raises(UserError, match='its logits are others'):
+    with pytest.raises(UserError, match='its logits differ'):
         source.to_transformers(model)
 
 
@@ -1464,7 +1464,7 @@ def test_import_refuses_weights_that_are_missing_or_of_other_sizes(tmp_path, tra
     with pytest.raises(UserError, match='has no cls.predictions'):
         MaskedLM.from_pretrained(tmp_path)
     transformers.BertConfig(**{**SIZES, 'vocab_size': 30}).save_pretrained(tmp_path)
-    with pytest.raises(UserError, match=r'[\w.]+ is \(40\D.*, by config.json \(30\D'):
+    with pytest.raises(UserError, match=r'[\w.]+ is \(40\D.*, but config.json asks for \(30\D'):
         source.pretrained_encoder(tmp_path)
 
 

@@ -53,13 +53,14 @@ def test_config_files_are_found_from_any_folder(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize('argument, reason', [
-    ('--n_layr=3', '--n_layr=3: no knob n_layr, did you mean n_layer?'), ('--ROOT=3', 'no knob ROOT'),
+    ('--n_layr=3', '--n_layr=3: there is no knob n_layr, did you mean n_layer?'),
+    ('--ROOT=3', 'no knob ROOT'),
     ('--n_layer=3.0', 'n_layer=3.0 must be a whole number'), ('--n_layer=true', 'must be a whole number'),
     ('--n_layer=0', 'must be finite and at least 1'), ('--dropout=-0.1', 'must be finite and at least 0'),
     ('--learning_rate=1e999', 'learning_rate=inf must be finite'), ('--compile=1', 'must be true or false'),
     ("--milestones=1,'x'", "milestones=(1, 'x') must be whole numbers"),
     ('--milestones=10,-1', 'milestones=(10, -1) must be finite and at least 0'),
-    ('n_layer=3', 'neither a config file'), ('--\n\x1b[2J=1', r'--\n\x1b[2J=1: no knob'),
+    ('n_layer=3', 'neither a config file'), ('--\n\x1b[2J=1', r'--\n\x1b[2J=1: there is no knob'),
     ('broken.py', "broken.py: NameError: name 'pairwise' is not defined"),
     ('number.py', "number.py: learning_rate='1' must be a number"), ('--seed={[]}', "seed='{[]}' must be"),
     ('--seed=' + '-' * 100_000 + '1', '-... must be a whole')], ids=lambda text: repr(text)[1:20])

@@ -103,7 +103,7 @@ def test_a_folder_that_is_not_empty_is_refused(corpus, tmp_path, stage):
     (tmp_path / 'out').mkdir()
     export = 'train', f'--init_from={source}', f'--export={tmp_path}/out'
     assert stage(*export).code == 0
-    assert 'out: it is not empty: choose another folder' in refused(stage(*export))
+    assert 'out: the folder is not empty, choose another one' in refused(stage(*export))
 
 
 def export_of_trial(stage, corpus, folder, **settings):

@@ -754,7 +754,7 @@ def test_fill_prints_five_predictions_for_each_mask(pair, stage, meta):
         assert line.split()[::2] == pieces
         assert line.split()[1::2] == [f'{chance:.3f}' for chance in chances]
     long = stage('train', f'--init_from={pair}', f"--fill={'a ' * 40}[MASK]")
-    assert '43 tokens with [CLS] and [SEP]: the model takes 32' in refused(long)
+    assert '43 tokens with [CLS] and [SEP]: the model takes at most 32' in refused(long)
 
 
 def test_the_first_words_of_held_out_documents(corpus, meta, capsys, monkeypatch):
