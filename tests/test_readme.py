@@ -28,6 +28,7 @@ SMALL = {               # stage -> knobs that make a command of the page small
     'finetune': {'trials': 1, 'epochs': 1, 'train_samples': 8, 'eval_samples': 8, 'device': 'cpu'},
     'bench': {'what': 'params,speed', 'n_layer': 1, 'n_head': 4, 'n_embd': 16, 'n_inner': 32, 'lengths': 16,
               'batches': 2, 'rounds': 1, 'vocab_size': 400, 'device': 'cpu'},
+    'curves': {'device': 'cpu'},
 }
 
 
