@@ -387,7 +387,7 @@ def print_contrasts(plan, rows):
     print(f'\nPlanned tests\n\n{markdown(pd.DataFrame(lines))}')
 
 
-COLOURS = '#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#000000', '#999999'
+COLOURS = '#000000', '#E69F00', '#009E73', '#56B4E9', '#CC79A7', '#0072B2', '#D55E00', '#999999'
 
 
 def draw(plan, rows, path):
