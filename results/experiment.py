@@ -398,8 +398,8 @@ def draw(plan, rows, path):
     from matplotlib.figure import Figure
     groups = list(dict.fromkeys(map(os.path.dirname, rows['cell'])))
     names = list(dict.fromkeys(map(os.path.basename, plan.cells)))
-    figure = Figure((7 * len(groups), 6), layout='constrained')
-    panels = figure.subplots(1, len(groups), squeeze=False, sharey=True)[0]
+    figure = Figure((7, 5.5 * len(groups)), layout='constrained')
+    panels = figure.subplots(len(groups), 1, squeeze=False, sharey=True)[:, 0]
     top = 0.0
     for (cell, rate), of_cell in rows.groupby(['cell', 'rate'], sort=False):
         curves = pd.concat([pd.Series(dict(curve)) for curve in of_cell['curve']], axis=1).dropna()
@@ -415,11 +415,11 @@ def draw(plan, rows, path):
     for panel, group in zip(panels, groups, strict=True):
         panel.set_title(group, fontsize=16)
         panel.set_xlabel('step', fontsize=16)
+        panel.set_ylabel('validation loss (nats)', fontsize=16)
         panel.tick_params(labelsize=14)
         panel.legend(fontsize=14)
         panel.spines[['top', 'right']].set_visible(False)
-    panels[0].set_ylabel('validation loss (nats)', fontsize=16)
-    figure.suptitle('Mean over seeds; bands from the lowest to the highest seed', fontsize=16)
+    figure.suptitle('Mean over seeds, in a band from the lowest\nto the highest', fontsize=16)
     panels[0].set_ylim(top=top)
     figure.savefig(path, dpi=100)
 
