@@ -112,8 +112,11 @@ def specs(tmp_path, monkeypatch):
     pattern = r' ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+'
     small = tiktoken.Encoding('small', pat_str=pattern, mergeable_ranks=ranks, special_tokens={'<end>': 300})
     monkeypatch.setattr(tiktoken, 'get_encoding', {'small': small}.__getitem__)
+    home = tmp_path / 'library'
+    prepare_data.copy_tokenizer(prepare_data.bert_tokenizer(tmp_path), home)
+    prepare_data.fast_tokenizer(prepare_data.load_tokenizer(home), 64).save_pretrained(home)
     return {'sentencepiece': 'sentencepiece', 'wordpiece': f'wordpiece:{tmp_path}/vocab.txt',
-            'character': 'character', 'tiktoken': 'tiktoken:small'}
+            'character': 'character', 'tiktoken': 'tiktoken:small', 'tokenizer.json': f'wordpiece:{home}'}
 
 
 # ---- tokenizers ----
@@ -160,7 +163,8 @@ def test_every_document_once_in_order_and_its_ids(tmp_path, specs, kind):
 def test_a_validation_corpus_with_the_tokenizer_of_another(tmp_path, specs, kind):
     """val_fraction=1 and tokenizer=FOLDER: the ids that the other's tokenizer gives, all held out."""
     texts = make_texts(50, seed=1)
-    first, meta = prepare(tmp_path, make_texts(100), tokenizer=specs[kind], lower_case=False)
+    uncased = kind == 'tokenizer.json'
+    first, meta = prepare(tmp_path, make_texts(100), tokenizer=specs[kind], lower_case=uncased)
     folder, other = prepare(tmp_path, texts, tokenizer=first, val_fraction=1.0, name='ptb', unit_bytes=3000)
     assert other['identity']['tokenizer'] == meta['identity']['tokenizer']
     assert other['tokenizer'] == meta['tokenizer']
