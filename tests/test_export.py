@@ -78,7 +78,7 @@ def test_sentence_transformers_open_the_folder(exported):
 
 
 def test_a_run_starts_from_a_bert(corpus, tmp_path, stage):
-    """The exported weights come back; a BERT of another size is refused."""
+    """The exported weights come back; a BERT of another size or with another tokenizer is refused."""
     run = make_run(tmp_path / 'run', corpus)
     assert stage('train', f'--init_from={run}', f'--export={tmp_path}/bert').code == 0
     knobs = {'init_from': tmp_path / 'bert', 'max_iters': 1, 'learning_rate': 0}
@@ -90,6 +90,9 @@ def test_a_run_starts_from_a_bert(corpus, tmp_path, stage):
     done = stage('train', *tiny(corpus, tmp_path / 'b', **knobs, n_layer=3))
     assert done.code == 2
     assert 'has n_layer=2, this run has 3' in done.err
+    file = tmp_path / 'bert' / 'tokenizer.json'
+    file.write_text(file.read_text().replace('\u2581the"', '\u2581eht"'))       # of the same size
+    assert 'has tokenizer=' in refused(stage('train', *tiny(corpus, tmp_path / 'c', **knobs)))
 
 
 def test_what_is_refused_writes_nothing(corpus, tmp_path, stage):
