@@ -319,29 +319,30 @@ def test_a_vocabulary_fits_a_small_corpus(tmp_path):
     assert 30 < meta['vocab_size'] < 4096
 
 
-@pytest.mark.parametrize('name, content', [
-    ('tokenizer_config.json', {'do_lower_case': False}),
-    ('tokenizer.json', {'normalizer': {'lowercase': False}})])
-def test_a_cased_vocabulary_is_not_used_without_its_flag(tmp_path, specs, name, content):
-    (tmp_path / name).write_text(json.dumps(content))
-    with pytest.raises(UserError, match='needs --lower_case=False'):
-        prepare(tmp_path, make_texts(30), tokenizer=specs['wordpiece'])
-    _, meta = prepare(tmp_path, make_texts(30), tokenizer=specs['wordpiece'], lower_case=False)
-    assert meta['tokenizer']['lower_case'] is False
-
-
-def test_a_bert_of_the_hub_says_its_casing(tmp_path, specs, monkeypatch):
-    """Its tokenizer_config.json comes beside its vocab.txt; some have no tokenizer.json."""
-    (tmp_path / 'tokenizer_config.json').write_text('{"do_lower_case": false}')
+@pytest.mark.parametrize('flags, pieces', [
+    ({}, ['tur', '北', '京']), ({'strip_accents': False}, ['tür', '北', '京']),
+    ({'do_lower_case': False}, ['Tür', '北', '京']), ({'tokenize_chinese_chars': False}, ['tur', '北京'])])
+def test_a_bert_is_its_whole_tokenizer(tmp_path, monkeypatch, flags, pieces):
+    """vocab.txt with the flags of tokenizer_config.json, or a tokenizer.json alone, here from the hub."""
+    (tmp_path / 'vocab.txt').write_text('\n'.join([*VOCAB, 'tur', 'tür', 'Tür', '北', '京', '北京']))
+    (tmp_path / 'tokenizer_config.json').write_text(json.dumps({'do_lower_case': True, **flags}))
+    lower_case = flags.get('do_lower_case', True)
+    with pytest.raises(UserError, match=f'so lower_case must be {lower_case}'):
+        prepare(tmp_path, make_texts(30), tokenizer=f'wordpiece:{tmp_path}', lower_case=not lower_case)
+    bert = prepare_data.bert_tokenizer(str(tmp_path))
+    prepare_data.fast_tokenizer(bert, 64).backend_tokenizer.save(f'{tmp_path}/hub.json')
 
     def download(hub_id, name):
-        if not (tmp_path / name).exists():
+        if name != 'tokenizer.json':
             raise huggingface_hub.errors.EntryNotFoundError('404')
-        return str(tmp_path / name)
+        return str((tmp_path / 'hub.json').rename(tmp_path / name))
 
     monkeypatch.setattr(huggingface_hub, 'hf_hub_download', download)
-    with pytest.raises(UserError, match='needs --lower_case=False'):
-        prepare(tmp_path, make_texts(30), tokenizer='wordpiece:owner/cased')
+    folder, _ = prepare(tmp_path, make_texts(30), tokenizer='wordpiece:owner/name', lower_case=lower_case)
+    library = prepare_data.load_tokenizer(folder)
+    assert prepare_data.library_digest(library) == prepare_data.library_digest(bert)
+    for tokenizer in (bert, library):
+        assert [tokenizer.pieces[i] for i in tokenizer.encode(['Tür 北京'])[0]] == pieces
 
 
 # ---- Chinese words ----
