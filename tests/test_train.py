@@ -229,6 +229,21 @@ def test_words_of_a_segmenter_are_those_of_validation_too(corpus, meta, tmp_path
     assert validation[''].rows.segmented
 
 
+@pytest.mark.parametrize('tokenizer, letters, said', [
+    ('character', '我来到北京', 'error: whole_word: most tokens are characters'),
+    ('character', 'abc ', None), ('sentencepiece', 'abc', 'whole_word: 97% of the tokens are in words that'),
+    ('sentencepiece', '我来到北京', None)])
+def test_whole_words_that_cannot_work(tokenizer, letters, said, tmp_path, stage):
+    """Each character would be a word, or what has no spaces; a piece of Chinese is one."""
+    texts = [''.join(np.random.default_rng(i).choice(list(letters), 300)) for i in range(20)]
+    (tmp_path / 'a.txt').write_text('\n\n'.join(texts))
+    done = stage('prepare_data', f'--corpus={tmp_path}/a.txt', f'--data_dir={tmp_path}', '--vocab_size=20',
+                 f'--tokenizer={tokenizer}', '--num_proc=1')
+    assert done.code == 0, done
+    done = stage('train', *tiny(f'{tmp_path}/a', tmp_path / 'run', whole_word=True, show=1, block_size=99))
+    assert said in done.err if said else 'whole_word: ' not in done.err
+
+
 @pytest.mark.parametrize('begin, end', [(0.15, 0.15), (0.3, 0.07)])
 @pytest.mark.parametrize('objective', ['mlm', 'plm'])
 @pytest.mark.parametrize('packing, words', [
