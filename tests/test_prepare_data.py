@@ -568,7 +568,7 @@ def test_units_of_the_hub(tmp_path, monkeypatch):
 def test_files_are_joined_and_cut_to_units(tmp_path):
     for name, size in (('a.jsonl', 10), ('b.jsonl', 100), ('c.txt', 100)):
         (tmp_path / name).write_bytes(b'\n' * size)
-    units = prepare_data.file_units(str(tmp_path), None, 70)
+    units = prepare_data.file_units(prepare_data.find_files(str(tmp_path)), None, 70)
     assert [[(os.path.basename(file), *edges) for file, *edges in unit['ranges']] for unit in units] == [
         [('a.jsonl', 0, None), ('b.jsonl', 0, 50)], [('b.jsonl', 50, 100)], [('c.txt', 0, None)]]
 
@@ -594,15 +594,18 @@ def test_any_number_of_parts_and_processes(tmp_path):
     assert contents(folder) == reference
 
 
-def test_a_plan_is_kept_or_begun_again(tmp_path):
-    """Other knobs are refused; without units.json all is made anew, whatever lies there."""
-    usual = jsonl_files(tmp_path)
+def test_a_plan_is_kept_or_begun_again(tmp_path, specs):
+    """Other knobs or inputs are refused; without units.json all is made anew, whatever lies there."""
+    usual = {**jsonl_files(tmp_path), 'tokenizer': specs['wordpiece']}
     folder, _ = prepare(tmp_path, **usual)
     before = contents(folder)
-    write_jsonl(tmp_path / 'files' / '9.jsonl', make_texts(10))         # not of this plan
     assert contents(prepare(tmp_path, **usual, num_proc=2)[0]) == before
     with pytest.raises(UserError, match='begun with another vocab_size'):
         prepare(tmp_path, **usual, vocab_size=50)
+    write_jsonl(tmp_path / 'files' / '9.jsonl', make_texts(10))
+    (tmp_path / 'vocab.txt').write_text('\n'.join([*VOCAB, 'blue']))
+    with pytest.raises(UserError, match='begun with another .*/vocab.txt, .*/9.jsonl: '):
+        prepare(tmp_path, **usual)
     os.remove(f'{folder}/units.json')
     again, _ = prepare(tmp_path, **usual, vocab_size=50)
     other, _ = prepare(tmp_path / 'other', **usual, vocab_size=50)
