@@ -219,22 +219,20 @@ def parted(layer, i, h, j):
     return bernstein(h, j - layer.at[i], config.n_head, number, config.n_layer)
 
 
-# weights of one query from its scores and the keys that it sees
+# weights of one query from the scores of the keys that it sees, which may be none
 
-def softmaxed(scores, sees):
-    weights = [math.exp(score) if seen else 0.0 for score, seen in zip(scores, sees, strict=True)]
-    total = sum(weights)
-    return [weight / total if total else 0.0 for weight in weights]
-
-
-def sigmoid_l2(scores, sees):
-    """Tian et al. 2021, eq. 6; weights of padding are 0 before the norm."""
-    weights = [1 / (1 + math.exp(-score)) if seen else 0.0 for score, seen in zip(scores, sees, strict=True)]
-    length = math.sqrt(sum(weight ** 2 for weight in weights))
-    return [weight / length if length else 0.0 for weight in weights]
+def softmaxed(scores):
+    weights = np.exp(scores)
+    return weights / weights.sum()
 
 
-# attention of the queries y to the tokens x.  sees[i][j]: query i may look at token j
+def sigmoid_l2(scores):
+    """Tian et al. 2021, eq. 6."""
+    weights = 1 / (1 + np.exp(-np.array(scores)))
+    return weights / np.sqrt((weights ** 2).sum())
+
+
+# attention of the queries y to the tokens x.  sees[i]: the numbers j of the tokens that query i may look at
 
 def original(w, x):
     """Courtois et al. 2024, eq. 1 and 2: q, k, v (D,) of one token."""
@@ -299,10 +297,10 @@ def many_heads(w, y, x, sees, layer, project, share=whole):
         for h, head in enumerate(head_slices(layer)):
             turned = position.turn(q[head], at)
             scores = []
-            for j, k in enumerate(keys):
-                product = turned @ position.turn(k[head], j)
+            for j in sees[i]:
+                product = turned @ position.turn(keys[j][head], j)
                 scores.append(product / math.sqrt(len(turned)) + position.bias(layer, h, j - at))
-            for j, weight in enumerate(softmaxed(scores, sees[i])):
+            for j, weight in zip(sees[i], softmaxed(scores), strict=True):
                 mixed[i, head] += weight * share(layer, i, h, j) * values[j][head]
     return mixed
 
@@ -313,42 +311,43 @@ def relative(w, y, x, sees, layer):
     mixed = np.zeros((len(y), layer.config.n_embd))
     for i, query in enumerate(y):
         q = linear(w, 'query', query)
-        keys = [linear(w, 'key', token) for token in x]
-        values = [linear(w, 'value', token) for token in x]
-        if layer.at is not None:
-            for j in range(len(x)):
+        keys = []
+        values = []
+        for j in sees[i]:
+            keys.append(linear(w, 'key', x[j]))
+            values.append(linear(w, 'value', x[j]))
+            if layer.at is not None:
                 distance = max(1 - c, min(j - layer.at[i], c - 1))
                 vector = w['distance_vectors'][distance + c - 1]
-                keys[j] = keys[j] + w['key.weight'] @ vector
-                values[j] = values[j] + w['value.weight'] @ vector
+                keys[-1] = keys[-1] + w['key.weight'] @ vector
+                values[-1] = values[-1] + w['value.weight'] @ vector
         for head in head_slices(layer):
             scores = [q[head] @ k[head] / math.sqrt(len(q[head])) for k in keys]
-            for weight, v in zip(softmaxed(scores, sees[i]), values, strict=True):
+            for weight, v in zip(softmaxed(scores), values, strict=True):
                 mixed[i, head] += weight * v[head]
     return mixed
 
 
 def one_head(w, y, x, sees, layer, weigh, biased=False, valued=False):
     """Tian et al. 2021, sections 3.2 and 3.3: one score matrix, whose keys are the input itself."""
-    T = range(len(x))
     heads = list(enumerate(head_slices(layer)))
     values = [linear(w, 'value', token) for token in x]
     share = whole if layer.config.one_value_matrix else parted      # a whole matrix: sum_h N_h = 1 remains
     mixed = np.zeros((len(y), layer.config.n_embd))
     for i, query in enumerate(y):
         q = linear(w, 'query', query)
-        scores = [q @ token / math.sqrt(len(q)) for token in x]
-        if biased and layer.at is not None:
-            table = w['part_embedding']
-            for j in T:
-                scores[j] += sum(q @ table[h] * parted(layer, i, h, j) for h, _ in heads)
-        weights = weigh(scores, sees[i])
-        for h, head in heads:
-            for j in T:
-                mixed[i, head] += weights[j] * share(layer, i, h, j) * values[j][head]
-            if valued and layer.at is not None:
-                total = sum(weights[j] * parted(layer, i, h, j) for j in T)
-                mixed[i] += total * (w['value.weight'] @ w['part_embedding'][h])
+        scores = []
+        for j in sees[i]:
+            scores.append(q @ x[j] / math.sqrt(len(q)))
+            if biased and layer.at is not None:
+                for h, _ in heads:
+                    scores[-1] += q @ w['part_embedding'][h] * parted(layer, i, h, j)
+        for j, weight in zip(sees[i], weigh(scores), strict=True):
+            for h, head in heads:
+                mixed[i, head] += weight * share(layer, i, h, j) * values[j][head]
+                if valued and layer.at is not None:
+                    vector = w['value.weight'] @ w['part_embedding'][h]
+                    mixed[i] += weight * parted(layer, i, h, j) * vector
     return mixed
 
 
@@ -356,7 +355,6 @@ def gau(w, y, x, sees, layer):
     """Hua et al. 2022; Liu 2022, section 4.1.  The scale's n counts the real tokens of the row."""
     config = layer.config
     turn = position_of(layer).turn
-    normalise = NORMALISERS[config.normaliser]
     query_bias = w.get('query_bias', 0.0)
     key_bias = w.get('key_bias', 0.0)
     keys = []
@@ -369,47 +367,44 @@ def gau(w, y, x, sees, layer):
         at = 0 if layer.at is None else layer.at[i]
         q = silu(linear(w, 'shared', query)) * w['query_diag'] + query_bias
         q = turn(q, at)
-        products = [q @ k for k in keys]
-        weights = normalise(products, sees[i], len(q), config.relu_scale)
-        seen = sum(a * value for a, value in zip(weights, values, strict=True))
+        products = [q @ keys[j] for j in sees[i]]
+        weights = NORMALISERS[config.normaliser](np.array(products), len(q), config.relu_scale)
+        seen = np.zeros(len(values[0]))
+        for j, weight in zip(sees[i], weights, strict=True):
+            seen += weight * values[j]
         mixed.append(silu(linear(w, 'gate', query)) * seen)
     return mixed
 
 
-def softmax(products, sees, s, scale):
-    return softmaxed([product / math.sqrt(s) for product in products], sees)
+def softmax(products, s, scale):
+    return softmaxed(products / math.sqrt(s))
 
 
-def softmax_plus(products, sees, s, scale):
-    n = sum(map(bool, sees))
-    if not n:
-        return [0.0] * len(products)
-    scores = [math.log(n, 512) * product / math.sqrt(s) for product in products]
-    return softmaxed(scores, sees)
+def softmax_plus(products, s, scale):
+    n = len(products) or 1
+    return softmaxed(math.log(n, 512) * products / math.sqrt(s))
 
 
-def squares(products, sees):
-    return [max(product, 0.0) ** 2 if seen else 0.0 for product, seen in zip(products, sees, strict=True)]
+def squared_relu(products, s, scale):
+    return np.maximum(products, 0) ** 2 / SCALES[scale](len(products), s)
 
 
-def squared_relu(products, sees, s, scale):
-    n = sum(map(bool, sees))
-    divisor = SCALES[scale](n, s)
-    return [weight / divisor if divisor else 0.0 for weight in squares(products, sees)]
-
-
-def scaled_squared_relu(products, sees, s, scale):
+def scaled_squared_relu(products, s, scale):
     """Section 3.3: relu^2(q k / sqrt(s)) / (c n s), c their sum."""
-    n = sum(map(bool, sees))
-    weights = squares([product / math.sqrt(s) for product in products], sees)
-    total = sum(weights)
-    return [weight / (total * n * s) if total else 0.0 for weight in weights]
+    squares = np.maximum(products / math.sqrt(s), 0) ** 2
+    return squares / (squares.sum() * len(products) * s) if squares.any() else squares
 
 
 NORMALISERS = {'softmax': softmax, 'softmax_plus': softmax_plus, 'squared_relu': squared_relu,
                'scaled_squared_relu': scaled_squared_relu}
-SCALES = {'n2': lambda n, s: n ** 2, 'n': lambda n, s: n, 'ns': lambda n, s: n * s, 's2': lambda n, s: s ** 2,
-          'n2s': lambda n, s: n ** 2 * s, 'ns2': lambda n, s: n * s * s}
+SCALES = {
+    'n2': lambda n, s: n ** 2,
+    'n': lambda n, s: n,
+    'ns': lambda n, s: n * s,
+    's2': lambda n, s: s ** 2,
+    'n2s': lambda n, s: n ** 2 * s,
+    'ns2': lambda n, s: n * s ** 2,
+}
 
 
 def sinusoid(d, size):
@@ -425,14 +420,14 @@ def xlnet(w, y, x, sees, layer):
         for head in head_slices(layer):
             q = linear(w, 'query', query)[head]
             scores = []
-            for j, token in enumerate(x):
-                score = (q + w['content_bias'][head]) @ linear(w, 'key', token)[head]
+            for j in sees[i]:
+                score = (q + w['content_bias'][head]) @ linear(w, 'key', x[j])[head]
                 if layer.at is not None:
                     r = linear(w, 'distance', sinusoid(layer.at[i] - j, layer.config.n_embd))[head]
                     score += (q + w['distance_bias'][head]) @ r
                 scores.append(score / math.sqrt(len(q)))
-            for weight, token in zip(softmaxed(scores, sees[i]), x, strict=True):
-                mixed[i, head] += weight * linear(w, 'value', token)[head]
+            for j, weight in zip(sees[i], softmaxed(scores), strict=True):
+                mixed[i, head] += weight * linear(w, 'value', x[j])[head]
     return mixed
 
 
@@ -554,13 +549,12 @@ def embedding_oracle(w, ids, segments, config):
     return [norm(w, 'norm', a) for a in x]
 
 
-def states_oracle(w, ids, segments, keep, config):
-    """X^0 to X^L of one row, T vectors (D,) each."""
-    T = range(len(ids))
-    sees = [keep for _ in T]
+def states_oracle(w, ids, segments, real, config):
+    """X^0 to X^L of one row, T vectors (D,) each.  real: the numbers of its tokens that are not padding"""
+    sees = [real] * len(ids)
     states = [embedding_oracle(w, ids, segments, config)]
     for number in range(config.n_layer):
-        states.append(layer_oracle(w, number, states[-1], states[-1], sees, T, config))
+        states.append(layer_oracle(w, number, states[-1], states[-1], sees, range(len(ids)), config))
     return states
 
 
@@ -575,20 +569,20 @@ def decoder_head(w, x, table, config):
     return table @ x
 
 
-def cls(w, states, keep, config):
-    return np.tanh(linear(w, 'pooler.dense', first(w, states, keep, config)))
+def cls(w, states, real, config):
+    return np.tanh(linear(w, 'pooler.dense', first(w, states, real, config)))
 
 
-def first(w, states, keep, config):
+def first(w, states, real, config):
     return final_oracle(part(w, 'encoder.'), states[-1], config)[0]
 
 
-def layerwise(w, states, keep, config):
+def layerwise(w, states, real, config):
     """Tian et al. 2021, section 3.4: y_0 passes the layers, each of which sees the recorded X^k."""
     encoder = part(w, 'encoder.')
     y = [w['pooler.query_embedding']]
     for number in range(config.n_layer):
-        y = layer_oracle(encoder, number, y, states[number], [keep], None, config)
+        y = layer_oracle(encoder, number, y, states[number], [real], None, config)
     return final_oracle(encoder, y, config)[0]
 
 
@@ -601,30 +595,30 @@ def logits_of(w, states, config):
     return [head(part(w, 'head.'), x, w['encoder.token.weight'], config) for x in states]
 
 
-def masked_lm_oracle(w, ids, segments, keep, config):
+def masked_lm_oracle(w, ids, segments, real, config):
     encoder = part(w, 'encoder.')
-    states = states_oracle(encoder, ids, segments, keep, config)
+    states = states_oracle(encoder, ids, segments, real, config)
     return logits_of(w, final_oracle(encoder, states[-1], config), config)
 
 
-def classifier_oracle(w, ids, segments, keep, config):
-    pooling = POOLINGS[config.pooling]
-    states = states_oracle(part(w, 'encoder.'), ids, segments, keep, config)
-    return linear(w, 'classifier', pooling(w, states, keep, config))
+def classifier_oracle(w, ids, segments, real, config):
+    states = states_oracle(part(w, 'encoder.'), ids, segments, real, config)
+    pooled = POOLINGS[config.pooling](w, states, real, config)
+    return linear(w, 'classifier', pooled)
 
 
-def span_oracle(w, ids, segments, keep, config):
+def span_oracle(w, ids, segments, real, config):
     encoder = part(w, 'encoder.')
-    states = states_oracle(encoder, ids, segments, keep, config)
+    states = states_oracle(encoder, ids, segments, real, config)
     return [linear(w, 'classifier', state) for state in final_oracle(encoder, states[-1], config)]
 
 
-def permutation_oracle(w, ids, segments, keep, positions, order, config):
+def permutation_oracle(w, ids, segments, real, positions, order, config):
     """Yang et al. 2019, section 2.3: content sees order_j <= order_i, queries see order_j < order_i."""
     encoder = part(w, 'encoder.')
     T = range(len(ids))
-    content_sees = [[keep[j] and order[j] <= order[i] for j in T] for i in T]
-    query_sees = [[keep[j] and order[j] < order[i] for j in T] for i in positions]
+    content_sees = [[j for j in real if order[j] <= order[i]] for i in T]
+    query_sees = [[j for j in real if order[j] < order[i]] for i in positions]
     content = embedding_oracle(encoder, ids, segments, config)
     query = [w['query_embedding'] for _ in positions]
     for number in range(config.n_layer):
@@ -647,9 +641,10 @@ def agrees(model, oracle, **more):
     w = {name: value.numpy() for name, value in model.state_dict().items()}
     ids, segments = batch(rows=4)
     actual = outputs(model, ids, segments, HOLES, **more).detach().numpy()
-    for b in range(4):
-        row = [x[b].tolist() for x in (ids, segments, HOLES, *more.values())]
-        expected = oracle(w, *row, model.config)
+    for b, keep in enumerate(HOLES):
+        real = keep.nonzero().flatten().tolist()
+        row = [x[b].tolist() for x in more.values()]
+        expected = oracle(w, ids[b].tolist(), segments[b].tolist(), real, *row, model.config)
         assert np.abs(actual[b] - np.array(expected)).max() < 1e-10, f'row {b}'
 
 
@@ -1007,8 +1002,9 @@ def test_sigmoid_weights_of_rows_far_below_zero(dtype, error, shift):
     scores = (torch.tensor([[[0.5, -1.0, 0.0, 2.0]]]) + shift).to(dtype).requires_grad_()
     mask = torch.tensor([1, 1, 0, 1]).bool().view(1, 1, 4)
     weights = source.masked_sigmoid(scores, mask)
-    expected = sigmoid_l2(scores[0, 0].tolist(), mask.flatten().tolist())
-    assert difference(weights[0, 0].double(), torch.tensor(expected)) < error
+    expected = sigmoid_l2(scores[mask].tolist())
+    assert difference(weights[mask].double(), torch.tensor(expected)) < error
+    assert weights[0, 0, 2] == 0
     gradient, = torch.autograd.grad(weights[0, 0, 0], scores)
     assert gradient.isfinite().all()
     assert gradient[0, 0, 0] > 0.1
@@ -1030,8 +1026,8 @@ def test_rows_of_scaled_squared_relu(dtype, size):
     weights = 70 * 128 * weights
     assert difference(weights.sum(-1), 1) < 1e-6
     assert (weights[..., 70:] == 0).all()
-    expected = scaled_squared_relu(scores[1, 2].tolist(), mask[1, 0].tolist(), 128, 'ns')
-    assert difference(weights[1, 2], 70 * 128 * torch.tensor(expected)) < 1e-6
+    expected = scaled_squared_relu(scores[1, 2, :70].double().numpy(), 128, 'ns')
+    assert difference(weights[1, 2, :70], 70 * 128 * torch.tensor(expected)) < 1e-6
 
 
 @pytest.mark.parametrize('name, relu_scale, in_his_code', [
