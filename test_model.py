@@ -8,7 +8,6 @@ start and which decay) and a position encoding one in POSITIONS. A row of anothe
 NORMALISERS, SCALES, MLPS, NORMS, BLOCKS, HEADS or POOLINGS, or its deviation in STARTS; an option that not
 all use, a value in KNOBS.
 """
-import cmath
 import json
 import math
 from collections.abc import Callable
@@ -100,64 +99,61 @@ def difference(x, y):
     return (x - y).abs().max().item()
 
 
-# ---- oracles: the papers' equations, one vector at a time, numpy in float64 ----
+# ---- oracles: the papers' equations in numpy and float64; attention goes from query to query ----
 
 class Layer(NamedTuple):
     """What the oracle of a layer reads besides states."""
     config: EncoderConfig
     number: int
     position: dict              # weights of the encoder's position encoding
+    sees: list                  # numbers of the tokens to which each query may attend
     at: object                  # position of each query; None: it has none, and no positional term enters
 
 
+def part(w, prefix):
+    return {name.removeprefix(prefix): value for name, value in w.items() if name.startswith(prefix)}
+
+
+# functions of rows x (..., D)
+
 def linear(w, name, x):
-    y = w[name + '.weight'] @ x
-    return y + w[name + '.bias'] if name + '.bias' in w else y
+    return x @ w[name + '.weight'].T + w.get(name + '.bias', 0.0)
 
 
 def layer_norm(w, name, x):
-    y = (x - x.mean()) / math.sqrt(x.var() + 1e-12) * w[name + '.weight']
-    return y + w[name + '.bias'] if name + '.bias' in w else y
+    x = x - x.mean(-1, keepdims=True)
+    return rms_norm({}, name, x) * w[name + '.weight'] + w.get(name + '.bias', 0.0)
 
 
 def rms_norm(w, name, x):
     """Liu 2022, section 4.1, with the mean square for VAR (see the errata): no weights."""
     assert not part(w, name)
-    return x / math.sqrt((x * x).mean() + 1e-12)
+    mean_square = (x * x).mean(-1, keepdims=True)
+    return x / np.sqrt(mean_square + 1e-12)
 
 
 def gelu(x):
-    return np.array([a * (1 + math.erf(a / math.sqrt(2))) / 2 for a in x])
+    return x * (1 + np.vectorize(math.erf)(x / math.sqrt(2))) / 2
 
 
 def silu(x):
-    return np.array([a / (1 + math.exp(-a)) for a in x])
-
-
-def part(w, prefix):
-    return {name[len(prefix):]: value for name, value in w.items() if name.startswith(prefix)}
-
-
-def float32(x):
-    return float(np.float32(x))         # the model's constant tables are float32
+    return x / (1 + np.exp(-x))
 
 
 # how parameters start: (mean, standard deviation)
-ZEROS, ONES, NORMAL = (0.0, 0.0), (1.0, 0.0), (0.0, 0.02)
+ZEROS = 0.0, 0.0
+ONES = 1.0, 0.0
+NORMAL = 0.0, 0.02
 
 
 # positions: turn a vector (K,) at position t; bias of head h and distance d = j - i
 
 def rotated(x, t):
-    """Su et al. 2021, eq. 34: the pair (2i, 2i + 1) at position t turns by t 10000^(-2i / K)."""
-    y = np.zeros(len(x))
-    for i in range(len(x) // 2):
-        angle = t * 10000 ** (-2 * i / len(x))
-        cos = float32(math.cos(angle))
-        sin = float32(math.sin(angle))
-        y[2 * i] = x[2 * i] * cos - x[2 * i + 1] * sin
-        y[2 * i + 1] = x[2 * i] * sin + x[2 * i + 1] * cos
-    return y
+    """Su et al. 2021, eq. 34: the pair (2m, 2m + 1) at position t turns by t 10000^(-2m / K)."""
+    m = np.arange(len(x) // 2)
+    angle = t * 10000.0 ** (-2 * m / len(x))
+    turn = np.exp(1j * angle).astype(np.complex64)      # the model's tables are float32
+    return (x.view(complex) * turn).view(float)         # a pair is a complex number
 
 
 def bucket(d):
@@ -200,10 +196,12 @@ def bernstein(h, d, n_head, layer, n_layer):
         return 0.5 if v == 0 else 0.0
     if left != (d < 0):
         return 0.0
-    alpha = -(layer + 1) / n_layer * degree
-    beta = -1 / degree * (degree / 12) ** ((layer + 1) / n_layer)
-    u = math.log(math.exp(beta * abs(d)) * (1 - math.exp(alpha)) + math.exp(alpha)) / alpha
-    return float32(math.comb(degree, v) * u ** v * (1 - u) ** (degree - v))
+    depth = (layer + 1) / n_layer
+    start = math.exp(-depth * degree)                   # e^alpha
+    beta = -1 / degree * (degree / 12) ** depth
+    u = math.log(math.exp(beta * abs(d)) * (1 - start) + start) / math.log(start)
+    value = math.comb(degree, v) * u ** v * (1 - u) ** (degree - v)
+    return np.float32(value).item()
 
 
 def whole(layer, i, h, j):
@@ -232,10 +230,10 @@ def sigmoid_l2(scores):
     return weights / np.sqrt((weights ** 2).sum())
 
 
-# attention of the queries y to the tokens x.  sees[i]: the numbers j of the tokens that query i may look at
+# queries, keys and values (T, D) of the rows x (T, D)
 
 def original(w, x):
-    """Courtois et al. 2024, eq. 1 and 2: q, k, v (D,) of one token."""
+    """Courtois et al. 2024, eq. 1 and 2."""
     return [linear(w, name, x) for name in ('query', 'key', 'value')]
 
 
@@ -248,27 +246,20 @@ def pairwise(w, x):
     """Courtois et al. 2024, eq. 6: Q(x) S Q(y)^T = sum_ab Q(x)_a S_ab Q(y)_b; S_ab = sum_c A_ac B_bc."""
     query = linear(w, 'query', x)
     pair = w['pair']
-    n_head, size = pair.shape[:2]
     if 'pair_key' in w:
-        products = []
-        for left, right in zip(pair, w['pair_key'], strict=True):
-            products.append([[sum(a * b) for b in right] for a in left])
-        pair = np.array(products)
-    q = []
-    for h in range(n_head):
-        for b in range(size):
-            q.append(sum(query[h * size + a] * pair[h, a, b] for a in range(size)))
-    return np.array(q), query, linear(w, 'value', x)
+        pair = np.einsum('hac,hbc->hab', pair, w['pair_key'])
+    q = np.zeros_like(query)
+    size = pair.shape[1]
+    for h, a, b in np.ndindex(pair.shape):
+        q[:, h * size + b] += query[:, h * size + a] * pair[h, a, b]
+    return q, query, linear(w, 'value', x)
 
 
 def phase(w, x):
     """Ours: each pair of entries of a query is a complex number, times e^(i a); keys are not turned."""
     query = linear(w, 'query', x)
-    turned = []
-    for m, angle in enumerate(w['angle']):
-        number = complex(query[2 * m], query[2 * m + 1]) * cmath.exp(1j * angle)
-        turned += [number.real, number.imag]
-    return np.array(turned), query, linear(w, 'value', x)
+    turned = query.view(complex) * np.exp(1j * w['angle'])
+    return turned.view(float), query, linear(w, 'value', x)
 
 
 def shared_kv(w, x):
@@ -278,102 +269,93 @@ def shared_kv(w, x):
 
 def shared(w, x):
     """Kowsher et al. 2024, section 2.3: S = x Ws, scaled by the diagonals D_q, D_k, D_v."""
-    return [linear(w, 'shared', x) * w[name] for name in ('query_diag', 'key_diag', 'value_diag')]
+    S = linear(w, 'shared', x)
+    return S * w['query_diag'], S * w['key_diag'], S * w['value_diag']
 
+
+# attention of the queries y (Q, D) to the tokens x (T, D)
 
 def head_slices(layer):
     size = layer.config.n_embd // layer.config.n_head
-    return [slice(h * size, (h + 1) * size) for h in range(layer.config.n_head)]
+    return [slice(h * size, h * size + size) for h in range(layer.config.n_head)]
 
 
-def many_heads(w, y, x, sees, layer, project, share=whole):
+def many_heads(w, y, x, layer, project, share=whole):
     """softmax(q k^T / sqrt(K)) v of each head, with the terms of the position encoding."""
     position = position_of(layer)
-    mixed = np.zeros((len(y), layer.config.n_embd))
-    _, keys, values = zip(*[project(w, token) for token in x], strict=True)
-    for i, query in enumerate(y):
+    queries, _, _ = project(w, y)
+    _, keys, values = project(w, x)
+    mixed = np.zeros_like(y)
+    for i, seen in enumerate(layer.sees):
         at = 0 if layer.at is None else layer.at[i]     # `none` does not read it
-        q, _, _ = project(w, query)
         for h, head in enumerate(head_slices(layer)):
-            turned = position.turn(q[head], at)
+            q = position.turn(queries[i, head], at)
             scores = []
-            for j in sees[i]:
-                product = turned @ position.turn(keys[j][head], j)
-                scores.append(product / math.sqrt(len(turned)) + position.bias(layer, h, j - at))
-            for j, weight in zip(sees[i], softmaxed(scores), strict=True):
-                mixed[i, head] += weight * share(layer, i, h, j) * values[j][head]
+            for j in seen:
+                k = position.turn(keys[j, head], j)
+                bias = position.bias(layer, h, j - at)
+                scores.append(q @ k / math.sqrt(len(q)) + bias)
+            for j, weight in zip(seen, softmaxed(scores), strict=True):
+                mixed[i, head] += weight * share(layer, i, h, j) * values[j, head]
     return mixed
 
 
-def relative(w, y, x, sees, layer):
+def relative(w, y, x, layer):
     """Shaw et al. 2018, eq. 3 and 4, clipped at c - 1, with R Wk and R Wv of Tian et al. 2021, section 2."""
     c = layer.config.clip_distance
-    mixed = np.zeros((len(y), layer.config.n_embd))
-    for i, query in enumerate(y):
-        q = linear(w, 'query', query)
-        keys = []
-        values = []
-        for j in sees[i]:
-            keys.append(linear(w, 'key', x[j]))
-            values.append(linear(w, 'value', x[j]))
-            if layer.at is not None:
-                distance = max(1 - c, min(j - layer.at[i], c - 1))
-                vector = w['distance_vectors'][distance + c - 1]
-                keys[-1] = keys[-1] + w['key.weight'] @ vector
-                values[-1] = values[-1] + w['value.weight'] @ vector
+    queries = linear(w, 'query', y)
+    mixed = np.zeros_like(y)
+    for i, seen in enumerate(layer.sees):
+        keys = linear(w, 'key', x[seen])
+        values = linear(w, 'value', x[seen])
+        if layer.at is not None:
+            distances = np.clip(seen - layer.at[i], 1 - c, c - 1)
+            vectors = w['distance_vectors'][distances + c - 1]
+            keys += vectors @ w['key.weight'].T
+            values += vectors @ w['value.weight'].T
         for head in head_slices(layer):
-            scores = [q[head] @ k[head] / math.sqrt(len(q[head])) for k in keys]
-            for weight, v in zip(softmaxed(scores), values, strict=True):
-                mixed[i, head] += weight * v[head]
+            q = queries[i, head]
+            weights = softmaxed(keys[:, head] @ q / math.sqrt(len(q)))
+            mixed[i, head] = weights @ values[:, head]
     return mixed
 
 
-def one_head(w, y, x, sees, layer, weigh, biased=False, valued=False):
+def one_head(w, y, x, layer, weigh, biased=False, valued=False):
     """Tian et al. 2021, sections 3.2 and 3.3: one score matrix, whose keys are the input itself."""
     heads = list(enumerate(head_slices(layer)))
-    values = [linear(w, 'value', token) for token in x]
+    values = linear(w, 'value', x)
     share = whole if layer.config.one_value_matrix else parted      # a whole matrix: sum_h N_h = 1 remains
-    mixed = np.zeros((len(y), layer.config.n_embd))
-    for i, query in enumerate(y):
-        q = linear(w, 'query', query)
-        scores = []
-        for j in sees[i]:
-            scores.append(q @ x[j] / math.sqrt(len(q)))
-            if biased and layer.at is not None:
-                for h, _ in heads:
-                    scores[-1] += q @ w['part_embedding'][h] * parted(layer, i, h, j)
-        for j, weight in zip(sees[i], weigh(scores), strict=True):
+    mixed = np.zeros_like(y)
+    for i, seen in enumerate(layer.sees):
+        q = linear(w, 'query', y[i])
+        scores = x[seen] @ q / math.sqrt(len(q))
+        if biased and layer.at is not None:
+            for h, _ in heads:
+                parts = np.array([parted(layer, i, h, j) for j in seen])
+                scores += q @ w['part_embedding'][h] * parts
+        for j, weight in zip(seen, weigh(scores), strict=True):
             for h, head in heads:
-                mixed[i, head] += weight * share(layer, i, h, j) * values[j][head]
+                mixed[i, head] += weight * share(layer, i, h, j) * values[j, head]
                 if valued and layer.at is not None:
                     vector = w['value.weight'] @ w['part_embedding'][h]
                     mixed[i] += weight * parted(layer, i, h, j) * vector
     return mixed
 
 
-def gau(w, y, x, sees, layer):
+def gau(w, y, x, layer):
     """Hua et al. 2022; Liu 2022, section 4.1.  The scale's n counts the real tokens of the row."""
-    config = layer.config
     turn = position_of(layer).turn
-    query_bias = w.get('query_bias', 0.0)
-    key_bias = w.get('key_bias', 0.0)
-    keys = []
-    for j, token in enumerate(x):
-        k = silu(linear(w, 'shared', token)) * w['key_diag'] + key_bias
-        keys.append(turn(k, j))
-    values = [silu(linear(w, 'value', token)) for token in x]
+    normalise = NORMALISERS[layer.config.normaliser]
+    queries = silu(linear(w, 'shared', y)) * w['query_diag'] + w.get('query_bias', 0.0)
+    keys = silu(linear(w, 'shared', x)) * w['key_diag'] + w.get('key_bias', 0.0)
+    values = silu(linear(w, 'value', x))
     mixed = []
-    for i, query in enumerate(y):
-        at = 0 if layer.at is None else layer.at[i]
-        q = silu(linear(w, 'shared', query)) * w['query_diag'] + query_bias
-        q = turn(q, at)
-        products = [q @ keys[j] for j in sees[i]]
-        weights = NORMALISERS[config.normaliser](np.array(products), len(q), config.relu_scale)
-        seen = np.zeros(len(values[0]))
-        for j, weight in zip(sees[i], weights, strict=True):
-            seen += weight * values[j]
-        mixed.append(silu(linear(w, 'gate', query)) * seen)
-    return mixed
+    for i, seen in enumerate(layer.sees):
+        q = turn(queries[i], 0 if layer.at is None else layer.at[i])
+        products = np.array([q @ turn(keys[j], j) for j in seen])
+        weights = normalise(products, len(q), layer.config.relu_scale)
+        mixed.append(weights @ values[seen])
+    return silu(linear(w, 'gate', y)) * mixed
 
 
 def softmax(products, s, scale):
@@ -386,17 +368,21 @@ def softmax_plus(products, s, scale):
 
 
 def squared_relu(products, s, scale):
-    return np.maximum(products, 0) ** 2 / SCALES[scale](len(products), s)
+    squares = np.maximum(products, 0) ** 2
+    return squares / SCALES[scale](len(products), s)
 
 
 def scaled_squared_relu(products, s, scale):
     """Section 3.3: relu^2(q k / sqrt(s)) / (c n s), c their sum."""
     squares = np.maximum(products / math.sqrt(s), 0) ** 2
-    return squares / (squares.sum() * len(products) * s) if squares.any() else squares
+    c = squares.sum() or 1
+    return squares / c / (len(products) * s)
 
 
-NORMALISERS = {'softmax': softmax, 'softmax_plus': softmax_plus, 'squared_relu': squared_relu,
-               'scaled_squared_relu': scaled_squared_relu}
+NORMALISERS = {
+    'softmax': softmax, 'softmax_plus': softmax_plus,
+    'squared_relu': squared_relu, 'scaled_squared_relu': scaled_squared_relu,
+}
 SCALES = {
     'n2': lambda n, s: n ** 2,
     'n': lambda n, s: n,
@@ -409,31 +395,34 @@ SCALES = {
 
 def sinusoid(d, size):
     """Vaswani et al. 2017 as in Dai et al. 2019: the sines of all frequencies, then the cosines."""
-    angles = [d * 10000 ** (-2 * m / size) for m in range(size // 2)]
-    return np.array([float32(f(angle)) for f in (math.sin, math.cos) for angle in angles])
+    m = np.arange(size // 2)
+    angle = d * 10000.0 ** (-2 * m / size)
+    table = np.concatenate((np.sin(angle), np.cos(angle)))
+    return table.astype(np.float32)
 
 
-def xlnet(w, y, x, sees, layer):
+def xlnet(w, y, x, layer):
     """Yang et al. 2019 after Dai et al. 2019, section 3.3: ((q + u) k_j + (q + v) r_(i-j)) / sqrt(K)."""
-    mixed = np.zeros((len(y), layer.config.n_embd))
-    for i, query in enumerate(y):
+    queries, _, _ = original(w, y)
+    _, keys, values = original(w, x)
+    content_queries = queries + w['content_bias']
+    distance_queries = queries + w['distance_bias']
+    mixed = np.zeros_like(y)
+    for i, seen in enumerate(layer.sees):
         for head in head_slices(layer):
-            q = linear(w, 'query', query)[head]
-            scores = []
-            for j in sees[i]:
-                score = (q + w['content_bias'][head]) @ linear(w, 'key', x[j])[head]
-                if layer.at is not None:
-                    r = linear(w, 'distance', sinusoid(layer.at[i] - j, layer.config.n_embd))[head]
-                    score += (q + w['distance_bias'][head]) @ r
-                scores.append(score / math.sqrt(len(q)))
-            for j, weight in zip(sees[i], softmaxed(scores), strict=True):
-                mixed[i, head] += weight * linear(w, 'value', x[j])[head]
+            scores = keys[seen, head] @ content_queries[i, head]
+            if layer.at is not None:
+                for n, j in enumerate(seen):
+                    r = linear(w, 'distance', sinusoid(layer.at[i] - j, y.shape[1]))
+                    scores[n] += distance_queries[i, head] @ r[head]
+            weights = softmaxed(scores / math.sqrt(head.stop - head.start))
+            mixed[i, head] = weights @ values[seen, head]
     return mixed
 
 
 class AttentionFacts(NamedTuple):
     """What the tests have to know of an attention."""
-    oracle: Callable                # (weights, queries, tokens, sees, Layer) -> input of `out` for each query
+    oracle: Callable                # (weights, queries, tokens, Layer) -> input of `out` for each query
     parameters: int                 # their number without `out`, with the sizes below
     own: dict = {}                  # own parameter, not of a Linear -> how it starts; None: a test of its own
     decays: tuple = ()              # those of `own` that have weight decay
@@ -477,10 +466,6 @@ ATTENTIONS = {
 NORMS = {'layer': layer_norm, 'rms': rms_norm}
 
 
-def facts_of(config):
-    return ATTENTIONS[config.attention]
-
-
 def gelu_expansion(w, x):
     return gelu(linear(w, 'expand', x))
 
@@ -488,85 +473,83 @@ def gelu_expansion(w, x):
 def swiglu_expansion(w, x):
     """Shazeer 2020: silu(x Wa) * (x Wb).  2/3 of SMALL's 16 is 10.7, and the next multiple of 8 is 16."""
     both = linear(w, 'expand', x)
-    return silu(both[:16]) * both[16:]
+    return silu(both[:, :16]) * both[:, 16:]
 
 
 MLPS = {'gelu': gelu_expansion, 'swiglu': swiglu_expansion}
 
 
-def attend_oracle(w, y, x, sees, layer):
+def attend_oracle(w, y, x, layer):
     """Attention of the queries y to the tokens x, with its last Linear."""
     weights = part(w, 'attention.')
-    mixed = facts_of(layer.config).oracle(weights, y, x, sees, layer)
-    return [linear(weights, 'out', a) for a in mixed]
+    mixed = ATTENTIONS[layer.config.attention].oracle(weights, y, x, layer)
+    return linear(weights, 'out', mixed)
 
 
-def post_norm(w, y, x, sees, layer):
+def post_norm(w, y, x, layer):
     """x = norm(x + f(x)), attention then MLP; GAU has no MLP."""
     norm = NORMS[layer.config.norm]
-    attended = attend_oracle(w, y, x, sees, layer)
-    y = [a + b for a, b in zip(y, attended, strict=True)]
+    y = y + attend_oracle(w, y, x, layer)
     if layer.config.attention == 'gau':
-        return [norm(w, 'norm', a) for a in y]
-    expand = MLPS[layer.config.mlp]
-    y = [norm(w, 'attention_norm', a) for a in y]
-    y = [a + linear(w, 'contract', expand(w, a)) for a in y]
-    return [norm(w, 'mlp_norm', a) for a in y]
+        return norm(w, 'norm', y)
+    y = norm(w, 'attention_norm', y)
+    expanded = MLPS[layer.config.mlp](w, y)
+    return norm(w, 'mlp_norm', y + linear(w, 'contract', expanded))
 
 
-def pre_norm(w, y, x, sees, layer):
+def pre_norm(w, y, x, layer):
     """Xiong et al. 2020: x = x + f(norm(x))."""
     norm = NORMS[layer.config.norm]
-    expand = MLPS[layer.config.mlp]
-    normed_y = [norm(w, 'attention_norm', a) for a in y]
-    normed_x = [norm(w, 'attention_norm', a) for a in x]
-    attended = attend_oracle(w, normed_y, normed_x, sees, layer)
-    y = [a + b for a, b in zip(y, attended, strict=True)]
-    return [a + linear(w, 'contract', expand(w, norm(w, 'mlp_norm', a))) for a in y]
+    normed_y = norm(w, 'attention_norm', y)
+    normed_x = norm(w, 'attention_norm', x)
+    y = y + attend_oracle(w, normed_y, normed_x, layer)
+    expanded = MLPS[layer.config.mlp](w, norm(w, 'mlp_norm', y))
+    return y + linear(w, 'contract', expanded)
 
 
 BLOCKS = {'post': post_norm, 'pre': pre_norm}
 
 
 def layer_oracle(w, number, y, x, sees, at, config):
-    layer = Layer(config, number, part(w, 'position.'), at)
+    layer = Layer(config, number, part(w, 'position.'), sees, at)
     block = BLOCKS[config.norm_place]
-    return block(part(w, f'blocks.{number}.'), y, x, sees, layer)
+    return block(part(w, f'blocks.{number}.'), y, x, layer)
 
 
 def final_oracle(w, states, config):
     """What heads and poolings read: before the last norm of pre-LN, or as it is."""
     if config.norm_place == 'post':
         return states
-    return [NORMS[config.norm](w, 'final_norm', a) for a in states]
+    return NORMS[config.norm](w, 'final_norm', states)
 
 
 def embedding_oracle(w, ids, segments, config):
-    norm = NORMS[config.norm]
-    x = [w['token.weight'][ids[t]] + w['segment.weight'][segments[t]] for t in range(len(ids))]
+    x = w['token.weight'][ids] + w['segment.weight'][segments]
     if POSITIONS[config.position].embedded:
-        x = [a + w['position.table.weight'][t] for t, a in enumerate(x)]
-    return [norm(w, 'norm', a) for a in x]
+        x = x + w['position.table.weight'][:len(ids)]
+    return NORMS[config.norm](w, 'norm', x)
 
 
 def states_oracle(w, ids, segments, real, config):
-    """X^0 to X^L of one row, T vectors (D,) each.  real: the numbers of its tokens that are not padding"""
+    """X^0 to X^L (T, D) of one row.  real: the numbers of its tokens that are not padding"""
     sees = [real] * len(ids)
+    at = range(len(ids))
     states = [embedding_oracle(w, ids, segments, config)]
     for number in range(config.n_layer):
-        states.append(layer_oracle(w, number, states[-1], states[-1], sees, range(len(ids)), config))
+        x = states[-1]
+        states.append(layer_oracle(w, number, x, x, sees, at, config))
     return states
 
 
 def bert_head(w, x, table, config):
-    norm = NORMS[config.norm]
-    x = norm(w, 'norm', gelu(linear(w, 'transform', x)))
-    return table @ x + w.get('bias', 0.0)
+    x = gelu(linear(w, 'transform', x))
+    x = NORMS[config.norm](w, 'norm', x)
+    return x @ table.T + w.get('bias', 0.0)
 
 
 def decoder_head(w, x, table, config):
     assert not w
-    return table @ x
+    return x @ table.T
 
 
 def cls(w, states, real, config):
@@ -580,7 +563,7 @@ def first(w, states, real, config):
 def layerwise(w, states, real, config):
     """Tian et al. 2021, section 3.4: y_0 passes the layers, each of which sees the recorded X^k."""
     encoder = part(w, 'encoder.')
-    y = [w['pooler.query_embedding']]
+    y = w['pooler.query_embedding'][None]
     for number in range(config.n_layer):
         y = layer_oracle(encoder, number, y, states[number], [real], None, config)
     return final_oracle(encoder, y, config)[0]
@@ -590,15 +573,14 @@ HEADS = {'bert': bert_head, 'decoder': decoder_head}
 POOLINGS = {'cls': cls, 'first': first, 'layerwise': layerwise}
 
 
-def logits_of(w, states, config):
-    head = HEADS[config.lm_head]
-    return [head(part(w, 'head.'), x, w['encoder.token.weight'], config) for x in states]
+def logits_of(w, x, config):
+    x = final_oracle(part(w, 'encoder.'), x, config)
+    return HEADS[config.lm_head](part(w, 'head.'), x, w['encoder.token.weight'], config)
 
 
 def masked_lm_oracle(w, ids, segments, real, config):
-    encoder = part(w, 'encoder.')
-    states = states_oracle(encoder, ids, segments, real, config)
-    return logits_of(w, final_oracle(encoder, states[-1], config), config)
+    states = states_oracle(part(w, 'encoder.'), ids, segments, real, config)
+    return logits_of(w, states[-1], config)
 
 
 def classifier_oracle(w, ids, segments, real, config):
@@ -610,22 +592,22 @@ def classifier_oracle(w, ids, segments, real, config):
 def span_oracle(w, ids, segments, real, config):
     encoder = part(w, 'encoder.')
     states = states_oracle(encoder, ids, segments, real, config)
-    return [linear(w, 'classifier', state) for state in final_oracle(encoder, states[-1], config)]
+    return linear(w, 'classifier', final_oracle(encoder, states[-1], config))
 
 
 def permutation_oracle(w, ids, segments, real, positions, order, config):
     """Yang et al. 2019, section 2.3: content sees order_j <= order_i, queries see order_j < order_i."""
     encoder = part(w, 'encoder.')
-    T = range(len(ids))
-    content_sees = [[j for j in real if order[j] <= order[i]] for i in T]
-    query_sees = [[j for j in real if order[j] < order[i]] for i in positions]
+    at = range(len(ids))
+    content_sees = [real[order[real] <= order[i]] for i in at]
+    query_sees = [real[order[real] < order[i]] for i in positions]
     content = embedding_oracle(encoder, ids, segments, config)
-    query = [w['query_embedding'] for _ in positions]
+    query = np.tile(w['query_embedding'], (len(positions), 1))
     for number in range(config.n_layer):
         # both read the content of the layer below
         query = layer_oracle(encoder, number, query, content, query_sees, positions, config)
-        content = layer_oracle(encoder, number, content, content, content_sees, T, config)
-    return logits_of(w, final_oracle(encoder, query, config), config)
+        content = layer_oracle(encoder, number, content, content, content_sees, at, config)
+    return logits_of(w, query, config)
 
 
 def outputs(model, ids, segments, keep, **more):
@@ -636,16 +618,16 @@ def outputs(model, ids, segments, keep, **more):
     return torch.stack(logits, -1) if isinstance(model, SpanClassifier) else logits
 
 
+@torch.no_grad()
 def agrees(model, oracle, **more):
     """To 1e-10, on a full row, a padded one, one with holes and one without a real token."""
     w = {name: value.numpy() for name, value in model.state_dict().items()}
-    ids, segments = batch(rows=4)
-    actual = outputs(model, ids, segments, HOLES, **more).detach().numpy()
-    for b, keep in enumerate(HOLES):
-        real = keep.nonzero().flatten().tolist()
-        row = [x[b].tolist() for x in more.values()]
-        expected = oracle(w, ids[b].tolist(), segments[b].tolist(), real, *row, model.config)
-        assert np.abs(actual[b] - np.array(expected)).max() < 1e-10, f'row {b}'
+    inputs = (*batch(rows=4), HOLES, *more.values())
+    actual = outputs(model, *inputs[:3], **more).numpy()
+    for b in range(4):
+        ids, segments, keep, *rest = (x[b].numpy() for x in inputs)
+        expected = oracle(w, ids, segments, np.flatnonzero(keep), *rest, model.config)
+        assert np.abs(actual[b] - expected).max() < 1e-10, f'row {b}'
 
 
 @pytest.mark.parametrize('settings', [*SYSTEMS, *GATED, *MODERN_SAMPLE, *MODERN_SLOW], ids=str)
@@ -810,7 +792,7 @@ def start_of(model, name):
     if isinstance(module, nn.LayerNorm):
         return ONES if last == 'weight' else ZEROS
     if path.endswith('.attention'):
-        return facts_of(model.config).own[last]
+        return ATTENTIONS[model.config.attention].own[last]
     return {'head.bias': ZEROS, 'query_embedding': NORMAL, 'pooler.query_embedding': NORMAL}[name]
 
 
@@ -859,7 +841,7 @@ def decays(model, name):
     if isinstance(model.get_submodule(path), (nn.Linear, nn.Embedding)):
         return last == 'weight'
     if path.endswith('.attention'):
-        return last in facts_of(model.config).decays
+        return last in ATTENTIONS[model.config.attention].decays
     return False                                        # norms, biases, the vectors that streams start from
 
 
@@ -1026,7 +1008,8 @@ def test_rows_of_scaled_squared_relu(dtype, size):
     weights = 70 * 128 * weights
     assert difference(weights.sum(-1), 1) < 1e-6
     assert (weights[..., 70:] == 0).all()
-    expected = scaled_squared_relu(scores[1, 2, :70].double().numpy(), 128, 'ns')
+    products = scores[1, 2, :70].double().numpy()
+    expected = scaled_squared_relu(products, 128, 'ns')
     assert difference(weights[1, 2, :70], 70 * 128 * torch.tensor(expected)) < 1e-6
 
 
