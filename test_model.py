@@ -79,6 +79,11 @@ def each(systems):
     return pytest.mark.parametrize('settings', systems, ids=str)
 
 
+each_system = each([*SYSTEMS, *MODERN_SAMPLE])
+each_core = each(CORE)
+each_core_or_gated = each([*CORE, *GATED, *MODERN_SAMPLE])
+
+
 def small(**settings):
     return EncoderConfig(**{**SMALL, **settings})
 
@@ -655,7 +660,7 @@ def test_spans_equal_the_loops(norm_place):
     agrees(build(SpanClassifier, norm_place=norm_place), span_oracle)
 
 
-@each(CORE)
+@each_core
 def test_other_norms_and_heads_equal_the_loops(settings):
     """Without biases; the only ones left are those of XLNet and T5."""
     pairs = [(norm, 'bert') for norm in NORM]
@@ -723,7 +728,7 @@ def test_parameter_formula_of_attention(attention):
 
 # ---- padding and gradients ----
 
-@each([*SYSTEMS, *MODERN_SAMPLE])
+@each_system
 def test_padding_changes_nothing(settings):
     encoder = build(Encoder, **settings)
     classifier = build(SequenceClassifier, **settings, pooling='layerwise')
@@ -791,6 +796,16 @@ def test_losses_are_cross_entropies_in_float32(kind):
     assert difference(losses.double(), -chances[:, :, 0].log()) < 1e-5
 
 
+def test_the_head_runs_at_the_positions_alone():
+    model = build()
+    ids, segments = batch()
+    positions = torch.tensor([[1, 4], [5, 0], [3, 2]])
+    some = model(ids, positions, segments=segments, attention_mask=KEEP)
+    every = model(ids, segments=segments, attention_mask=KEEP)
+    for b in range(3):
+        assert difference(some[b], every[b, positions[b]]) < 1e-12
+
+
 def start_of(model, name):
     """(mean, deviation) of a parameter's initial values, or None if another test has them."""
     path, _, last = name.rpartition('.')
@@ -805,7 +820,7 @@ def start_of(model, name):
 
 
 @pytest.mark.parametrize('kind', [MaskedLM, SequenceClassifier, SpanClassifier])
-@each(CORE)
+@each_core
 def test_initial_values(settings, kind):
     """To five standard errors."""
     if settings == XLNET and kind is MaskedLM:
@@ -896,7 +911,7 @@ def kept_or_dropped(actual, whole):
     return (dropped | kept).all()
 
 
-@each(CORE)
+@each_core
 def test_dropout_takes_weights_and_not_values(settings):
     """One key has one weight: dropout takes a query's whole head, never one of its entries alone."""
     encoder = build(Encoder, **settings, n_layer=1, attention_dropout=0.5)
@@ -928,7 +943,7 @@ def test_embeddings_and_query_stream_are_dropped_out_once():
 
 # ---- precision ----
 
-@each([*CORE, *GATED, *MODERN_SAMPLE])
+@each_core_or_gated
 def test_bfloat16_autocast(settings, monkeypatch):
     """Within 3 % of float32 in norm: bfloat16 keeps 8 bits, so each rounding changes up to 0.4 %.
 
@@ -957,7 +972,7 @@ def test_bfloat16_autocast(settings, monkeypatch):
 
 
 @pytest.mark.parametrize('autocast', [False, True])
-@each([*CORE, *GATED, *MODERN_SAMPLE])
+@each_core_or_gated
 def test_edges_are_finite(settings, autocast):
     """One token, none, the last alone, all, beyond clip_distance; with scores far into saturation."""
     model = build(SequenceClassifier, **settings, pooling='layerwise', n_layer=1).float()
@@ -1089,7 +1104,7 @@ def test_texts_of_any_length_compile_twice(settings):
     assert counters['stats']['unique_graphs'] <= 2
 
 
-@each(CORE)
+@each_core
 def test_extended(settings):
     """Short rows give the same states; long ones those of one built at that length, with its weights."""
     model = build(**settings)
