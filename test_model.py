@@ -31,7 +31,10 @@ OTHERS = [name for name in ATTENTION if name not in ALL_POSITIONS]
 
 # ---- models and batches ----
 
-SMALL = {'vocab_size': 23, 'block_size': 12, 'n_layer': 2, 'n_head': 3, 'n_embd': 12, 'n_inner': 16}
+SMALL = {
+    'vocab_size': 23, 'block_size': 12,
+    'n_layer': 2, 'n_head': 3, 'n_embd': 12, 'n_inner': 16,
+}
 NEEDS = {                                               # settings that a row of ATTENTION needs
     **dict.fromkeys(SHATTER, {'n_head': 6}),
     'gau': {'key_size': 6},
@@ -134,8 +137,9 @@ def linear(w, name, x):
 
 
 def layer_norm(w, name, x):
-    x = x - x.mean(-1, keepdims=True)
-    return rms_norm({}, name, x) * w[name + '.weight'] + w.get(name + '.bias', 0.0)
+    centred = x - x.mean(-1, keepdims=True)
+    y = rms_norm({}, name, centred) * w[name + '.weight']
+    return y + w.get(name + '.bias', 0.0)
 
 
 def rms_norm(w, name, x):
@@ -172,7 +176,9 @@ def rotated(x, t):
 def bucket(d):
     """Raffel et al. 2019: 8 + floor(8 log(n / 8) / log(128 / 8)) from n = |d| = 8 on, in whole numbers."""
     n = abs(d)
-    half = n if n < 8 else max(b for b in range(8, 16) if n * n >= 64 * 2 ** (b - 8))
+    half = n
+    if n >= 8:
+        half = max(b for b in range(8, 16) if n * n >= 64 * 2 ** (b - 8))
     return half + 16 * (d > 0)
 
 
@@ -212,7 +218,8 @@ def bernstein(h, d, n_head, layer, n_layer):
     depth = (layer + 1) / n_layer
     start = math.exp(-depth * degree)                   # e^alpha
     beta = -1 / degree * (degree / 12) ** depth
-    u = math.log(math.exp(beta * abs(d)) * (1 - start) + start) / math.log(start)
+    inside = math.exp(beta * abs(d)) * (1 - start) + start
+    u = math.log(inside) / math.log(start)
     value = math.comb(degree, v) * u ** v * (1 - u) ** (degree - v)
     return np.float32(value).item()
 
@@ -359,8 +366,11 @@ def gau(w, y, x, layer):
     """Hua et al. 2022; Liu 2022, section 4.1.  The scale's n counts the real tokens of the row."""
     turn = position_of(layer).turn
     normalise = NORMALISERS[layer.config.normaliser]
-    queries = silu(linear(w, 'shared', y)) * w['query_diag'] + w.get('query_bias', 0.0)
-    keys = silu(linear(w, 'shared', x)) * w['key_diag'] + w.get('key_bias', 0.0)
+    queries = silu(linear(w, 'shared', y)) * w['query_diag']
+    keys = silu(linear(w, 'shared', x)) * w['key_diag']
+    if layer.config.bias:
+        queries += w['query_bias']
+        keys += w['key_bias']
     values = silu(linear(w, 'value', x))
     mixed = []
     for i, seen in enumerate(layer.sees):
@@ -426,7 +436,8 @@ def xlnet(w, y, x, layer):
             scores = keys[seen, head] @ content_queries[i, head]
             if layer.at is not None:
                 for n, j in enumerate(seen):
-                    r = linear(w, 'distance', sinusoid(layer.at[i] - j, y.shape[1]))
+                    distance = sinusoid(layer.at[i] - j, y.shape[1])
+                    r = linear(w, 'distance', distance)
                     scores[n] += distance_queries[i, head] @ r[head]
             weights = softmaxed(scores / math.sqrt(head.stop - head.start))
             mixed[i, head] = weights @ values[seen, head]
@@ -454,10 +465,12 @@ ATTENTIONS = {
         partial(many_heads, project=pairwise), 2 * LINEAR + H * K * K,
         own={'pair': None, 'pair_key': None}, decays=('pair', 'pair_key')),
     'phase': AttentionFacts(
-        partial(many_heads, project=phase), 2 * LINEAR + D // 2, own={'angle': ZEROS}),
+        partial(many_heads, project=phase), 2 * LINEAR + D // 2,
+        own={'angle': ZEROS}),
     'shared_kv': AttentionFacts(partial(many_heads, project=shared_kv), 2 * LINEAR),
     'shared': AttentionFacts(
-        partial(many_heads, project=shared), LINEAR + 3 * D, own={**DIAGONALS, 'value_diag': ONES}),
+        partial(many_heads, project=shared), LINEAR + 3 * D,
+        own={**DIAGONALS, 'value_diag': ONES}),
     'rpe': AttentionFacts(
         relative, 3 * LINEAR + (2 * C - 1) * D,
         own={'distance_vectors': NORMAL}, decays=('distance_vectors',)),
@@ -465,16 +478,19 @@ ATTENTIONS = {
     'one_head_softmax': AttentionFacts(partial(one_head, weigh=softmaxed), 2 * LINEAR),
     'one_head_sigmoid': AttentionFacts(partial(one_head, weigh=sigmoid_l2), 2 * LINEAR),
     'part_bias': AttentionFacts(
-        partial(one_head, weigh=sigmoid_l2, biased=True), 2 * LINEAR + H * D, **PARTS),
+        partial(one_head, weigh=sigmoid_l2, biased=True),
+        2 * LINEAR + H * D, **PARTS),
     'shatter': AttentionFacts(
-        partial(one_head, weigh=sigmoid_l2, biased=True, valued=True), 2 * LINEAR + H * D, **PARTS),
+        partial(one_head, weigh=sigmoid_l2, biased=True, valued=True),
+        2 * LINEAR + H * D, **PARTS),
     # Wu and Wv, which are 2 D wide, Wz, d and b
     'gau': AttentionFacts(
         gau, 4 * D * D + D * S + 4 * S,
         own={**DIAGONALS, 'query_bias': ZEROS, 'key_bias': ZEROS}),
     # no biases, but u and v
     'xlnet': AttentionFacts(
-        xlnet, 4 * D * D + 2 * D, own={'content_bias': NORMAL, 'distance_bias': NORMAL}),
+        xlnet, 4 * D * D + 2 * D,
+        own={'content_bias': NORMAL, 'distance_bias': NORMAL}),
 }
 NORMS = {'layer': layer_norm, 'rms': rms_norm}
 
@@ -677,7 +693,12 @@ def test_two_streams_equal_the_loops(norm_place):
     """Without an order, the predicted tokens come after all others."""
     model = build(PermutationLM, **XLNET, norm_place=norm_place)
     positions = torch.tensor([[1, 4], [3, 0], [5, 3], [2, 1]])
-    order = torch.tensor([[3, 0, 5, 1, 4, 2], [0, 1, 2, 3, 4, 5], [5, 0, 3, 1, 1, 1], [0, 1, 2, 3, 4, 5]])
+    order = torch.tensor([
+        [3, 0, 5, 1, 4, 2],
+        [0, 1, 2, 3, 4, 5],
+        [5, 0, 3, 1, 1, 1],
+        [5, 4, 3, 2, 1, 0],
+    ])
     agrees(model, permutation_oracle, positions=positions, order=order)
     ids, _ = batch(rows=4)
     last = torch.zeros_like(ids).scatter(1, positions, 1)
@@ -708,7 +729,11 @@ CLASSIFIERS = {'original': 109483778, 'shared': 95337218}
 
 @pytest.mark.parametrize('attention', COUNTS)
 def test_parameter_counts_of_the_papers(attention):
-    shapes = (4, 8, 512, 2048), (12, 12, 768, 3072), (24, 16, 1024, 4096)
+    shapes = [
+        (4, 8, 512, 2048),
+        (12, 12, 768, 3072),
+        (24, 16, 1024, 4096),
+    ]
     with torch.device('meta'):
         models = [MaskedLM(EncoderConfig(30522, 512, *shape, attention=attention)) for shape in shapes]
         classifier = SequenceClassifier(EncoderConfig(attention=attention))     # base, 2 labels
@@ -760,7 +785,8 @@ def test_every_parameter_gets_its_gradient(kind, settings):
     model = build(kind, **settings, n_layer=n_layer)
     inputs = (*batch(), KEEP)
     generator = torch.Generator().manual_seed(11)
-    onto = torch.randn(outputs(model, *inputs).shape, generator=generator, dtype=torch.float64)
+    shape = outputs(model, *inputs).shape
+    onto = torch.randn(shape, generator=generator, dtype=torch.float64)
 
     def total():
         return (outputs(model, *inputs) * onto).sum()
@@ -777,7 +803,8 @@ def test_every_parameter_gets_its_gradient(kind, settings):
             below = total()
             parameter.add_(direction, alpha=step)
         slope = (gradient * direction).sum()
-        assert abs(slope - (above - below) / (2 * step)) < 1e-5 * max(1, abs(slope)), name
+        expected = (above - below) / (2 * step)
+        assert abs(slope - expected) < 1e-5 * max(1, abs(slope)), name
         # a bias of all keys shifts the scores of a softmax alike; a layerwise query has no position
         may_be_0 = name.endswith(('key.bias', 'key_bias')) or 'pooling' in settings
         assert may_be_0 or difference(gradient, 0) > 1e-9, name
@@ -868,7 +895,12 @@ def decays(model, name):
     return False                                        # norms, biases, the vectors that streams start from
 
 
-STARTS = {'identity': 0.02, 'fan_in': 32 ** -0.5, 'normal': 0.02, 'unit': 1.0}     # deviation of S, K = 32
+STARTS = {                              # deviation of S, K = 32
+    'identity': 0.02,
+    'fan_in': 32 ** -0.5,
+    'normal': 0.02,
+    'unit': 1.0,
+}
 
 
 @pytest.mark.parametrize('rank', [0, 5])
@@ -876,9 +908,12 @@ STARTS = {'identity': 0.02, 'fan_in': 32 ** -0.5, 'normal': 0.02, 'unit': 1.0}  
 def test_initial_pairwise_factors(pair_init, rank):
     torch.manual_seed(6)
     settings = {'attention': 'pairwise', 'pair_init': pair_init, 'pair_rank': rank}
-    attention = ATTENTION['pairwise'](EncoderConfig(9, 8, 1, 32, 32 * 32, 8, **settings), 0)
+    config = small(**settings, n_head=32, n_embd=32 * 32)
+    attention = ATTENTION['pairwise'](config, 0)
     pair = attention.pair @ attention.pair_key.mT if rank else attention.pair
-    mean = (torch.arange(32) < (rank or 32)).diag().float() if pair_init == 'identity' else 0.0
+    mean = torch.zeros(32, 32)
+    if pair_init == 'identity':
+        mean = torch.eye(32, rank or 32) @ torch.eye(rank or 32, 32)
     noise = (pair - mean).detach()
     assert (noise.mean(0).abs() < 6 * noise.std(0) / 32 ** 0.5).all()               # over 32 heads
     deviation = STARTS[pair_init]
@@ -889,10 +924,10 @@ def test_initial_pairwise_factors(pair_init, rank):
 
 # ---- dropout; that of BERT's own blocks, embeddings and poolings is compared with transformers below ----
 
-
 @pytest.mark.parametrize('settings, expected', [
     (system('original', 'none', norm_place='pre'), lambda block, x: x),
-    (system('gau', 'none'), lambda block, x: block.norm(x))], ids=['pre', 'gated'])
+    (system('gau', 'none'), lambda block, x: block.norm(x)),
+], ids=['pre', 'gated'])
 def test_dropout_takes_what_blocks_add(settings, expected):
     """At the highest rate it takes all of that, and the input of a block stays."""
     encoder = build(Encoder, **settings, dropout=math.nextafter(1, 0)).train()
@@ -919,7 +954,8 @@ def test_dropout_takes_weights_and_not_values(settings):
     heads = 1 if settings['attention'] == 'gau' else encoder.config.n_head
     before_out = []
     attention.out.register_forward_pre_hook(lambda module, inputs: before_out.append(inputs[0]))
-    x = torch.randn(64, 1, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(64, 1, 12, dtype=torch.float64, generator=generator)
     for training in (False, True):
         attention.train(training)(x, x, source.Context(encoder.position))
     whole, actual = (y.unflatten(-1, (heads, -1)) for y in before_out)      # (64, 1, heads, K)
@@ -980,7 +1016,10 @@ def test_edges_are_finite(settings, autocast):
     with torch.no_grad():
         torch._foreach_mul_(parameters, 5)
     one = torch.tensor([[1], [0]])
-    some = torch.tensor([[0] * 12, [1] + [0] * 11, [0] * 11 + [1], [1] * 12])
+    some = torch.zeros(4, 12)
+    some[1, 0] = 1
+    some[2, -1] = 1
+    some[3] = 1
     for keep in (one, some):
         ids, segments = batch(*keep.shape)
         with torch.autocast('cpu', torch.bfloat16, enabled=autocast):
@@ -1004,8 +1043,9 @@ def test_distances_are_added_in_float32():
     (torch.float32, 1e-5), (torch.bfloat16, 0.02), (torch.float16, 2e-3)], ids=str)
 def test_sigmoid_weights_of_rows_far_below_zero(dtype, error, shift):
     """The norm of a row brings its weights back to order 1, however small the sigmoids are."""
-    scores = (torch.tensor([[[0.5, -1.0, 0.0, 2.0]]]) + shift).to(dtype).requires_grad_()
-    mask = torch.tensor([1, 1, 0, 1]).bool().view(1, 1, 4)
+    scores = torch.tensor([[[0.5, -1.0, 0.0, 2.0]]]) + shift
+    scores = scores.to(dtype).requires_grad_()
+    mask = torch.tensor([[[True, True, False, True]]])
     weights = source.masked_sigmoid(scores, mask)
     expected = sigmoid_l2(scores[mask].tolist())
     assert difference(weights[mask].double(), torch.tensor(expected)) < error
@@ -1028,7 +1068,8 @@ def test_rows_of_scaled_squared_relu(dtype, size):
     scores = size * torch.randn(1, 1, 100, generator=generator)
     scores = scores.to(dtype)
     mask = (torch.arange(100) < 70)[None, None]
-    weights = NORMALISER['scaled_squared_relu'](scores, mask, torch.tensor(70.0), 128, None)[0, 0]
+    n = torch.tensor(70.0)
+    weights = NORMALISER['scaled_squared_relu'](scores, mask, n, 128, None)[0, 0]
     expected = scaled_squared_relu(scores[mask].double().numpy(), 128, 'ns')
     assert difference(weights[:70], torch.tensor(expected)) < 1e-6 / (70 * 128)
     assert (weights[70:] == 0).all()
@@ -1275,10 +1316,15 @@ def test_export_refuses_what_it_would_leave_out(transformers):
 
 
 @pytest.mark.parametrize('name, key, value', [
-    ('Bert', 'hidden_act', 'gelu_new'), ('Bert', 'layer_norm_eps', 1e-5),
-    ('Bert', 'tie_word_embeddings', False), ('Bert', 'is_decoder', True),
-    ('RoFormer', 'rotary_value', True), ('RoFormer', 'embedding_size', 8),
-    ('RoFormer', 'norm_type', 'rms_norm'), ('RoFormer', 'use_bias', False)])
+    ('Bert', 'hidden_act', 'gelu_new'),
+    ('Bert', 'layer_norm_eps', 1e-5),
+    ('Bert', 'tie_word_embeddings', False),
+    ('Bert', 'is_decoder', True),
+    ('RoFormer', 'rotary_value', True),
+    ('RoFormer', 'embedding_size', 8),
+    ('RoFormer', 'norm_type', 'rms_norm'),
+    ('RoFormer', 'use_bias', False),
+])
 def test_import_refuses_what_computes_something_else(name, key, value, tmp_path, transformers):
     """The last two are those of RoFormerV2."""
     config_class = getattr(transformers, f'{name}Config')
@@ -1333,10 +1379,13 @@ def xlnet_pair(transformers):
     for i, layer in enumerate(library.layer):
         relative = layer.rel_attn
         attention = {
-            'query.weight': relative.q.flatten(1).T, 'key.weight': relative.k.flatten(1).T,
-            'value.weight': relative.v.flatten(1).T, 'distance.weight': relative.r.flatten(1).T,
+            'query.weight': relative.q.flatten(1).T,
+            'key.weight': relative.k.flatten(1).T,
+            'value.weight': relative.v.flatten(1).T,
+            'distance.weight': relative.r.flatten(1).T,
             'out.weight': relative.o.flatten(1),
-            'content_bias': relative.r_w_bias.flatten(), 'distance_bias': relative.r_r_bias.flatten(),
+            'content_bias': relative.r_w_bias.flatten(),
+            'distance_bias': relative.r_r_bias.flatten(),
         }
         modules = {
             'attention_norm': relative.layer_norm, 'expand': layer.ff.layer_1,
