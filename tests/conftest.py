@@ -7,10 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import NamedTuple
-from unittest import mock
 
 import pytest
-import torch
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 sys.path.insert(0, ROOT)
@@ -54,23 +52,18 @@ def knobs_of(module):
             and isinstance(value, (bool, int, float, str, tuple))}
 
 
-@contextlib.contextmanager
-def without_storage():
-    """Modules that are built here have shapes alone: no memory, and no time for initial values."""
-    def leave(tensor, *arguments, **keywords):
-        return tensor
-
-    starts = dict.fromkeys(('normal_', 'uniform_', 'zero_', 'fill_'), leave)
-    with torch.device('meta'), mock.patch.multiple(torch.Tensor, **starts):
-        yield
+def ignore_no_signal():
+    for number in SIGNALS:
+        signal.signal(number, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
 def no_signal_is_ignored():
     """As SIGINT is if the tests were started by `nohup ... &`; processes that a test starts inherit that."""
-    handlers = {number: signal.signal(number, signal.default_int_handler) for number in SIGNALS}
+    handlers = [signal.getsignal(number) for number in SIGNALS]
+    ignore_no_signal()
     yield
-    for number, handler in handlers.items():
+    for number, handler in zip(SIGNALS, handlers, strict=True):
         signal.signal(number, handler)
 
 
@@ -81,11 +74,9 @@ def stage(monkeypatch, capsys):
     Every call starts from the knobs of the file. matplotlib counts as missing, unless `pictures` is set.
     """
     defaults = {}                                       # stage -> its knobs before the first call
-    handlers = {number: signal.getsignal(number) for number in SIGNALS}
 
     def call(name, *arguments, pictures=False):
         module = importlib.import_module(name)
-        configurator = importlib.import_module('configurator')
         vars(module).update(defaults.setdefault(name, knobs_of(module)))
         monkeypatch.setattr(sys, 'argv', [f'{name}.py', *map(str, arguments)])
         if not pictures:
@@ -93,12 +84,11 @@ def stage(monkeypatch, capsys):
         capsys.readouterr()                             # what was printed before
         code = 0
         try:
-            configurator.run(module.main)
+            importlib.import_module('configurator').run(module.main)
         except SystemExit as end:
             code = end.code or 0
         finally:
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
+            ignore_no_signal()                          # train.py has handlers of its own
         return Done(code, *capsys.readouterr())
     yield call
     for name, knobs in defaults.items():
@@ -114,11 +104,12 @@ def refused(done):
     return lines[0]
 
 
-def launch(*command, **keywords):
+def launch(*command, env=(), **keywords):
     """Start `python command...` in the repository, in its own session; returns the subprocess.Popen."""
-    return subprocess.Popen([sys.executable, *map(str, command)], **{
-        'cwd': ROOT, 'text': True, 'stdout': subprocess.PIPE, 'stderr': subprocess.PIPE,
-        'start_new_session': True, **keywords, 'env': {**os.environ, **keywords.get('env', {})}})
+    keywords = {'cwd': ROOT, 'stdout': subprocess.PIPE, 'stderr': subprocess.PIPE, **keywords}
+    return subprocess.Popen(
+        [sys.executable, *map(str, command)],
+        text=True, start_new_session=True, env={**os.environ, **dict(env)}, **keywords)
 
 
 def process(*command, timeout=180, **keywords):

@@ -12,16 +12,17 @@ def write_copy(data_dir, name, splits):
     """Write records {split: [dict]} as the dataset of a task lies below --data_dir: parquet and a card."""
     from datasets import Dataset
     source, _, configuration = TASKS[name].hub.partition(':')
-    folder, configuration = Path(data_dir, source), configuration or 'plain_text'
-    (folder / configuration).mkdir(parents=True, exist_ok=True)
-    lines = [f'- config_name: {configuration}', '  data_files:']
-    for split, records in splits.items():
-        path = f'{configuration}/{split}-00000-of-00001.parquet'
-        Dataset.from_list(records).to_parquet(str(folder / path))
-        lines += [f'  - split: {split}', f'    path: {path}']
+    configuration = configuration or 'plain_text'
+    folder = Path(data_dir, source)
+    folder.mkdir(parents=True, exist_ok=True)
     card = folder / 'README.md'
-    known = card.read_text().split('---\n')[1] if card.exists() else 'configs:\n'
-    card.write_text('---\n' + known + '\n'.join(lines) + '\n---\n')
+    text = card.read_text().removesuffix('---\n') if card.exists() else '---\nconfigs:\n'
+    text += f'- config_name: {configuration}\n  data_files:\n'
+    for split, records in splits.items():
+        path = f'{configuration}/{split}.parquet'
+        Dataset.from_list(records).to_parquet(folder / path)
+        text += f'  - split: {split}\n    path: {path}\n'
+    card.write_text(text + '---\n')
 
 
 def text_for(pick, marker='.'):
@@ -35,20 +36,25 @@ def make_class(name, i, pick, test):
     columns[task.columns[-1]] = text_for(pick, MARKERS[label])
     if name == 'csl':
         columns['keyword'] = columns['keyword'].split()
-    label = float(label) if name == 'stsb' else label
+    if name == 'stsb':
+        label = float(label)
     return {**columns, 'label': -1 if test else label, 'idx': i}
 
 
 def make_wsc(name, i, pick, test):
+    label = i % 2
     target = {'span1_index': 0, 'span1_text': 'the', 'span2_index': 4, 'span2_text': 'a'}
-    text = 'the a ' + text_for(pick, MARKERS[i % 2])
-    return {'idx': i, 'text': text, 'label': -1 if test else i % 2, 'target': target}
+    text = 'the a ' + text_for(pick, MARKERS[label])
+    return {'idx': i, 'text': text, 'label': -1 if test else label, 'target': target}
 
 
 def make_multirc(name, i, pick, test):
-    idx = {'paragraph': i // 4, 'question': i // 2 % 2, 'answer': i % 2}
-    return {'paragraph': text_for(pick), 'question': text_for(pick), 'idx': idx,
-            'answer': text_for(pick, MARKERS[i % 2]), 'label': -1 if test else i % 2}
+    label = i % 2
+    return {
+        'paragraph': text_for(pick), 'question': text_for(pick), 'answer': text_for(pick, MARKERS[label]),
+        'label': -1 if test else label,
+        'idx': {'paragraph': i // 4, 'question': i // 2 % 2, 'answer': label},
+    }
 
 
 def make_span(name, i, pick, test):
@@ -66,30 +72,39 @@ def make_span(name, i, pick, test):
 def make_c3(name, i, pick, test):
     """Two to four choices."""
     names = pick.sample('bcdefghijklmnopqrstuvwxyz', 2 + i % 3)
-    return {'id': i, 'context': [text_for(pick), f'always {names[0]}'], 'question': 'what name ?',
-            'answer': '' if test else names[0], 'choice': pick.sample(names, len(names))}
+    right = names[0]
+    return {
+        'id': i, 'context': [text_for(pick), f'always {right}'], 'question': 'what name ?',
+        'answer': '' if test else right, 'choice': pick.sample(names, len(names)),
+    }
 
 
 def make_chid(name, i, pick, test):
     """Two blanks a passage, in which the missing idioms stand too."""
     rights = pick.sample(range(8), 2)
-    content = [f'{WORDS[right]} #idiom{2 * i + k:06}# {text_for(pick)}' for k, right in enumerate(rights)]
-    answers = {'candidate_id': [] if test else rights, 'text': [] if test else [WORDS[k] for k in rights]}
+    content = []
+    for k, right in enumerate(rights):
+        content.append(f'{WORDS[right]} #idiom{2 * i + k:06}# {text_for(pick)}')
+    if test:
+        rights = []
+    answers = {'candidate_id': rights, 'text': [WORDS[k] for k in rights]}
     return {'idx': i, 'candidates': WORDS, 'content': content, 'answers': answers}
 
 
-MAKERS = {'wsc': make_wsc, 'multirc': make_multirc, 'squad1': make_span, 'squad2': make_span,
-          'cmrc': make_span, 'c3': make_c3, 'chid': make_chid}
+MAKERS = {
+    'wsc': make_wsc, 'multirc': make_multirc, 'c3': make_c3, 'chid': make_chid,
+    'squad1': make_span, 'squad2': make_span, 'cmrc': make_span,
+}
 
 
 def made(name, n_train=12, n_dev=6, shared=False):
     """{split: records} of a task.  shared: the evaluation set has the training records"""
+    task = TASKS[name]
+    make = MAKERS.get(name, make_class)
     splits = {}
-    for split in TASKS[name].splits:
-        train = split == 'train' or shared and split in TASKS[name].dev
-        pick = random.Random(f"{name} {'train' if train else split}")
-        make = MAKERS.get(name, make_class)
-        test = split in TASKS[name].test
-        n = n_train if train else n_dev
-        splits[split] = [make(name, i, pick, test) for i in range(n)]
+    for split in task.splits:
+        like = 'train' if shared and split in task.dev else split
+        pick = random.Random(f'{name} {like}')
+        n = n_train if like == 'train' else n_dev
+        splits[split] = [make(name, i, pick, split in task.test) for i in range(n)]
     return splits

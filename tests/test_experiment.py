@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 from conftest import kill, launch, process, refused, tiny
 from scipy.stats import ttest_rel
+from test_train import CPU
 
 import train
 
@@ -31,15 +32,17 @@ def read_rows(folder):
     return [json.loads(line) for line in (folder / 'plan.jsonl').read_text().splitlines()]
 
 
-def make_rows(folder, losses, curve=(), **values):
-    """folder/plan.jsonl from {cell: the losses of seeds 1, 2 ...}; None: not finite."""
-    with open(folder / 'plan.jsonl', 'w') as file:
+def make_rows(folder, losses, name='plan', rate=1e-3, **values):
+    """Add rows to folder/plan.jsonl from {cell: the losses of seeds 1, 2 ...}; None: not finite."""
+    with open(folder / f'{name}.jsonl', 'a') as file:
         for cell, of_cell in losses.items():
             for seed, loss in enumerate(of_cell, 1):
-                row = {'cell': cell, 'rate': 1e-3, 'seed': seed, 'loss': loss, 'parameters': 100, 'knobs': {},
-                       'seconds': 60,
-                       'curve': curve or [[0, 9.0], [10, 5.0], [20, 4.0]], **values}
-                file.write(json.dumps(row) + '\n')
+                row = {
+                    'cell': cell, 'rate': rate, 'seed': seed, 'loss': loss,
+                    'parameters': 100, 'seconds': 60, 'knobs': {},
+                    'curve': [[0, 9.0], [10, 5.0], [20, 4.0]],
+                }
+                file.write(json.dumps({**row, **values}) + '\n')
 
 
 def script(folder, *words, start=process):
@@ -51,24 +54,23 @@ def test_two_processes_share_the_runs_and_a_killed_one_goes_on(corpus, tmp_path,
     first = script(tmp_path, 'run', start=launch)
     second = script(tmp_path, 'run', start=launch)
     deadline = time.time() + 120
-    while len(list(tmp_path.glob('out/plan/*/ckpt_0000010.pt'))) < 1 and time.time() < deadline:
+    while not [*tmp_path.glob('out/plan/*/ckpt_0000010.pt')] and time.time() < deadline:
         time.sleep(0.01)
     kill(first)                                         # with SIGKILL, in the middle of a run
     second.communicate(timeout=120)
     assert second.returncode == 0
     assert script(tmp_path, 'run').code == 0
-    rows = read_rows(tmp_path)
+    rows = {(row['cell'], row['seed']): row for row in read_rows(tmp_path)}
+    assert sorted(rows) == [('original', 1), ('original', 2), ('symmetric', 1), ('symmetric', 2)]
     launches = [path.read_text().count('"argv"') for path in tmp_path.glob('out/plan/*/launches.jsonl')]
     assert sorted(launches) in ([1, 1, 1, 1], [1, 1, 1, 2])     # a killed run goes on, no run is made twice
-    assert sorted((row['cell'], row['seed']) for row in rows) == [
-        ('original', 1), ('original', 2), ('symmetric', 1), ('symmetric', 2)]
 
     alone = tmp_path / 'alone'
     knobs = {'attention': 'symmetric', 'seed': 2, 'eval_interval': 4, 'max_iters': 60}
     assert stage('train', *tiny(corpus, alone, **knobs)).code == 0
     curve = [[line['step'], round(line['loss'], 4)] for line in train.read_metrics(alone)
              if line['kind'] == 'val']
-    row, = [row for row in rows if (row['cell'], row['seed']) == ('symmetric', 2)]
+    row = rows['symmetric', 2]
     assert row['curve'] == curve
     assert (row['loss'], row['knobs']['attention']) == (curve[-1][1], 'symmetric')
 
@@ -81,22 +83,18 @@ def test_a_run_that_diverges_is_a_row_and_the_last_loss_can_be_of_all_rows(corpu
     folder, = tmp_path.glob('out/plan/symmetric_*-1')
     model, _, content = train.load(str(folder))
     _, _, loaders = train.make_loaders(content['config'])
-    runtime = train.make_runtime('cpu', 'float32', 16)
-    every_row = train.evaluate(model, loaders[''], 10 ** 6, 8, runtime)['loss']
+    every_row = train.evaluate(model, loaders[''], 10 ** 6, 8, CPU)['loss']
     assert losses['symmetric'] == pytest.approx(every_row, abs=1e-5)
-    done = script(tmp_path)
-    assert 'bad, rate 1e+30, has a loss that is not finite: seed 1' in done.out
-    assert '| bad |' not in done.out
 
 
 def test_differences_are_paired_tests_of_scipy():
     generator = np.random.default_rng(1)
-    rows = pd.DataFrame([{'cell': cell, 'seed': seed, 'loss': generator.normal()}
-                         for cell in 'ab' for seed in range(5)])
-    a, b = (rows[rows['cell'] == cell]['loss'] for cell in 'ab')
-    expected = ttest_rel(a, b)
+    a, b = generator.normal(size=(2, 5))
+    rows = pd.DataFrame({'cell': [*'aaaaabbbbb'], 'seed': [*range(5)] * 2, 'loss': [*a, *b]})
     found = experiment.paired(experiment.differences(rows, {'a': 1, 'b': -1}))
-    assert found == pytest.approx((a.mean() - b.mean(), *expected.confidence_interval(), expected.pvalue))
+    expected = ttest_rel(a, b)
+    low, high = expected.confidence_interval()
+    assert found == pytest.approx((a.mean() - b.mean(), low, high, expected.pvalue))
 
 
 def test_holm_gives_the_values_of_r():
@@ -133,29 +131,23 @@ target = 4.5
     assert (tmp_path / 'plan.png').stat().st_size > 0
 
 
-def test_a_plan_takes_the_best_rates_of_a_search(corpus, tmp_path):
+def test_a_plan_takes_the_best_rates_of_a_search(corpus, tmp_path, stage):
     search = write_plan(tmp_path, corpus, 'rates = 1e-3, 2e-3, 4e-3\n').rename(tmp_path / 'search.py')
-    with open(tmp_path / 'search.jsonl', 'w') as file:
-        for cell, best in (('original', 2e-3), ('symmetric', 4e-3)):
-            for seed in (1, 2):
-                for rate in (1e-3, 2e-3, 4e-3):
-                    row = {'cell': cell, 'rate': rate, 'seed': seed, 'loss': 4 if rate == best else 5,
-                           'curve': [[0, 5], [1, 4]], 'parameters': 1, 'knobs': {}}
-                    file.write(json.dumps(row) + '\n')
     plan = write_plan(tmp_path, corpus, f"rates_from = '{search}'\ncells['third'] = '--learning_rate=7e-3'\n")
+    make_rows(tmp_path, {'original': [5, 5], 'symmetric': [5, 5]}, 'search', 1e-3)
+    make_rows(tmp_path, {'original': [4, 4], 'symmetric': [5, 5]}, 'search', 2e-3)
+    make_rows(tmp_path, {'original': [5, 5], 'symmetric': [4]}, 'search', 4e-3)
+    with pytest.raises(experiment.UserError, match='1 runs of the search are missing'):
+        experiment.read_plan(str(plan))
+    row = json.loads((tmp_path / 'search.jsonl').read_text().splitlines()[-1])
+    with open(tmp_path / 'search.jsonl', 'a') as file:
+        file.write(json.dumps({**row, 'seed': 2}) + '\n')
     _, runs = experiment.read_plan(str(plan))
     assert {one.cell: one.knobs['learning_rate'] for one in runs} == {
         'original': 2e-3, 'symmetric': 4e-3, 'third': 7e-3}
-    done = script(tmp_path)                             # of the plan: no run is made
-    assert done.code == 2
-    done = process(experiment.__file__, search, cwd=tmp_path)
+    done = stage('experiment', search, pictures=True)
     assert 'symmetric: the best rate is the outermost, 0.004' in done.out
     assert 'original: the best' not in done.out
-
-    lines = (tmp_path / 'search.jsonl').read_text().splitlines()
-    (tmp_path / 'search.jsonl').write_text('\n'.join(lines[:-1]))
-    with pytest.raises(experiment.UserError, match='1 runs of the search are missing'):
-        experiment.read_plan(str(plan))
 
 
 @pytest.mark.parametrize('more, parts', [
@@ -170,9 +162,9 @@ def test_a_wrong_plan_is_refused(more, parts, corpus, tmp_path, stage):
 
 def test_rows_of_another_plan_are_refused(corpus, tmp_path, stage):
     path = write_plan(tmp_path, corpus)
-    make_rows(tmp_path, {'original': [4.0]}, knobs={'max_iters': 9, 'out_dir': 'elsewhere'})
+    knobs = {'max_iters': 8, 'out_dir': 'elsewhere', 'a_newer_knob': 1}
+    make_rows(tmp_path, {'original': [4.0]}, knobs=knobs)
+    make_rows(tmp_path, {'symmetric': [4.0]}, knobs={'max_iters': 9})
     assert 'has max_iters=9, the plan 8' in refused(stage('experiment', path))
-    make_rows(tmp_path, {'original': [4.0, 4.1]}, knobs={'max_iters': 8, 'a_newer_knob': 1})
-    with open(tmp_path / 'plan.jsonl', 'a') as file:
-        file.write((tmp_path / 'plan.jsonl').read_text())
+    make_rows(tmp_path, {'original': [4.0]})
     assert 'two rows of original, seed 1' in refused(stage('experiment', path))
