@@ -1102,7 +1102,8 @@ def test_embeddings_and_query_stream_are_dropped_out_once(kind):
 def test_bfloat16_autocast(settings, monkeypatch):
     """Within 3 % of float32 in norm: bfloat16 keeps 8 bits, so each rounding changes up to 0.4 %.
 
-    No product with a float32 parameter makes the queries, keys or values of a fused kernel float32.
+    No product with a float32 parameter makes the queries, keys or values of a fused kernel float32, and no
+    norm the states.
     """
     dtypes = set()
     fused = torch.nn.functional.scaled_dot_product_attention
@@ -1121,8 +1122,10 @@ def test_bfloat16_autocast(settings, monkeypatch):
     monkeypatch.setattr(torch.nn.functional, 'scaled_dot_product_attention', recorded)
     with torch.autocast('cpu', torch.bfloat16):
         logits = model(ids, segments=segments, attention_mask=KEEP)
+        states = model.encoder.states(ids, segments, KEEP)
     assert logits.dtype == torch.bfloat16
     assert dtypes <= {torch.bfloat16}
+    assert {x.dtype for x in states[1:]} == {torch.bfloat16}
     assert (logits.float() - expected).norm() < 0.03 * expected.norm()
 
 
