@@ -823,14 +823,22 @@ def test_losses_are_cross_entropies_in_float32(kind):
     assert difference(losses.double(), -chances[:, :, 0].log()) < 1e-5
 
 
-def test_the_head_runs_at_the_positions_alone():
-    model = build()
+@each_system
+def test_the_last_block_and_the_head_run_at_the_positions_alone(settings):
+    """With the logits and gradients that they have there if they run on all tokens."""
+    model = build(**settings)
+    queries = []
+    last = model.encoder.blocks[-1].attention.out
+    last.register_forward_hook(lambda module, inputs, y: queries.append(y.size(1)))
     ids, segments = batch()
     positions = torch.tensor([[1, 4], [5, 0], [3, 2]])
     some = model(ids, positions, segments=segments, attention_mask=KEEP)
-    every = model(ids, segments=segments, attention_mask=KEEP)
-    for b in range(3):
-        assert difference(some[b], every[b, positions[b]]) < 1e-12
+    every = model(ids, segments=segments, attention_mask=KEEP)[torch.arange(3)[:, None], positions]
+    assert queries == [2, 6]
+    assert difference(some, every) < 1e-10 * every.abs().max()
+    gradients = [torch.autograd.grad(logits.square().sum(), model.parameters()) for logits in (some, every)]
+    for a, b in zip(*gradients, strict=True):
+        assert difference(a, b) < 1e-10 * max(b.abs().max(), 1)
 
 
 def start_of(model, name):
@@ -957,7 +965,7 @@ def test_dropout_takes_weights_and_not_values(settings):
     generator = torch.Generator().manual_seed(3)
     x = torch.randn(64, 1, 12, dtype=torch.float64, generator=generator)
     for training in (False, True):
-        attention.train(training)(x, x, source.Context(encoder.position))
+        attention.train(training)(x, x, source.Context(encoder.position, at=torch.zeros(1, 1, 1).long()))
     whole, actual = (y.unflatten(-1, (heads, -1)) for y in before_out)      # (64, 1, heads, K)
     assert kept_or_dropped(actual, whole)
     is_dropped = (actual == 0) & (whole != 0)
@@ -983,7 +991,8 @@ def test_embeddings_and_query_stream_are_dropped_out_once():
 def test_bfloat16_autocast(settings, monkeypatch):
     """Within 3 % of float32 in norm: bfloat16 keeps 8 bits, so each rounding changes up to 0.4 %.
 
-    No product with a float32 parameter makes the queries, keys or values of a fused kernel float32.
+    No product with a float32 parameter makes the queries, keys or values of a fused kernel float32, and no
+    norm the states.
     """
     dtypes = set()
     fused = torch.nn.functional.scaled_dot_product_attention
@@ -1002,8 +1011,10 @@ def test_bfloat16_autocast(settings, monkeypatch):
     monkeypatch.setattr(torch.nn.functional, 'scaled_dot_product_attention', recorded)
     with torch.autocast('cpu', torch.bfloat16):
         logits = model(ids, segments=segments, attention_mask=KEEP)
+        states = model.encoder.states(ids, segments, KEEP)
     assert logits.dtype == torch.bfloat16
     assert dtypes <= {torch.bfloat16}
+    assert {x.dtype for x in states[1:]} == {torch.bfloat16}
     assert (logits.float() - expected).norm() < 0.03 * expected.norm()
 
 
@@ -1034,7 +1045,8 @@ def test_distances_are_added_in_float32():
     vectors = torch.tensor([[[[0.0], [1 / 16], [0.0]]]]).bfloat16()      # of the distances -1, 0 and 1
     q = torch.full((1, 1, 3, 1), 16.0).bfloat16()
     v = torch.zeros_like(q)
-    y = source.attend_distances(q, q, v, vectors, vectors, None, 0.0)
+    context = source.Context(at=torch.arange(3)[None, None])
+    y = source.attend_distances(q, q, v, vectors, vectors, context, 0.0)
     assert abs(y[0, 0, 1, 0] * 16 - math.e / (math.e + 2)) < 0.01
 
 
