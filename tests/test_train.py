@@ -414,12 +414,6 @@ def test_a_warmup_longer_than_the_run_is_a_tenth_of_it(run, tmp_path):
     assert [line['lr'] for line in metrics(tmp_path / 'a', 'train')][:3] == [0.005, 0.01, 0.01]
 
 
-def test_every_field_of_a_model_is_a_knob():
-    """But for those of a head that finetune.py makes, and what the data decides."""
-    fields = {field.name for field in dataclasses.fields(EncoderConfig)}
-    assert fields - {*knobs_of(train)} == {'vocab_size', 'n_segment', 'pooling', 'n_label'}
-
-
 # ---- resume ----
 
 @pytest.mark.parametrize('number, system', [
@@ -507,6 +501,19 @@ def test_moments_of_other_parameters_are_refused(run, tmp_path):
     assert 'ckpt_0000002.pt has the moments of other parameters' in refused(run('a', 2, max_iters=2))
 
 
+def test_an_optimizer_of_a_fork_resumes_and_that_of_another_class_is_refused(run, tmp_path, monkeypatch):
+    def sgd(model, lr, *rest):
+        return torch.optim.SGD(model.parameters(), lr, momentum=0.9)
+    with monkeypatch.context() as patch:
+        patch.setattr(train, 'make_optimizer', sgd)
+        run('whole', checkpoint_interval=4, milestones=4)
+        shutil.copytree(tmp_path / 'whole', tmp_path / 'parts')
+        os.remove(tmp_path / 'parts' / 'ckpt_0000008.pt')
+        run('parts', checkpoint_interval=4, milestones=4)
+    same_run(tmp_path / 'whole', tmp_path / 'parts')
+    assert 'has optimizer_class=SGD, this run has AdamW' in refused(run('parts', 2, max_iters=9))
+
+
 # ---- signals ----
 
 @pytest.mark.parametrize('at, step', [(6, 4), (10, 8)], ids=['in the middle', 'the last'])
@@ -569,12 +576,16 @@ def test_damage_is_found_or_changes_nothing(pair, tmp_path):
         train.read_checkpoint(path)
 
 
-def test_files_of_other_programs_and_revisions(pair, tmp_path):
-    """No code of a file is run. A field that came later has its default; one that is unknown is refused."""
+def test_files_of_other_programs_and_revisions(pair, tmp_path, capsys):
+    """No code of a file is run. A field that came later has its default, with a notice, as has a new knob."""
     content = last(pair)
-    del content['model_config']['norm']
+    del content['model_config']['norm'], content['config']['norm'], content['config']['packing']
     train.write_checkpoint(str(tmp_path / 'x.pt'), content)
     assert train.read_checkpoint(tmp_path / 'x.pt')['model_config']['norm'] == 'layer'
+    assert "x.pt: older than some fields of EncoderConfig, which get their defaults: norm=layer" in (
+        capsys.readouterr().err)
+    train.say_differences(content['config'], {**content['config'], 'packing': 'stream'})
+    assert 'packing (new) -> stream' in capsys.readouterr().err
     unknown = {'model_config': {**content['model_config'], 'a_newer_field': 1}}
     for other in ({'model': {}}, {**content, 'step': pytest.approx(1)}, {**content, **unknown}):
         torch.save(other, tmp_path / 'x.pt')
