@@ -11,7 +11,7 @@ import pytest
 import torch
 from conftest import knobs_of, process, words
 from test_configs import COMMANDS, resolved
-from test_train import CPU
+from test_train import CPU, MASKS
 
 import bench
 import train
@@ -124,7 +124,7 @@ def test_a_step_runs_in_training_mode(monkeypatch):
 def test_rows_predict_as_many_tokens_as_in_training(length):
     ids, positions, targets = bench.random_batch(4, length, 60)
     meta = {'special': {'pad': 0}, 'vocab_size': 60}
-    n_predicted = train.Masker(meta, length, 0.15, 'mlm', False).n_positions
+    n_predicted = train.Masker(meta, {**MASKS, 'block_size': length}).n_positions
     assert ids.shape == (4, length)
     assert positions.shape == targets.shape == (4, n_predicted)
 

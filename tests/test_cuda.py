@@ -41,7 +41,8 @@ def make(system, corpus, sizes, rows, steps, packing='stream'):
     settings = {**knobs, **sizes, 'dropout': 0.0, 'attention_dropout': 0.0}
     model = train.MODEL_CLASSES[knobs['objective']](model_config(settings, meta['vocab_size']))
     texts = train.Rows(corpus, meta, 'train', sizes['block_size'], packing)
-    masker = train.Masker(meta, sizes['block_size'], 0.15, knobs['objective'], False)
+    masks = {'mask_fraction': 0.15, 'mask_fraction_end': 0.0, 'whole_word': False, 'max_iters': 1}
+    masker = train.Masker(meta, {**knobs, **sizes, **masks, 'total_batch': 1})
     loader = train.Loader(texts, masker, 1)
     return model, [loader.batch(range(step * rows, (step + 1) * rows)) for step in range(steps)]
 

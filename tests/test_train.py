@@ -30,6 +30,8 @@ from prepare_data import load_meta, load_tokenizer, write_json
 from train import Loader, Masker, Rows, Runtime, shuffled
 
 CPU = Runtime(torch.device('cpu'), torch.float32, 0, 1, None)
+MASKS = {'block_size': 32, 'mask_fraction': 0.15, 'mask_fraction_end': 0.0, 'objective': 'mlm',
+         'whole_word': False, 'max_iters': 1, 'total_batch': 1}         # what a Masker reads
 
 
 @pytest.fixture(scope='module')
@@ -149,7 +151,7 @@ def test_shuffled_is_a_permutation_of_each_epoch(n):
 def test_every_row_once_per_epoch_and_masked_anew(corpus, meta):
     rows = Rows(corpus, meta, 'val', 32, 'stream')
     n = len(rows)
-    masker = Masker(meta, 32, 0.15, 'mlm', False)
+    masker = Masker(meta, MASKS)
     loader = Loader(rows, masker, 1)
     indices = loader.indices(range(2 * n)).tolist()
     assert sorted(indices[:n]) == sorted(indices[n:]) == list(range(n))
@@ -165,7 +167,7 @@ def test_every_row_once_per_epoch_and_masked_anew(corpus, meta):
 
 def test_ranks_see_what_one_process_sees(corpus, meta):
     rows = Rows(corpus, meta, 'train', 32, 'documents')
-    loader = Loader(rows, Masker(meta, 32, 0.15, 'plm', False), 1)
+    loader = Loader(rows, Masker(meta, {**MASKS, 'objective': 'plm'}), 1)
     samples = range(16, 32)
     whole = loader.batch(samples)
     for rank in range(3):
@@ -259,7 +261,8 @@ def test_masks_are_those_by_hand(packing, words, objective, begin, end, corpus, 
             ids = np.fromfile(stem + '.bin', meta['dtype'])
             (ids % 3 == 0).tofile(stem + '.words')
     rows = Rows(folder, meta, 'train', 64, packing, bool(words))
-    masker = Masker(meta, 64, begin, objective, bool(words), end, 200)
+    knobs = {'block_size': 64, 'mask_fraction': begin, 'mask_fraction_end': end, 'objective': objective}
+    masker = Masker(meta, {**knobs, 'whole_word': bool(words), 'max_iters': 20, 'total_batch': 10})
     loader = Loader(rows, masker, 1)
     batch = {key: x.numpy() for key, x in loader.batch(range(300)).items()}
     k = math.ceil(64 * begin)
@@ -306,7 +309,8 @@ HAND = {'max_iters': 12, 'warmup_iters': 3, 'learning_rate': 0.01, 'min_lr': 0.0
 def test_a_run_is_the_loop_written_by_hand(dtype, scale, clip, eval_fraction, run, corpus, meta, tmp_path):
     """Three micro-batches a step, with unequal numbers of predicted tokens. float16 has scaled losses."""
     run('a', **HAND, dtype=dtype, grad_clip=clip, eval_mask_fraction=eval_fraction)
-    masker = Masker(meta, 32, 0.3, 'mlm', True, 0.1, 12 * 8)        # to the last of 12 steps of 8 samples
+    masks = {**MASKS, 'mask_fraction': 0.3, 'whole_word': True}
+    masker = Masker(meta, {**masks, 'mask_fraction_end': 0.1, 'max_iters': 12, 'total_batch': 8})
     loader = Loader(Rows(corpus, meta, 'train', 32, 'documents'), masker, 4)
     torch.manual_seed(4)
     config = EncoderConfig(meta['vocab_size'], 32, 2, 4, 16, 32, dropout=0.1, attention_dropout=0.1,
@@ -354,7 +358,7 @@ def test_a_run_is_the_loop_written_by_hand(dtype, scale, clip, eval_fraction, ru
 
     # Every validation row once, without dropout, from the logits of all positions.
     rows = Rows(corpus, meta, 'val', 32, 'documents')
-    masker = Masker(meta, 32, eval_fraction or 0.3, 'mlm', True)
+    masker = Masker(meta, {**masks, 'mask_fraction': eval_fraction or 0.3})
     batch = Loader(rows, masker, 0).batch(range(len(rows)))
     is_predicted = batch['weights'] > 0
     assert not is_predicted.all()
@@ -721,7 +725,7 @@ def test_further_corpora_are_validated_on(run, corpus, meta, tmp_path):
     other = corpus_like(corpus, tmp_path, {**meta, 'splits': splits})
     rows = Rows(other, load_meta(other), 'val', 32, 'stream')
     run('a', data_dir=tmp_path, validation='other')
-    loader = Loader(rows, Masker(meta, 32, 0.15, 'mlm', False), 0)
+    loader = Loader(rows, Masker(meta, MASKS), 0)
     model, *_ = train.load(str(tmp_path / 'a'))
     loss = train.evaluate(model, loader, 32, 32, CPU)['loss']
     line = train.read_metrics(tmp_path / 'a')[-1]
