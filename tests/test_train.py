@@ -467,10 +467,14 @@ def test_a_resumed_run_takes_the_next_samples_and_says_what_differs(run, tmp_pat
 def test_checkpoints_that_stay(run, tmp_path):
     """The newest two, those of milestones, also when a later command names none, and newer ones."""
     folder = str(tmp_path / 'a')
-    run('a', max_iters=12, checkpoint_interval=2, milestones=(3, 4, 13))
-    assert list(train.checkpoints(folder)) == [3, 4, 10, 12]
+    run('a', max_iters=0)
+    assert list(train.checkpoints(folder)) == [0]
+    run('a', max_iters=12, checkpoint_interval=2, milestones=(0, 3, 4, 13))
+    assert list(train.checkpoints(folder)) == [0, 3, 4, 10, 12]
     run('a', max_iters=16, checkpoint_interval=1)
-    assert list(train.checkpoints(folder)) == [3, 4, 13, 15, 16]
+    assert list(train.checkpoints(folder)) == [0, 3, 4, 13, 15, 16]
+    run('b', milestones=0)
+    assert list(train.checkpoints(str(tmp_path / 'b'))) == [0, 8]
     train.save(folder, {**last(folder), 'step': 10_000_000})            # a digit more than the others
     assert train.newest(folder) == f'{folder}/ckpt_10000000.pt'
 
@@ -698,10 +702,19 @@ def test_every_process_needs_a_sequence_of_a_step():
             train.check_knobs({**knobs_of(train), 'total_batch': total_batch}, runtime)
 
 
-@pytest.mark.parametrize('name', ['RANK', 'WORLD_SIZE'])
-def test_half_a_place_among_processes_is_refused(name, run, monkeypatch):
-    monkeypatch.setenv(name, '1')
-    assert 'only one of RANK and WORLD_SIZE is set' in refused(run('a', 2))
+@pytest.mark.parametrize('place', ['1', ' 2', '1 1', '2 2', 'a 2', '-1 2', '0 b'])
+def test_a_wrong_place_among_processes_is_refused(place, run, monkeypatch):
+    """A process of another rank would write nothing, and end with status 0."""
+    for name, text in zip(('RANK', 'WORLD_SIZE'), place.split(' '), strict=False):
+        if text:
+            monkeypatch.setenv(name, text)
+    assert 'start with torchrun' in refused(run('a', 2))
+
+
+def test_a_process_that_is_alone_says_what_differs(run, monkeypatch):
+    monkeypatch.setenv('LOCAL_RANK', '1')
+    run('a', max_iters=1)
+    assert 'seed 1 -> 2' in run('a', max_iters=1, seed=2).err
 
 
 def test_a_folder_that_machines_do_not_share_is_refused(run, monkeypatch):
