@@ -63,6 +63,7 @@ def test_config_files_are_found_from_any_folder(tmp_path, monkeypatch):
     ('n_layer=3', 'neither a config file'), ('--\n\x1b[2J=1', r'--\n\x1b[2J=1: there is no knob'),
     ('broken.py', "broken.py: NameError: name 'pairwise' is not defined"),
     ('my.yaml', 'my.yaml: a config file is Python'), ('my.json', 'my.json: a config file is Python'),
+    ('mixed.py', 'mixed.py: a config file is Python'),
     ('number.py', "number.py: learning_rate='1' must be a number"), ('--seed={[]}', "seed='{[]}' must be"),
     ('--seed=' + '-' * 100_000 + '1', '-... must be a whole')], ids=lambda text: repr(text)[1:20])
 def test_malformed_command_lines_are_refused_in_one_line(argument, reason, stage, tmp_path, monkeypatch):
@@ -70,6 +71,7 @@ def test_malformed_command_lines_are_refused_in_one_line(argument, reason, stage
     (tmp_path / 'broken.py').write_text('attention = pairwise')
     (tmp_path / 'number.py').write_text('learning_rate = "1"')
     (tmp_path / 'my.yaml').write_text('max_iters: 7')
+    (tmp_path / 'mixed.py').write_text('seed = 2\nmax_iters: 7')
     (tmp_path / 'my.json').write_text('{"max_iters": 7}')
     assert reason in refused(stage('train', argument))
 

@@ -466,6 +466,11 @@ def test_checkpoints_that_stay(run, tmp_path):
     assert list(train.checkpoints(folder)) == [0, 3, 4, 13, 15, 16]
     run('b', milestones=0)
     assert list(train.checkpoints(str(tmp_path / 'b'))) == [0, 8]
+    log = (tmp_path / 'b' / 'metrics.jsonl').read_text()
+    for path in train.checkpoints(str(tmp_path / 'b')).values():
+        os.remove(path)                                 # as if they were moved elsewhere
+    run('b', max_iters=1)
+    assert (tmp_path / 'b' / 'metrics.jsonl.old').read_text() == log
     train.save(folder, {**last(folder), 'step': 10_000_000})            # a digit more than the others
     assert train.newest(folder) == f'{folder}/ckpt_10000000.pt'
 
