@@ -13,6 +13,7 @@ from pathlib import Path
 
 os.environ.update(HF_DATASETS_CACHE=tempfile.mkdtemp(), HF_DATASETS_DISABLE_PROGRESS_BARS='1')
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
@@ -82,18 +83,6 @@ def copies(tmp_path_factory):
     return str(folder)
 
 
-def test_a_copy_that_changed_is_read_anew(tmp_path):
-    records = made('rte')
-    write_copy(tmp_path, 'rte', records)
-    before = finetune.read_hub('nyu-mll/glue:rte', 'validation', str(tmp_path))
-    assert len(before) == len(records['validation'])
-    shutil.rmtree(tmp_path / 'nyu-mll')
-    fewer = records['validation'][:3]
-    write_copy(tmp_path, 'rte', {**records, 'validation': fewer})
-    after = finetune.read_hub('nyu-mll/glue:rte', 'validation', str(tmp_path))
-    assert len(after) == 3
-
-
 @pytest.fixture
 def trial(stage, run, copies, tmp_path):
     """trial('cola', seed=2) fine-tunes in this process; returns result.json of its only trial."""
@@ -152,36 +141,32 @@ def test_every_split_of_every_data_set_is_read(copies):
     """What was written as parquet comes back as examples, with its labels."""
     for name in PUBLISHED:
         task = TASKS[name]
-        n_classes = min(6, len(task.labels))
         for split in task.splits:
             examples = finetune.load_examples(task, split, knobs(data_dir=copies))
+            labels = [example.label for example in examples]
             n = 12 if split == 'train' else 6
             if name == 'chid':                          # two blanks a passage
                 n = 2 * n
-            assert len(examples) == n
-            labels = [example.label for example in examples]
+            assert len(labels) == n
             if split in task.test:
                 assert labels == [None] * n
-            elif n_classes:
-                assert labels == [i % n_classes for i in range(n)]
+            elif task.labels:
+                assert labels == [i % min(6, len(task.labels)) for i in range(n)]
 
 
-def test_answers_at_wrong_offsets():
+@pytest.mark.parametrize('context, given, label', [
+    ('cat and cat', [('cat', 7)], (('cat', 8),)), ('cat and cat', [('cat', 1)], (('cat', 0),)),
+    ('The Cat', [('cat', 4)], (('cat', 4),)), ('Cat, The Cat sat', [('cat', 7)], (('cat', 9),)),
+    ('Cat and a cat', [('cat', 1)], (('cat', 10),)), ('one two', [('FAKE', -1), ('FAKE', -1)], None),
+    ('one two', [('no', 2), ('two', 4)], (('two', 4), ('no', -1)))])
+def test_answers_at_wrong_offsets(context, given, label):
     """They move to the nearest place, if need be in another case; those that are missing are last."""
-    def starts(context, *answers):
-        texts = [text for text, _ in answers]
-        places = [start for _, start in answers]
-        record = {'id': 0, 'context': context, 'question': 'q',
-                  'answers': {'text': texts, 'answer_start': places}}
-        return finetune.make_span(TASKS['squad2'], record, 0)[0].label
-
-    assert starts('cat and cat', ('cat', 7)) == (('cat', 8),)
-    assert starts('cat and cat', ('cat', 1)) == (('cat', 0),)
-    assert starts('The Cat', ('cat', 4)) == (('cat', 4),)
-    assert starts('Cat, The Cat sat', ('cat', 7)) == (('cat', 9),)
-    assert starts('Cat and a cat', ('cat', 1)) == (('cat', 10),)
-    assert starts('one two', ('no', 2), ('two', 4)) == (('two', 4), ('no', -1))
-    assert starts('one two', ('FAKE', -1), ('FAKE', -1)) is None
+    objects = [{'text': text, 'answer_start': start} for text, start in given]         # SQuAD's own form
+    columns = {key: [answer[key] for answer in objects] for key in ('text', 'answer_start')}
+    for answers in (objects, columns):
+        record = {'context': context, 'question': 'q', 'answers': answers}
+        example, = finetune.make_span(TASKS['squad2'], record, 0)
+        assert example.label == label
 
 
 # ---- rows and windows ----
@@ -252,30 +237,16 @@ def test_padding_does_not_change_the_loss_of_a_span():
 
 
 def test_choices_are_padded_with_copies_that_count_for_nothing():
-    one_row = [(np.array([2, 5, 3]), 3)]
-    two_rows = [(np.array([2, 6, 3]), 3), (np.array([2, 7, 3, 8]), 3)]
-    features = [Feature(0, one_row, (0, 1)), Feature(1, two_rows, (1, 2))]
+    rows = [(np.array([2, 5, 3]), 3), (np.array([2, 7, 3, 8]), 3)]
+    features = [Feature(0, rows[:1], (0, 1)), Feature(1, rows, (1, 2))]
     batch = collate(features, 0, True)
-    assert batch['ids'].tolist() == [[[2, 5, 3, 0], [2, 5, 3, 0]], [[2, 6, 3, 0], [2, 7, 3, 8]]]
+    assert batch['ids'].tolist() == [[[2, 5, 3, 0], [2, 5, 3, 0]], [[2, 5, 3, 0], [2, 7, 3, 8]]]
     assert batch['segments'].tolist() == [[[0] * 4] * 2, [[0] * 4, [0, 0, 0, 1]]]
     logits = torch.tensor([[1.0, 50.0], [1.0, 2.0]])
     losses = HEADS['choose'].loss(logits, batch['targets'], None)
-    assert losses[0] == 0
-    assert losses[1] == F.cross_entropy(logits[1:], torch.tensor([1]))
+    assert losses.tolist() == [0, F.cross_entropy(logits[1:], torch.tensor([1]))]
     assert HEADS['choose'].decode(logits, features, knobs()) == [0, 1]
-    of_one_length = collate(features, 0, True, 10)      # as on XLA
-    assert of_one_length['ids'].shape == (2, 2, 10)
-
-
-def test_fewer_examples_than_a_batch_has():
-    """The others are fillers, which do not count; see also the plain loop."""
-    features = [Feature(i, [(np.array([2, 5 + i, 3]), 3)], i) for i in range(3)]
-    data = Data(TASKS['cola'], [], features, 0)
-    for step in range(3):
-        parts = finetune.training_batch(step, data, 7, knobs(total_batch=8, batch_size=5), 0)
-        assert [len(part['weights']) for part in parts] == [4, 4]
-        counted = torch.cat([part['targets'][part['weights'] > 0] for part in parts])
-        assert sorted(counted.tolist()) == [0, 1, 2]
+    assert collate(features, 0, True, 10)['ids'].shape == (2, 2, 10)                   # as on XLA
 
 
 # ---- predictions ----
@@ -312,64 +283,33 @@ def test_windows_are_joined_by_their_logits_and_the_least_logit_of_no_answer():
         assert finetune.best_answers(data, spans, given) == texts
 
 
-@pytest.fixture
-def bert(tmp_path):
-    """bert(pieces of vocab.txt) writes a Hugging Face BERT of 65 embeddings to tmp_path -> the model"""
-    def make(pieces):
-        transformers = pytest.importorskip('transformers')
-        config = transformers.BertConfig(
-            vocab_size=65, hidden_size=16, num_hidden_layers=1, num_attention_heads=4, intermediate_size=32,
-            max_position_embeddings=48, num_labels=3, initializer_range=0.2)
-        torch.manual_seed(1)
-        model = transformers.BertForSequenceClassification(config).eval()
-        model.save_pretrained(tmp_path)
-        (tmp_path / 'vocab.txt').write_text('\n'.join(pieces))
-        return model
-    return make
-
-
-BERT_PIECES = ['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]', *(f'w{i}' for i in range(60))]
-
-
-def test_a_hugging_face_bert_gives_its_own_logits(bert, tmp_path):
-    """Encoder, pooler and vocabulary come from the folder; only the classifier is copied by hand."""
-    theirs = bert(BERT_PIECES)
+def test_a_hugging_face_bert_gives_its_own_logits(tmp_path):
+    """Encoder, pooler and tokenizer come from the folder; only the classifier is copied by hand."""
+    transformers = pytest.importorskip('transformers')
+    pieces = ['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]', *(f'w{i}' for i in range(60))]
+    config = transformers.BertConfig(
+        vocab_size=65, hidden_size=16, num_hidden_layers=1, num_attention_heads=4, intermediate_size=32,
+        max_position_embeddings=48, num_labels=3, initializer_range=0.2)
+    torch.manual_seed(1)
+    theirs = transformers.BertForSequenceClassification(config).eval()
+    theirs.save_pretrained(tmp_path)
+    vocabulary = {piece: i for i, piece in enumerate(pieces)}
+    their_tokenizer = transformers.BertTokenizerFast(vocab=vocabulary)
+    their_tokenizer.save_pretrained(tmp_path)
+    assert not (tmp_path / 'vocab.txt').exists()
     ours, tokenizer = finetune.make_model(str(tmp_path), TASKS['mnli'], 1, knobs())
     ours.classifier.load_state_dict(theirs.classifier.state_dict())
     texts = [' '.join(f'W{j}' for j in range(i, 20)) for i in range(5)]
     examples = [Example(i, (text, 'w44 w45'), 0) for i, text in enumerate(texts)]
-    features = finetune.text_features(examples, tokenizer, 48, 16)
-    batch = collate(features, 0)
-    ids = batch['ids']
-    segments = batch['segments']
-    mask = batch['attention_mask']
-    assert ids[0, :3].tolist() == [2, 5, 6]
-    expected = theirs(ids, token_type_ids=segments, attention_mask=mask).logits
-    actual = ours.eval()(ids, segments, mask)
-    assert (actual - expected).abs().max() < 1e-5
+    batch = collate(finetune.text_features(examples, tokenizer, 48, 16), 0)
+    batch.pop('targets')
+    rows = their_tokenizer(texts, ['w44 w45'] * 5, padding=True, return_tensors='pt')
+    assert torch.equal(batch['ids'], rows['input_ids'])
+    expected = theirs(**rows).logits
+    assert (ours.eval()(**batch) - expected).abs().max() < 1e-5
     assert expected.std() > 0.1
-
-
-@pytest.mark.parametrize('files, casing, first', [
-    ({}, 'auto', 'w1'), ({}, 'cased', '[UNK]'),
-    ({'tokenizer_config.json': {'do_lower_case': False}}, 'auto', '[UNK]'),
-    ({'tokenizer_config.json': {}, 'tokenizer.json': {'normalizer': {'lowercase': False}}}, 'auto', '[UNK]'),
-    ({'tokenizer.json': {'normalizer': None}}, 'auto', 'w1'),
-    ({'tokenizer_config.json': {'do_lower_case': False}}, 'uncased', 'is cased'),
-    ({'tokenizer.json': {'normalizer': {'lowercase': True}}}, 'cased', 'is uncased')])
-def test_the_casing_of_a_bert_is_that_of_its_files(files, casing, first, bert, tmp_path):
-    """W1 is a word of an uncased one alone."""
-    bert(BERT_PIECES)
-    for name, content in files.items():
-        (tmp_path / name).write_text(json.dumps(content))
-    given = knobs(casing=casing)
-    try:
-        _, tokenizer = finetune.make_model(str(tmp_path), TASKS['mnli'], 1, given)
-    except UserError as error:
-        assert str(error).endswith(first)
-    else:
-        ids = tokenizer.encode(['W1'])[0]
-        assert [tokenizer.pieces[i] for i in ids] == [first]
+    with pytest.raises(UserError, match='uncased by its files'):
+        finetune.make_model(str(tmp_path), TASKS['mnli'], 1, knobs(casing='cased'))
 
 
 @pytest.mark.parametrize('attention', ATTENTION)
@@ -556,26 +496,22 @@ def test_every_task_from_its_records_to_its_predictions(name, trial):
         assert metrics == dict.fromkeys(columns, task.metrics)
     assert result['n'][name] == ([24, 12] if name == 'chid' else [12, 6])
 
-    stems = columns
-    if task.test:
-        stems = columns + [f'test_{column}' for column in columns]
-    for stem in stems:
+    tests = [f'test_{column}' for column in columns if task.test]
+    for stem in columns + tests:
         path, = result['folder'].glob(f'{stem}.*')
         text = path.read_text()
         if task.hub.startswith('nyu-mll'):
             header, *lines = [line.split('\t') for line in text.splitlines()]
             assert header == ['index', 'prediction']
             assert [index for index, _ in lines] == list('012345')
-            labels = {label for _, label in lines}
-            assert labels <= {*task.labels} or name == 'stsb'
-        elif name in ('squad1', 'squad2', 'cmrc', 'chid'):
+            assert {label for _, label in lines} <= {*task.labels} or name == 'stsb'
+        elif path.suffix == '.json':
             first, *_ = json.loads(text)
             assert first == ('#idiom000000#' if name == 'chid' else 'Q0')
         else:
             rows = [json.loads(line) for line in text.splitlines()]
-            assert len(rows) == 6
             key = 'idx' if name in ('boolq', 'multirc') else 'id'
-            assert [*rows[1]] == [key, 'label']
+            assert [[*row] for row in rows] == [[key, 'label']] * 6
 
 
 @pytest.mark.parametrize('name, rate, epochs, least', [('stsb', 1e-2, 20, 0.75), ('c3', 5e-3, 25, 0.7)])
@@ -698,9 +634,8 @@ def test_the_step_of_a_run_is_that_of_its_newest_checkpoint(trial, stage, copies
 
 def test_numbers_of_examples_and_the_metric_of_a_task(trial, copies):
     """Every seed has the same examples."""
-    given = {'data_dir': copies, 'train_samples': 6}
-    one = finetune.load_examples(TASKS['mrpc'], 'train', knobs(**given, seed=1))
-    two = finetune.load_examples(TASKS['mrpc'], 'train', knobs(**given, seed=2))
+    given = knobs(data_dir=copies, train_samples=6)
+    one, two = (finetune.load_examples(TASKS['mrpc'], 'train', given._replace(seed=seed)) for seed in (1, 2))
     assert one == two
     result = trial('mrpc', train_samples=9, eval_samples=4, overrides='mrpc.metric=f1')
     assert result['n'] == {'mrpc': [9, 4]}
@@ -730,37 +665,55 @@ def test_two_commands_never_share_a_trial(stage, run, copies, tmp_path):
     folder = tmp_path / 'out' / 'base' / 'rte_1'
     command = words(init_from=run, data_dir=copies, tasks='rte', out_dir=tmp_path / 'out', **QUICK)
     with train.lock_folder(str(folder)):
-        message = refused(stage('finetune', *command))
-        assert f'{folder}: another run uses it' in message
+        assert f'{folder}: another run uses it' in refused(stage('finetune', *command))
         assert [path.name for path in folder.iterdir()] == ['lock']
-    done = stage('finetune', *command)
-    assert done.code == 0
 
 
 def test_a_finished_trial_is_kept_and_another_recipe_refused(trial, stage, run, tmp_path):
-    """Also one of an earlier revision, whose recipe has other knobs; another dev_file is another recipe."""
-    given = {'train_file': tmp_path / 'a.csv', 'dev_file': tmp_path / 'b.csv', 'texts': 'text',
-             'label': 'class'}
-    (tmp_path / 'a.csv').write_text(HEAD + GOOD)
-    (tmp_path / 'b.csv').write_text(HEAD + 'b,red\n')
-    place = trial('custom', **given)['folder'] / 'result.json'
+    """Also one of an earlier revision, whose recipe has other knobs; another seed must have its examples."""
+    write_copy(tmp_path, 'rte', made('rte'))
+    given = {'data_dir': tmp_path}
+    place = trial('rte', **given)['folder'] / 'result.json'
     result = json.loads(place.read_text())
+    examples = result['recipe'].pop('examples')
     del result['recipe']['keep_best']
     result['recipe']['noise'] = ''
     write_json(place, result)
     before = place.read_bytes()
-    command = words(init_from=run, tasks='custom', out_dir=tmp_path / 'out', **QUICK, **given)
+    command = words(init_from=run, tasks='rte', out_dir=tmp_path / 'out', **QUICK, **given)
     assert stage('finetune', *command).code == 0
     cases = [({'epochs': 2, 'seed': 7}, 'epochs=1, this run has 2'),
              ({'keep_best': True}, 'keep_best=False, this run has True'),
-             ({'init_from': pretrained(tmp_path / 'base', seed=1)}, 'other parameters')]
+             ({'init_from': pretrained(tmp_path / 'base', seed=1), 'seed': 7}, 'other parameters')]
     for changes, message in cases:
-        done = stage('finetune', *command, *words(**changes))
-        assert message in done.err.splitlines()[-1]
-    (tmp_path / 'b.csv').write_text(HEAD + 'b,green\n')
-    done = stage('finetune', *command)
-    assert 'has file_sums={' in done.err.splitlines()[-1]
+        assert message in refused(stage('finetune', *command, *words(**changes)))
     assert place.read_bytes() == before
+
+    result['recipe']['examples'] = examples
+    write_json(place, result)
+    shutil.rmtree(tmp_path / 'nyu-mll')
+    write_copy(tmp_path, 'rte', made('rte', 12, 5))
+    finetune.load_examples.cache_clear()                # as another process
+    finetune.recipe_of.cache_clear()
+    line = refused(stage('finetune', *command, '--seed=7'))
+    assert f"has examples={{'train': '{examples['train']}'" in line
+
+
+def test_a_bert_is_known_by_its_files(tmp_path):
+    """Also by trials with other seeds; trials of earlier revisions know its name alone."""
+    weights = tmp_path / 'bert' / 'model.safetensors'
+    weights.parent.mkdir()
+    start = finetune.Start(str(weights.parent), 'bert', 'bert')
+    trials = [finetune.Trial(start, 'rte', seed, f'{tmp_path}/out/bert/rte_{seed}') for seed in (1, 2)]
+    os.makedirs(trials[0].folder)
+    weights.write_text('one')
+    for known in (start.path, finetune.weights_digest(start.path)):
+        write_json(f'{trials[0].folder}/result.json', {'weights': known})
+        assert [finetune.is_finished(trial) for trial in trials] == [True, False]
+    weights.write_text('two')
+    for trial in trials:
+        with pytest.raises(UserError, match='of other parameters'):
+            finetune.is_finished(trial)
 
 
 @pytest.mark.parametrize('pooling', ['first', 'layerwise'])
@@ -778,35 +731,42 @@ def test_a_finished_trial_is_evaluated_by_its_own_recipe(pooling, trial, run, tm
 
 
 def test_a_file_is_labelled_by_a_trial_alone(trial, stage, tmp_path):
-    """Nothing but its folder and the file is there; classes have their names and probabilities."""
+    """Rows stay as they are, to the digit; classes have names and probabilities; other predictions stay."""
     (tmp_path / 'a.csv').write_text(HEAD + GOOD)
     folder = trial('custom', train_file=tmp_path / 'a.csv', texts='text', label='class')['folder']
     (tmp_path / 'a.csv').unlink()
+    row = {'number': 1 / 3e12, 'text': 'NA'}
     (tmp_path / 'new.csv').write_text('number,text\n1,NA\n2,"a, river"\n')
-    (tmp_path / 'new.jsonl').write_text('{"number": null, "text": "NA"}\n')
-    for file in ('new.csv', 'new.jsonl'):
+    (tmp_path / 'new.jsonl').write_text(json.dumps(row) + '\n{"text": "b"}\n')
+    for file in ('new.csv', 'new.jsonl', 'new.jsonl'):
         done = stage('finetune', *words(init_from=folder, predict=tmp_path / file, device='cpu'))
         assert done.code == 0, done
-    header, first, second = (folder / 'predicted_new.csv').read_text().splitlines()
+    header, *lines = (folder / 'predicted_new.csv').read_text().splitlines()
     assert header == 'number,text,prediction,probability'
-
     model, tokenizer, content = train.load(str(folder))
-    for line, text in ((first, 'NA'), (second, 'a, river')):
+    for line, text in zip(lines, ('NA', 'a, river'), strict=True):
         _, label, chance = line.rsplit(',', 2)
         ids = [2, *tokenizer.encode([text])[0], 3]
         chances = model(torch.tensor([ids]))[0].softmax(0)
         assert label == content['labels'][chances.argmax()]
         assert float(chance) == pytest.approx(chances.max().item(), abs=1e-6)
-    row = json.loads((folder / 'predicted_new.jsonl').read_text())
-    _, _, label, chance = first.split(',')
-    assert [*row.values()] == [None, 'NA', label, pytest.approx(float(chance))]
+    first, second = map(json.loads, (folder / 'predicted_new.jsonl').read_text().splitlines())
+    _, _, label, chance = lines[0].split(',')
+    assert first == {**row, 'prediction': label, 'probability': float(chance)}
+    assert [*second] == ['text', 'prediction', 'probability']
+
+    other = tmp_path / 'other' / 'new.csv'
+    other.parent.mkdir()
+    other.write_text('text\na\n')
+    line = refused(stage('finetune', *words(init_from=folder, predict=other, device='cpu')))
+    assert 'predicted_new.csv has the predictions of other rows' in line
 
 
 def test_training_rows_are_not_scored_without_a_word(trial, stage, tmp_path):
-    """A trial on all rows of a file, evaluated on that file, or on a copy of it."""
-    for name in ('a.csv', 'c.csv'):
-        (tmp_path / name).write_text(HEAD + GOOD)
+    """A trial on all rows of a file, evaluated on that file, or on a copy that differs by case and space."""
+    (tmp_path / 'a.csv').write_text(HEAD + GOOD)
     (tmp_path / 'b.csv').write_text(HEAD + 'b,red\n')
+    (tmp_path / 'c.csv').write_text(HEAD + GOOD.replace('a ', 'A  '))
     first = trial('custom', train_file=tmp_path / 'a.csv', dev_file=tmp_path / 'b.csv', texts='text',
                   label='class')
     assert 'have the text of a training row' not in first['printed'].err
@@ -841,17 +801,23 @@ def test_a_trial_goes_on(first, same, other, trial, run):
 
 
 @pytest.mark.parametrize('given, message', [
-    ({'predict': 'a.csv'}, 'base: no finished trial: name OUT_DIR/RUN/TASK_SEED'),
-    ({'metric': 'f1'}, 'choose one of accuracy'),
     ({'overrides': 'rte.seed=3'}, 'seed is the same for all tasks of a command'),
-    ({'warmup_fraction': 1.5}, 'must be at most 1'),
-    ({'epochs': 0}, 'epochs=0 evaluates finished trials'), ({'init_from': 'out/no'}, 'no checkpoint there'),
-    ({'learning_rate': 1e38, 'epochs': 4}, 'rte_1: a loss or gradient up to step 2 is not finite'),
-])
+    ({'warmup_fraction': 1.5}, 'must be at most 1'), ({'epochs': 0}, 'epochs=0 evaluates finished trials'),
+    ({'learning_rate': 1e38, 'epochs': 4}, 'rte_1: a loss or gradient up to step 2 is not finite')])
 def test_a_mistake_on_the_command_line_is_one_line(given, message, stage, run, copies, tmp_path):
     command = {'tasks': 'rte', 'init_from': run, 'data_dir': copies, 'out_dir': tmp_path / 'out', **QUICK}
     assert message in refused(stage('finetune', *words(**{**command, **given})))
     assert not [*tmp_path.glob('out/*/*/result.json')]
+
+
+def test_a_path_that_exists_is_no_glob_and_no_list(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ('run1', 'run[1]', 'lr=1,wd=0', 'b'):
+        os.mkdir(name)
+    cases = {'run[1]': ['run[1]'], 'lr=1,wd=0': ['lr=1,wd=0'], 'run[1],b': ['run[1]', 'b'],
+             'run?,b,run1': ['run1', 'b'], 'of/the-hub': ['of/the-hub']}
+    for text, paths in cases.items():
+        assert finetune.find_paths(text) == paths
 
 
 # ---- results/kowsher.py ----
@@ -897,38 +863,33 @@ def own(tmp_path):
     """own(train text, dev text, suffix, **knobs) -> the task `custom`, [(text, label)] of train and of dev"""
     def make(text, dev='', suffix='.csv', **changes):
         folder = tempfile.mkdtemp(dir=tmp_path)
-        files = [f'{folder}/{split}{suffix}' for split in ('train', 'dev')]
-        for file, content in zip(files, (text, dev), strict=True):
-            Path(file).write_text(content)
-        train_file, dev_file = files
-        columns = {'texts': 'text', 'label': 'class'}
-        given = knobs(train_file=train_file, dev_file=dev_file if dev else '', **{**columns, **changes})
+        train_file, dev_file = f'{folder}/train{suffix}', f'{folder}/dev{suffix}'
+        Path(train_file).write_text(text)
+        Path(dev_file).write_text(dev)
+        columns = {'texts': 'text', 'label': 'class', **changes}
+        given = knobs(train_file=train_file, dev_file=dev and dev_file, **columns)
         task = finetune.make_task('custom', given)
-        rows = []
-        for split in task.splits:
-            examples = finetune.load_examples(task, split, given)
-            rows.append([(*example.texts, example.label) for example in examples])
-        return task, *rows
+        splits = [finetune.load_examples(task, split, given) for split in task.splits]
+        return task, *([(*example.texts, example.label) for example in split] for split in splits)
     return make
 
 
 def test_every_format_of_labelled_files(own):
-    """Texts NA and null are texts, 01 is not 1, quotes are those of .csv alone."""
+    """Texts NA and null are texts, 01 is not 1, blank lines are no rows; .tsv has quotes as pandas writes."""
     rows = [('NA', 'not red'), ('null', '01'), ('a, "b"\nc', '1'), ('', 'NA')]
     records = [{'text': text, 'class': label} for text, label in rows]
-    quoted = HEAD + ''.join(f'"{text}",{label}\n' for text, label in rows).replace('"b"', '""b""')
-    lines = ''.join(json.dumps(record) + '\n' for record in records)
-    whole = json.dumps(records)
-    expected = [('NA', 3), ('null', 0), ('a, "b"\nc', 1), ('', 2)]
-    files = [(quoted, '.csv'), ('\ufeff' + quoted, '.CSV'), (lines, '.jsonl'), (lines, '.ndjson'),
-             (whole, '.json')]
+    frame = pd.DataFrame(records)
+    commas, tabs = frame.to_csv(index=False), frame.to_csv(index=False, sep='\t')
+    lines = '\n\n \n'.join(map(json.dumps, records)) + '\n\n'
+    files = [(commas, '.csv'), ('\ufeff' + commas, '.CSV'), (tabs, '.tsv'), (lines, '.jsonl'),
+             (lines, '.ndjson'), (json.dumps(records), '.json')]
     for text, suffix in files:
         task, train_rows, dev_rows = own(text, text, suffix)
         assert task.labels == ('01', '1', 'NA', 'not red')
-        assert train_rows == dev_rows == expected
-    tabs = 'text\tclass\n"a\t1\nb"\t2\n'
-    _, train_rows, _ = own(tabs, tabs, '.tsv')
-    assert train_rows == [('"a', 0), ('b"', 1)]
+        assert train_rows == dev_rows == [('NA', 3), ('null', 0), ('a, "b"\nc', 1), ('', 2)]
+    for text, expected in (('"a\t1\nb"\t2\n', ['"a', 'b"']), ('"a ""b"""\t1\nc\t2\n', ['a "b"', 'c'])):
+        _, train_rows, _ = own('text\tclass\n' + text, 'text\tclass\n' + text, '.tsv')
+        assert [text for text, _ in train_rows] == expected
 
 
 @pytest.mark.parametrize('labels, kind, names', [
@@ -973,45 +934,43 @@ def test_a_seventh_is_held_out_by_its_text(own):
 
 
 @pytest.mark.parametrize('train_text, dev, changes, message', [
-    ('text, class\na,b\n', '', {}, "label 'class' needs two different values, it has 0; .* ' class': 'b'"),
     (HEAD + 'a,1.5\nb,2.5\nc,n/a\nd,3\n', '', {}, "train, row 3: could not convert string to float: 'n/a'"),
     (HEAD + 'a,1.5\nb,2.5\nc,-1e400\nd,3\n', '', {}, "row 3: label '-1e400' is no number to learn"),
-    (HEAD + GOOD, '', {'texts': 'title'}, "row 1: 'title' is None, not a text; the columns are .'text'"),
     (HEAD + GOOD, HEAD + 'a,pink\n', {}, r"dev.csv dev, row 1: label class='pink': choose one of green, red"),
     (HEAD + GOOD + 'b\n', '', {}, "row 201: it has no label 'class'"),
-    (HEAD + GOOD + 'b,red,c\n', '', {}, 'train.csv: .*Expected 2 fields in line 202, saw 3'),
     (HEAD + 'a,b,red\nc,d,green\n', '', {}, 'train.csv: .*more cells than there are columns'),
-    ('{"text": "b", "class": "b"}\n{"text"\n', '', {'suffix': '.jsonl'}, 'train.jsonl: .*line 2 column 8'),
+    ('{"text": "b", "class": ["b"]}\n', '', {'suffix': '.jsonl'}, r"label \['b'\]: a label is one text"),
     ('{"text": "b", "class": "b"}\n{"text": 5, "class": "a"}\n', '', {'suffix': '.jsonl'},
      "train.jsonl train, row 2: 'text' is 5, not a text"),
 ])
 def test_mistakes_in_a_file_are_one_line(train_text, dev, changes, message, own):
-    with pytest.raises(UserError, match=message) as error:
+    with pytest.raises(UserError, match=message):
         own(train_text, dev, **changes)
-    assert '\n' not in str(error.value)
 
 
 def squad_file(path, names):
     """Write questions in SQuAD's format; the answer of one whose name begins with x is not in the context."""
     questions = []
     for name in names:
-        text = 'no' if name[0] == 'x' else 'river'
-        answers = [{'text': text, 'answer_start': 4}]
+        answers = [{'text': 'no' if name[0] == 'x' else 'river', 'answer_start': 4}]
         if name[0] == 'n':
             answers = []
         questions.append({'id': name, 'question': f'who is {name} ?', 'answers': answers})
     paragraph = {'context': 'the river walks', 'qas': questions}
-    content = {'data': [{'paragraphs': [paragraph]}]}
-    path.write_text(json.dumps(content))
+    path.write_text(json.dumps({'data': [{'paragraphs': [paragraph]}]}))
     return path
 
 
-def test_questions_that_cannot_train_are_left_out(tmp_path):
+def test_questions_that_cannot_train_are_left_out(tmp_path, capsys):
+    """They are counted, also where they are evaluated."""
     path = squad_file(tmp_path / 'triviaqa.json', ['a', 'x', 'n'])
-    for name, ids in (('squad1', ['a']), ('squad2', ['a', 'n'])):
-        task = finetune.make_task(name, knobs(train_file=str(path)))
-        examples = finetune.load_examples(task, 'train', knobs())
-        assert [example.id for example in examples] == ids
+    for name, ids, n_said in (('squad1', ['a'], 2), ('squad2', ['a', 'n'], 1)):
+        task = finetune.make_task(name, knobs(train_file=str(path), dev_file=f'{path.parent}/./{path.name}'))
+        for split, expected in (('train', ids), ('validation', ['a', 'x', 'n'])):
+            examples = finetune.load_examples(task, split, knobs())
+            assert [example.id for example in examples] == expected
+            said = capsys.readouterr().err
+            assert said.count(f'{split}: 1 of 3 questions have no answer') == n_said
 
 
 def test_squad_is_evaluated_on_a_file_of_your_own(trial, tmp_path):
@@ -1021,6 +980,10 @@ def test_squad_is_evaluated_on_a_file_of_your_own(trial, tmp_path):
     assert result['n'] == {'squad1': [3, 2]}
     predictions = json.loads((result['folder'] / 'squad1.json').read_text())
     assert [*predictions] == ['b0', 'b1']
+    twice = squad_file(tmp_path / 'c.json', ['c0', 'c1', 'c0'])
+    task = finetune.make_task('squad1', knobs(dev_file=str(twice)))
+    with pytest.raises(UserError, match='2 rows have the id c0'):
+        finetune.load_examples(task, 'validation', knobs())
 
 
 # ---- the table ----
@@ -1037,7 +1000,6 @@ def cells(text, start):
 
 def test_mean_deviation_and_interval():
     """t of 1, 4 and, for ten and more seeds, 9 degrees of freedom."""
-    import pandas as pd
     stats = pytest.importorskip('scipy.stats')
     for n in (2, 3, 5, 10):
         deviation = np.std(range(n), ddof=1)
@@ -1062,3 +1024,23 @@ def test_scores_and_differences_that_are_paired_by_seed():
         ['ours', '78.00 (10.58) ± 26.29', '3', '50.0', '12', '6'],
         ['ours', '7.50 (3.54) ± 31.77', '2']]           # of 10 and 5
     assert 'paired' not in finetune.make_report(results, {'other'})
+
+
+def test_classes_of_your_own_have_a_table():
+    """Precision, recall and F1 as in scikit-learn, and the confusions, summed over seeds."""
+    sklearn = pytest.importorskip('sklearn.metrics')
+    results = []
+    all_targets, all_guesses = [], []
+    for seed in (1, 2):
+        targets = rng.choice(['k0', 'k1', 'k2'], 30)
+        guesses = rng.choice(['k1', 'k2', 'k3'], 30)
+        all_targets += [*targets]
+        all_guesses += [*guesses]
+        confusions = pd.crosstab(targets, guesses).to_dict()
+        results.append({'subfolder': 'base', 'seed': seed, 'scores': {}, 'confusions': confusions})
+    counts = sklearn.confusion_matrix(all_targets, all_guesses)
+    *rates, _ = sklearn.precision_recall_fscore_support(all_targets, all_guesses, zero_division=0)
+    text = finetune.make_report(results, set())
+    for i, row in enumerate(cells(text, 'k')):
+        expected = [round(100 * rate[i], 2) for rate in rates] + counts[i].tolist()
+        assert [float(cell) for cell in row] == pytest.approx(expected)

@@ -339,7 +339,8 @@ def test_a_run_is_the_loop_written_by_hand(dtype, scale, clip, eval_fraction, ru
         optimizer.zero_grad()
         assert line['lr'] == pytest.approx(rate)
         assert line['loss'] == pytest.approx(total, rel=1e-5)
-        assert line['norm'] == pytest.approx(norm, rel=1e-4)
+        # a last bit of a weight becomes a bit of a float16 state, which is 5e-4 of it
+        assert line['norm'] == pytest.approx(norm, rel=1e-4 if dtype == 'float32' else 5e-4)
         assert norm > 0.3                               # and is clipped
         seconds = 8 * 32 / line['tokens_per_second']
         assert line['hours_left'] * 3600 == pytest.approx((11 - step) * seconds)
