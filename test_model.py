@@ -1215,17 +1215,6 @@ def test_a_combination_that_would_compute_something_else_is_refused(settings, me
         small(**settings)
 
 
-def test_positions_that_a_forward_without_attend_would_ignore_are_refused(monkeypatch):
-    class Fork(source.OriginalAttention):
-        def forward(self, x, source, context):
-            return self.out(self.value(source))
-    monkeypatch.setitem(ATTENTION, 'fork', Fork)
-    EncoderConfig(**SMALL, attention='fork')
-    for position in 'rope', 'rab':
-        with pytest.raises(UserError, match='works only with absolute or none'):
-            EncoderConfig(**{**SMALL, 'attention': 'fork', 'position': position})
-
-
 @pytest.mark.parametrize('option', {**KNOBS, **source.users_of()})
 def test_an_option_that_nothing_reads_is_refused(option):
     value = KNOBS[option]
