@@ -16,6 +16,7 @@ from test_train import CPU, MASKS
 import bench
 import train
 from bench import SYSTEMS
+from configurator import UserError
 from model import MaskedLM, PermutationLM, SequenceClassifier
 
 SHAPE = {'n_layer': 2, 'n_head': 4, 'n_embd': 16, 'n_inner': 32, 'vocab_size': 60}
@@ -208,3 +209,10 @@ def test_rows_are_printed_and_written(stage, tmp_path, monkeypatch):
     rows = pd.read_csv(tmp_path / 'bench.csv')
     assert [*rows.ms[:2]] == [1234.56, 0.123456]
     assert {*rows.made} == {header}
+
+
+def test_a_parameter_without_a_group_is_named(monkeypatch):
+    """As that of a module that somebody adds; else its group would be a wrong number."""
+    monkeypatch.delitem(bench.PARAMETER_GROUPS, 'MLP')
+    with pytest.raises(UserError, match="'shared'.*encoder.blocks.0.expand.weight is in no group"):
+        bench.group_counts('shared', CONFIG, 'all')

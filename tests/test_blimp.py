@@ -15,7 +15,7 @@ from configurator import UserError
 from model import PermutationLM
 
 SENTENCES = ['Who has(not) the unreadable coroutines, value?', 'The asynchronous,well,known (32nd) handler.',
-             'The value.', 'handlers value the handlers.', 'The values (32nd) handler the asynchronous.']
+             'The value.', 'handlers value the handlers.', 'The values (32nd), handler the asynchronous.']
 
 
 @pytest.fixture(params=['sentencepiece', 'wordpiece'])
