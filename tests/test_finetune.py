@@ -1041,6 +1041,6 @@ def test_classes_of_your_own_have_a_table():
     counts = sklearn.confusion_matrix(all_targets, all_guesses)
     *rates, _ = sklearn.precision_recall_fscore_support(all_targets, all_guesses, zero_division=0)
     text = finetune.make_report(results, set())
-    for i, row in enumerate(cells(text, 'k')):
+    for i, row in zip(range(4), cells(text, 'k'), strict=True):
         expected = [round(100 * rate[i], 2) for rate in rates] + counts[i].tolist()
         assert [float(cell) for cell in row] == pytest.approx(expected)
