@@ -88,26 +88,24 @@ def test_every_command_runs(home):
         more += base if 'config/base' in command else []
         run_small(command, home, *more)
     assert (home / 'out' / 'quickstart_hf' / 'config.json').exists()
-    mine = home / 'out' / 'mine'
-    assert 'majority' in (mine / 'results.md').read_text()
-    predicted = (mine / 'quickstart' / 'custom_1' / 'predicted_new.csv').read_text()
-    assert predicted.startswith('question,answer,prediction,probability\nwho is 7?,me,')
+    labels = home / 'out' / 'labels'
+    assert 'majority' in (labels / 'results.md').read_text()
+    predicted = (labels / 'quickstart' / 'custom_1' / 'predicted_new.csv').read_text()
+    assert predicted.startswith('text,prediction,probability\n"who is 7, me?",')
 
 
 def write_files(home):
-    """The texts, the vocabulary and the labelled files that the commands of the page name."""
+    """The texts and the labelled files that the commands of the page name."""
     texts = home / 'texts'
     texts.mkdir()
     for name in ('a.jsonl', 'b.jsonl'):
         records = [{'body': f'{PAGE[i * 20:i * 20 + 300]} {i}'} for i in range(300)]
         (texts / name).write_text(''.join(json.dumps(record) + '\n' for record in records))
         subprocess.run(['gzip', name], cwd=texts, check=True)
-    letters = [mark + chr(code) for mark in ('', '##') for code in range(33, 127)]
-    (home / 'vocab.txt').write_text('\n'.join(['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]', *letters]))
-    rows = [f'who is {i}?,"me, I",yes\nwhen is {i}?,now,no\n' for i in range(20)]
+    rows = [f'"who is {i}, me?",yes\nwhen is {i}?,no\n' for i in range(20)]
     for name in ('a.csv', 'b.csv'):
-        (home / name).write_text('question,answer,class\n' + ''.join(rows))
-    (home / 'new.csv').write_text('question,answer\nwho is 7?,me\n')
+        (home / name).write_text('text,class\n' + ''.join(rows))
+    (home / 'new.csv').write_text('text\n"who is 7, me?"\n')
 
 
 # ---- links and counts of the pages ----
