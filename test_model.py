@@ -742,6 +742,11 @@ def test_parameter_counts_of_the_papers(attention):
         assert source.count_parameters(classifier) == CLASSIFIERS[attention]
 
 
+def test_every_variant_has_an_oracle_and_a_count_here():
+    missing = [name for name in (*ATTENTION, *POSITION) if name not in {**ATTENTIONS, **POSITIONS}]
+    assert not missing, f'{missing}: write an oracle from the paper and its row of ATTENTIONS or POSITIONS'
+
+
 @pytest.mark.parametrize('attention', ATTENTION)
 def test_parameter_formula_of_attention(attention):
     """Without the output projection."""

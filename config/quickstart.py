@@ -2,7 +2,7 @@
 # no network.
 # $ python train.py config/quickstart.py
 # Expect 3.85 nats per predicted token at the end, where the unigram entropy is 6.56; results/findings.md has
-# five seeds. With learned positions instead of rotary ones the run needs more steps (see results/findings.md).
+# five seeds. With learned positions instead of rotary ones the run needs more steps.
 out_dir = 'out/quickstart'
 dataset = 'docstrings'
 attention = 'pairwise'

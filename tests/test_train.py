@@ -587,10 +587,13 @@ def test_files_of_other_programs_and_revisions(pair, tmp_path, capsys):
         capsys.readouterr().err)
     train.say_differences(content['config'], {**content['config'], 'packing': 'stream'})
     assert 'packing (new) -> stream' in capsys.readouterr().err
-    unknown = {'model_config': {**content['model_config'], 'a_newer_field': 1}}
-    for other in ({'model': {}}, {**content, 'step': pytest.approx(1)}, {**content, **unknown}):
+    train.say_differences({**content['config'], 'spans': True}, content['config'])
+    assert 'spans True -> (unknown)' in capsys.readouterr().err
+    newer = {**content, 'model_config': {**content['model_config'], 'a_newer_field': 1}}
+    for other, message in (({'model': {}}, 'cannot be loaded'), (newer, 'another version of model.py'),
+                           ({**content, 'step': pytest.approx(1)}, 'cannot be loaded')):
         torch.save(other, tmp_path / 'x.pt')
-        with pytest.raises(UserError, match='x.pt cannot be loaded: '):
+        with pytest.raises(UserError, match=f'x.pt .*{message}'):
             train.read_checkpoint(tmp_path / 'x.pt')
 
 
