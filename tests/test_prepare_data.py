@@ -7,11 +7,11 @@ import math
 import os
 import pathlib
 import random
-import re
 import signal
 import sys
 import time
 import types
+from collections import Counter
 
 import datasets
 import huggingface_hub
@@ -82,6 +82,21 @@ def read_split(folder, meta, split):
         assert np.array_equal(edges[1:] - 1, np.flatnonzero(ids == meta['special']['sep']))
         documents += [tuple(ids[begin:end - 1].tolist()) for begin, end in itertools.pairwise(edges)]
     return documents
+
+
+def unit_of(file, **changes):
+    """A unit that is one file."""
+    return {'hub': None, 'ranges': [[str(file), 0, None]], 'joined': None, 'corpus': '', 'field': 'text',
+            'documents': 0, **changes}
+
+
+def unit_texts(place, unit_bytes=10_000, joined=None):
+    """The documents of each unit of files, and a Counter of what gave none."""
+    dropped = Counter()
+    found = []
+    for unit in prepare_data.file_units(prepare_data.find_files(str(place)), joined, unit_bytes):
+        found.append(list(prepare_data.documents(unit_of(place, **unit), dropped)))
+    return found, dropped
 
 
 def read_all(folder, meta):
@@ -421,10 +436,9 @@ def test_readers_agree(tmp_path, capfd):
     pyarrow.parquet.write_table(pyarrow.table({'n': range(40), 'text': texts}), tmp_path / 'a.parquet')
     for source, is_cut in (('lines', True), ('gz/**/*.GZ', False), ('zst', False), ('list', False),
                            ('one', True), ('a.parquet', False), ('txt', True)):
-        name = re.sub(r'\W', '_', source)
-        folder, meta = prepare(tmp_path, corpus=f'{tmp_path}/{source}', name=name, unit_bytes=2000)
-        assert read_all(folder, meta) == sorted(encoded(folder, texts)), source
-        assert (len(meta['splits']['val']) > 1) == is_cut, source
+        found, _ = unit_texts(tmp_path / source, 2000)
+        assert sorted(sum(found, [])) == sorted(texts), source
+        assert (len(found) > 1) == is_cut, source
         assert ('not read: 2 .csv' in capfd.readouterr().err) == (source == 'lines')
 
 
@@ -441,27 +455,22 @@ def test_each_file_once(tmp_path):
 
 
 def test_documents_between_blank_lines(tmp_path):
-    """As CLUECorpusSmall: each document once and in order; one that is not UTF-8 is left out."""
+    """As CLUECorpusSmall, or in a single .txt: each once and in order; one that is not UTF-8 is left out."""
     texts = [text.replace(' ', '\n') for text in make_texts(60)]
     for k in range(3):
         (tmp_path / f'{k}.txt').write_bytes(
             b'\n' * k + '\n \n\n'.join(texts[20 * k:20 * k + 20]).encode() + b'\n\n\xff\n')
-    folder, meta = prepare(tmp_path, corpus='cluecorpussmall', path=str(tmp_path), tokenizer='character')
-    assert read_all(folder, meta) == sorted(encoded(folder, texts))
-    assert meta['dropped'] == {'rows that are not JSON or not UTF-8': 3}
-
-
-def unit_of(tmp_path, rows, **changes):
-    """A unit of records in a .jsonl file."""
-    (tmp_path / 'rows.jsonl').write_text(''.join(json.dumps(row) + '\n' for row in rows))
-    return {'hub': None, 'ranges': [[str(tmp_path / 'rows.jsonl'), 0, None]], 'joined': None, 'corpus': '',
-            'field': 'text', 'documents': 0, **changes}
+    found, dropped = unit_texts(tmp_path, joined=prepare_data.CORPORA['cluecorpussmall'].joined)
+    assert [text.strip() for text in sum(found, [])] == texts
+    assert dropped == {'rows that are not JSON or not UTF-8': 3}
+    assert len(unit_texts(tmp_path / '2.txt')[0][0]) == 20
+    (tmp_path / '2.txt').unlink()
+    assert unit_texts(tmp_path) == ([[]], {'rows that are not JSON or not UTF-8': 2})
 
 
 @pytest.mark.parametrize('name, data, said', [
     ('a.jsonl.gz', gzip.compress(b'{"text": "red"}\n' * 1000, mtime=0)[:-20], 'a.jsonl.gz: cannot be read: '),
     ('a.json', b'{\n "text": "a"\n}\n{\n "text": "b"\n}\n', 'a.json: cannot be read: Extra data'),
-    ('a.jsonl', b'{\n "text":\n "a"\n}\n', 'two documents that differ.*: 3 rows that are not JSON'),
     ('a.txt', 'one two'.encode('utf-16'), 'two documents that differ.*: 1 rows that are not JSON or not')])
 def test_a_damaged_file_ends_the_command(tmp_path, name, data, said):
     (tmp_path / name).write_bytes(data)
@@ -473,10 +482,9 @@ def test_a_damaged_file_ends_the_command(tmp_path, name, data, said):
     ('^ = [^=]', [' = A = \none\n = = s = = ', ' = B = \ntwo']),
     (2, [' = A = \none', ' = = s = = \n = B = ', 'two']), (9, [' = A = \none\n = = s = = \n = B = \ntwo'])])
 def test_rows_are_joined(tmp_path, joined, documents):
-    rows = [{'text': text} for text in (' = A = \n', '', 'one\n', ' = = s = = \n', ' = B = \n', None, 'two')]
-    unit, dropped = unit_of(tmp_path, rows, joined=joined), prepare_data.Counter()
-    assert list(prepare_data.documents(unit, dropped)) == documents
-    assert dropped.total() == 1
+    rows = ' = A = \n', '', 'one\n', ' = = s = = \n', ' = B = \n', None, 'two'
+    found, dropped = unit_texts(write_jsonl(tmp_path / 'a.jsonl', rows), joined=joined)
+    assert (found, dropped.total()) == ([documents], 1)
 
 
 def test_oscar_filter_on_both_schemas(tmp_path):
@@ -488,8 +496,9 @@ def test_oscar_filter_on_both_schemas(tmp_path):
     fails += [{'categories': ['blog', category]} for category in OSCAR_CATEGORIES.split()]
     rows = [{'content': str(more), 'metadata': english | more} for more in passes + fails]
     rows.append({'content': 'x', 'metadata': None})
-    unit = unit_of(tmp_path, rows, corpus='oscar', field='content')
-    assert list(prepare_data.documents(unit, prepare_data.Counter())) == list(map(str, passes))
+    (tmp_path / 'a.jsonl').write_text('\n'.join(map(json.dumps, rows)))
+    unit = unit_of(tmp_path / 'a.jsonl', corpus='oscar', field='content')
+    assert list(prepare_data.documents(unit, Counter())) == list(map(str, passes))
 
 
 def test_docstrings_of_a_package(tmp_path, monkeypatch):
@@ -606,18 +615,6 @@ def test_no_split_is_empty(tmp_path, val_fraction, small):
         prepare(tmp_path, ['red'] * 3, **usual, name='y')
 
 
-def test_a_single_text_file_is_cut_at_blank_lines(tmp_path):
-    """Of several files each is a document."""
-    texts = make_texts(30)
-    (tmp_path / 'texts').mkdir()
-    (tmp_path / 'texts' / '0.txt').write_text('\n \n'.join(texts) + '\n')
-    folder, meta = prepare(tmp_path, corpus=f'{tmp_path}/texts', tokenizer='character')
-    assert read_all(folder, meta) == sorted(encoded(folder, texts))
-    (tmp_path / 'texts' / '1.txt').write_text('red\n\ngreen')
-    folder, meta = prepare(tmp_path, corpus=f'{tmp_path}/texts', name='y', tokenizer='character')
-    assert len(read_all(folder, meta)) == 2
-
-
 def test_max_documents_are_the_first_of_each_unit(tmp_path):
     folder, meta = prepare(tmp_path, [None, *make_texts(300)], unit_bytes=10_000, max_documents=50)
     direct, prepared = encoded(folder, make_texts(300)), read_all(folder, meta)
@@ -631,9 +628,9 @@ def test_max_documents_are_the_first_of_each_unit(tmp_path):
 def test_a_sample_is_of_the_whole_corpus(tmp_path):
     """Texts of smallest hash of the first of each unit, by its bytes."""
     texts = [[f'{k} {i:098}' for i in range(500)] for k in range(2)]
-    units = [unit_of(tmp_path, [], bytes=size) for size in (1000, 3000)]
-    for k, unit in enumerate(units):
-        unit['ranges'] = [[write_jsonl(tmp_path / f'{k}.jsonl', texts[k]), 0, None]]
+    units = []
+    for k, size in enumerate((1000, 3000)):
+        units.append(unit_of(write_jsonl(tmp_path / f'{k}.jsonl', texts[k]), bytes=size))
     by_hash = [sorted(read, key=lambda text: prepare_data.text_hash(text, prepare_data.HASH_SEED))
                for read in (texts[0][:30], texts[1][:90])]
     assert prepare_data.take_sample(units, 1200) == by_hash[0][:3] + by_hash[1][:9]
