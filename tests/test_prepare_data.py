@@ -612,7 +612,8 @@ def test_a_plan_is_kept_or_begun_again(tmp_path, specs):
         prepare(tmp_path, **usual, vocab_size=50)
     write_jsonl(tmp_path / 'files' / '9.jsonl', make_texts(10))
     (tmp_path / 'vocab.txt').write_text('\n'.join([*VOCAB, 'blue']))
-    with pytest.raises(UserError, match='begun with another .*/vocab.txt, .*/9.jsonl: '):
+    os.utime(tmp_path / 'files' / '1.jsonl', (1, 1))            # other texts of the same size
+    with pytest.raises(UserError, match='begun with another .*/1.jsonl, .*/vocab.txt, .*/9.jsonl: '):
         prepare(tmp_path, **usual)
     os.remove(f'{folder}/units.json')
     again, _ = prepare(tmp_path, **usual, vocab_size=50)
