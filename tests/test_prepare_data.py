@@ -193,7 +193,7 @@ def test_identity(tmp_path):
                                 ('fewer', {'vocab_size': 50}, set()),
                                 ('more', {'tokenizer': given, 'val_fraction': 0.3}, {'tokenizer'})):
         other = prepare(tmp_path, texts, unit_bytes=20_000, name=name, **changes)[1]
-        assert {key for key in meta['identity'] if other['identity'][key] == meta['identity'][key]} == same
+        assert {key for key, _ in meta['identity'].items() & other['identity'].items()} == same
 
 
 def test_a_large_vocabulary(tmp_path):
@@ -230,7 +230,10 @@ def test_long_lines_count_for_sentencepiece(tmp_path):
 
 
 @pytest.mark.parametrize('kind, lower_case', [
-    ('sentencepiece', True), ('sentencepiece', False), ('wordpiece', True), ('wordpiece:train', False)])
+    ('sentencepiece', True),
+    ('sentencepiece', False),
+    ('wordpiece', True),
+    ('wordpiece:train', False)])
 def test_exported_copy_gives_our_ids(tmp_path, specs, kind, lower_case):
     texts = [*make_texts(100, 3, CHINESE[:-1], ''), *make_texts(60, pieces=WORDS[:-1]),
              *30 * ['The Red'], ' Straße ﬁne ＦＵＬＬ\u3000width ½ É ']
@@ -371,8 +374,10 @@ def test_pieces_of_scripts_without_spaces():
 
 @pytest.mark.parametrize('text, cut, tokens', [
     ('我们用BERT模型。', '我们 用 BERT 模型 。', '|我 们 |用 |b ##e ##r ##t |模 型 |。'),
-    ('买恤T', '买 恤T', '|买 |恤 |t'), ('买T恤,好模型', '买 T恤 , 好 模型', '|买 |t 恤 |, |好 |模 型'),
-    ('b我龘', 'b我龘', '|b 我 [UNK]'), ('我𠮷b䷀', '我 𠮷 b䷀', '|我 |𠮷 |b ##䷀')])
+    ('买恤T', '买 恤T', '|买 |恤 |t'),
+    ('买T恤,好模型', '买 T恤 , 好 模型', '|买 |t 恤 |, |好 |模 型'),
+    ('b我龘', 'b我龘', '|b 我 [UNK]'),
+    ('我𠮷b䷀', '我 𠮷 b䷀', '|我 |𠮷 |b ##䷀')])
 def test_words_of_mixed_text(tmp_path, monkeypatch, text, cut, tokens):
     """jieba decides where a Chinese word starts, the pieces decide for all other text."""
     folder, _ = prepare(tmp_path, ['我们用模型买恤好𠮷bert，。,䷀'], tokenizer='character', val_fraction=1.0)
@@ -389,8 +394,8 @@ def test_words_of_mixed_text(tmp_path, monkeypatch, text, cut, tokens):
 
 def test_words_stay_with_their_tokens(tmp_path):
     texts = make_texts(60, 0, CHINESE, '') + ['我来到北京清华大学']        # from jieba's README
-    usual = {'tokenizer': 'character', 'vocab_size': 100, 'val_fraction': 0.2, 'unit_bytes': 5000}
-    folder, meta = prepare(tmp_path, texts, **usual, segmenter='jieba')
+    folder, meta = prepare(tmp_path, texts, tokenizer='character', segmenter='jieba', vocab_size=100,
+                           val_fraction=0.2, unit_bytes=5000)
     tokenizer = prepare_data.load_tokenizer(folder)
     word_start = np.array(tokenizer.word_starts())
     marks = {}                                                  # ids of a document -> its marks
@@ -400,8 +405,6 @@ def test_words_stay_with_their_tokens(tmp_path):
     for split, shards in meta['splits'].items():
         written = b''.join(contents(folder)[shard['stem'] + '.words'] for shard in shards)
         assert list(written) == sum((marks[ids] for ids in read_split(folder, meta, split)), [])
-    plain, _ = prepare(tmp_path, texts, **usual, name='plain')
-    assert contents(plain)['train_00000.bin'] == contents(folder)['train_00000.bin']
 
 
 # ---- readers ----
@@ -448,8 +451,15 @@ def test_readers_agree(tmp_path, capfd):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(content)
     pyarrow.parquet.write_table(pyarrow.table({'n': range(40), 'text': texts}), tmp_path / 'a.parquet')
-    for source, is_cut in (('lines', True), ('gz/**/*.GZ', False), ('zst', False), ('list', False),
-                           ('one', True), ('a.parquet', False), ('txt', True)):
+    are_cut = {
+        'lines': True,
+        'gz/**/*.GZ': False,
+        'zst': False,
+        'list': False,
+        'one': True,
+        'a.parquet': False,
+        'txt': True}
+    for source, is_cut in are_cut.items():
         found, _ = unit_texts(tmp_path / source, 2000)
         assert sorted(sum(found, [])) == sorted(texts), source
         assert (len(found) > 1) == is_cut, source
@@ -494,7 +504,8 @@ def test_a_damaged_file_ends_the_command(tmp_path, name, data, said):
 
 @pytest.mark.parametrize('joined, documents', [
     ('^ = [^=]', [' = A = \none\n = = s = = ', ' = B = \ntwo']),
-    (2, [' = A = \none', ' = = s = = \n = B = ', 'two']), (9, [' = A = \none\n = = s = = \n = B = \ntwo'])])
+    (2, [' = A = \none', ' = = s = = \n = B = ', 'two']),
+    (9, [' = A = \none\n = = s = = \n = B = \ntwo'])])
 def test_rows_are_joined(tmp_path, joined, documents):
     rows = ' = A = \n', '', 'one\n', ' = = s = = \n', ' = B = \n', None, 'two'
     found, dropped = unit_texts(write_jsonl(tmp_path / 'a.jsonl', rows), joined=joined)
@@ -503,10 +514,17 @@ def test_rows_are_joined(tmp_path, joined, documents):
 
 def test_oscar_filter_on_both_schemas(tmp_path):
     english = {'identification': {'label': 'en', 'prob': 0.9}}
-    passes = [{}, {'annotation': None}, {'harmful_pp': 5.0, 'categories': ['blog']},
-              {'harmful_pp': None, 'quality_warnings': None, 'categories': None}]
-    fails = [{'annotation': ['tiny']}, {'quality_warnings': ['header']}, {'harmful_pp': 4.9},
-             {'harmful_pp': 100_001.0}, {'identification': {'label': 'fr'}}]
+    passes = [
+        {},
+        {'annotation': None},
+        {'harmful_pp': 5.0, 'categories': ['blog']},
+        {'harmful_pp': None, 'quality_warnings': None, 'categories': None}]
+    fails = [
+        {'annotation': ['tiny']},
+        {'quality_warnings': ['header']},
+        {'harmful_pp': 4.9},
+        {'harmful_pp': 100_001.0},
+        {'identification': {'label': 'fr'}}]
     blocked = ('agressif adult cryptojacking dangerous_material phishing warez ddos hacking malware '
                'mixed_adult sect')
     fails += [{'categories': ['blog', category]} for category in blocked.split()]
@@ -535,8 +553,11 @@ def test_docstrings_of_a_package(tmp_path, monkeypatch):
     assert {line['package'] for line in lines} == {'tinypackage'}
     assert 'tinypackage' not in sys.modules
     assert [(line['where'].removeprefix('tinypackage/'), line['text']) for line in lines] == [
-        ('__init__.py:1', text(1)), ('__init__.py:3', text(2) + '\n\nmore'), ('b.py:5', text(4) + text(5)),
-        ('b.py:4', text(3)), ('deep/a.py:1', text(6))]
+        ('__init__.py:1', text(1)),
+        ('__init__.py:3', text(2) + '\n\nmore'),
+        ('b.py:5', text(4) + text(5)),
+        ('b.py:4', text(3)),
+        ('deep/a.py:1', text(6))]
     assert len(read_all(folder, meta)) == 5
 
 
