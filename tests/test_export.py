@@ -5,7 +5,7 @@ from conftest import refused, tiny
 
 import train
 from model import EncoderConfig, MaskedLM, SequenceClassifier
-from prepare_data import copy_tokenizer, load_meta, load_tokenizer
+from prepare_data import bert_tokenizer, copy_tokenizer, fast_tokenizer, load_meta, load_tokenizer
 
 transformers = pytest.importorskip('transformers')
 SHAPE = {'n_layer': 2, 'n_head': 4, 'n_embd': 16, 'n_inner': 32, 'block_size': 32, 'dropout': 0.0}
@@ -46,6 +46,9 @@ def row_of(tokenizer, *texts):
 def exported(request, corpus, tmp_path, stage):
     """(our model, our tokenizer, the exported folder)"""
     run = make_run(tmp_path / 'run', corpus, attention='shared', position=request.param)
+    if request.param == 'rope':                         # a run on a tokenizer.json, as of a BERT
+        fast_tokenizer(load_tokenizer(run), 32).save_pretrained(tmp_path / 'bert')
+        copy_tokenizer(bert_tokenizer(tmp_path / 'bert'), run)
     done = stage('train', f'--out_dir={run}', f'--export={tmp_path}/out')
     assert done.code == 0, done
     model, tokenizer, _ = train.load(run)
