@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,6 +15,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 sys.path.insert(0, ROOT)
 sys.path.append(os.path.join(ROOT, 'results'))         # for its scripts
 os.environ.setdefault('HF_HUB_OFFLINE', '1')            # Hugging Face's names: local files only
+os.environ.update(HF_DATASETS_CACHE=tempfile.mkdtemp(), HF_DATASETS_DISABLE_PROGRESS_BARS='1')
 os.environ.setdefault('OMP_NUM_THREADS', '1')           # else two pytest workers get in each other's way
 TINY = {'n_layer': 2, 'n_head': 4, 'n_embd': 16, 'n_inner': 32, 'block_size': 32, 'total_batch': 8,
         'max_iters': 8, 'learning_rate': 1e-3, 'warmup_iters': 2, 'eval_interval': 0, 'eval_samples': 32,

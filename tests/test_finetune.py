@@ -11,7 +11,6 @@ from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 
-os.environ.update(HF_DATASETS_CACHE=tempfile.mkdtemp(), HF_DATASETS_DISABLE_PROGRESS_BARS='1')
 import numpy as np
 import pandas as pd
 import pytest
