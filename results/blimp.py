@@ -104,7 +104,7 @@ def encode(tokenizer, texts, most):
                             f'block_size={most + 2}')
         ends = [match.end() for match in WORD.finditer(text)]
         words = np.searchsorted(ends, offsets[:, 0], side='right')      # number of words that end before
-        encoded.append((tuple(ids), tuple(words.tolist())))
+        encoded.append((tuple(ids.tolist()), tuple(words.tolist())))
     return encoded
 
 
