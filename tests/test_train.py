@@ -265,7 +265,7 @@ def test_masks_are_those_by_hand(packing, words, objective, begin, end, corpus, 
         expected = ids % 3 == 0 if words == 'segmenter' else vocabulary[ids]
         assert (word_starts == expected)[~is_special[ids]].all()
         cut += not word_starts[1]
-        fraction = np.interp(sample, [0, 200], [begin, end])
+        fraction = begin + min(sample / 200, 1) * (end - begin)
         rng = np.random.default_rng([3, sample])
         chosen, seen, places = masked_by_hand(ids, word_starts, fraction, k, meta, rng, bool(words))
         n = len(chosen)
@@ -590,10 +590,9 @@ def test_files_of_other_programs_and_revisions(pair, tmp_path, capsys):
     train.say_differences({**content['config'], 'spans': True}, content['config'])
     assert 'spans True -> (unknown)' in capsys.readouterr().err
     newer = {**content, 'model_config': {**content['model_config'], 'a_newer_field': 1}}
-    for other, message in (({'model': {}}, 'cannot be loaded'), (newer, 'another version of model.py'),
-                           ({**content, 'step': pytest.approx(1)}, 'cannot be loaded')):
+    for other in {'model': {}}, newer, {**content, 'step': pytest.approx(1)}:
         torch.save(other, tmp_path / 'x.pt')
-        with pytest.raises(UserError, match=f'x.pt .*{message}'):
+        with pytest.raises(UserError, match='x.pt cannot be loaded: .*another version of model.py'):
             train.read_checkpoint(tmp_path / 'x.pt')
 
 
