@@ -17,7 +17,6 @@ import bench
 import train
 from bench import SYSTEMS
 from configurator import UserError
-from model import MaskedLM, PermutationLM, SequenceClassifier
 
 SHAPE = {'n_layer': 2, 'n_head': 4, 'n_embd': 16, 'n_inner': 32, 'vocab_size': 60}
 CONFIG = {**knobs_of(bench), **SHAPE, 'device': 'cpu', 'dtype': 'float32'}
@@ -70,19 +69,34 @@ def test_systems_take_turns(monkeypatch):
     assert seconds.tolist() == [[15, 17, 13], [19, 21, 23], [29, 25, 27]]
 
 
-def test_ratios_are_of_one_round(monkeypatch):
+def test_ratios_are_of_one_round_and_rows_are_printed_and_written(stage, tmp_path, monkeypatch):
     seconds = np.array([[2.0, 1.0, 6.0], [3.0, 2.0, 3.0], [1.0, 4.0, 8.0]])
     monkeypatch.setattr(bench, 'make_step', lambda *arguments: None)
     monkeypatch.setattr(bench, 'time_in_turn', lambda *arguments: seconds)
+    knobs = {
+        'what': 'speed',
+        'variants': 'original,shatter,hf_bert',
+        'lengths': 512,
+        'batches': 4,
+        'device': 'cpu',
+        'dtype': 'float32',
+        'out_dir': tmp_path,
+    }
     base = dict(zip(bench.SHAPE_KNOBS, bench.SHAPES['base'], strict=True))
-    config = {**CONFIG, **base, 'systems': ['original', 'shatter', 'hf_bert'], 'lengths': (512,)}
-    rows = list(bench.speed({**config, 'batches': (4,)}, CPU))
-    assert [row['ms'] for row in rows] == [2000, 2000, 6000]
-    assert [row['x original'] for row in rows] == [1, 1.5, 1 / 3]
-    assert [row['x hf_bert'] for row in rows] == [3, 2, 1]
-    assert [row['time / original'] for row in rows] == [1, 2 / 3, 3]
-    assert rows[0]['tokens/s'] == 4 * 512 / 2
-    assert rows[1]['printed'] == '0.85 (tian original train base 512: table 1, 45 against 53 hours, TPUv3)'
+    header, *caption, _, first, _, last = stage('bench', *words(**base, **knobs)).out.splitlines()
+    rows = pd.read_csv(tmp_path / 'bench.csv')
+    assert [*rows.ms] == [2000, 2000, 6000]
+    assert [*rows['x original']] == pytest.approx([1, 1.5, 1 / 3])
+    assert [*rows['x hf_bert']] == [3, 2, 1]
+    assert [*rows['time / original']] == pytest.approx([1, 2 / 3, 3])
+    assert rows['tokens/s'][0] == 4 * 512 / 2
+    assert rows.printed[1] == '0.85 (tian original train base 512: table 1, 45 against 53 hours, TPUv3)'
+    assert {*rows.made} == {header}
+    assert caption[1] == bench.speed.__doc__.splitlines()[0]
+    assert first.split() == ['original', '4', '512', '2,000', '1,024', '1', '3', '1', '-']
+    assert last.split()[4:] == ['341.3', '0.3333', '1', '3', '-']
+    stage('bench', *words(**knobs))                     # of this shape no paper prints a time
+    assert 'printed' not in pd.read_csv(tmp_path / 'bench.csv')
 
 
 def test_printed_values_are_those_of_a_system_and_its_qualifiers():
@@ -93,69 +107,58 @@ def test_printed_values_are_those_of_a_system_and_its_qualifiers():
     assert bench.printed('time', 'roformer_v2', 'train', '300') is None
 
 
-def batch_of(n, length):
-    ids = torch.randint(60, (n, length))
-    positions = torch.arange(5).repeat(n, 1) * 3
-    return ids, positions, ids.gather(1, positions)
+def test_rows_predict_as_many_tokens_as_in_training():
+    for length in 16, 20, 128:
+        ids, positions, targets = bench.random_batch(4, length, 60)
+        masker = train.Masker({'special': {'pad': 0}, 'vocab_size': 60}, {**MASKS, 'block_size': length})
+        assert ids.shape == (4, length)
+        assert positions.shape == targets.shape == (4, masker.n_positions)
 
 
-@pytest.mark.parametrize('finetune', [False, True])
-def test_transformers_bert_has_the_loss_of_original(finetune):
+@pytest.mark.parametrize('name, other, tunes, full', [
+    ('original', 'hf_bert', False, False),
+    ('original', 'hf_bert', True, False),
+    ('original', 'original', False, True),
+    ('gau_12k', 'gau_12k', False, True),
+    ('xlnet', 'xlnet', False, True),
+])
+def test_two_ways_to_one_loss(name, other, tunes, full):
+    """transformers' BERT has the loss of `original`, all logits have that of the predicted tokens."""
     pytest.importorskip('transformers')
-    config = {**CONFIG, 'finetune': finetune}
-    batch = batch_of(2, 32)
+    batch = bench.random_batch(2, 32, 60)
     losses = []
-    for name in ('original', 'hf_bert'):
+    shapes = []                                         # (B, tokens) whose logits are computed
+    for system, full_logits in (name, False), (other, full):
+        config = {**CONFIG, 'finetune': tunes, 'full_logits': full_logits}
         torch.manual_seed(0)
-        model = bench.build(name, config, 32).eval()
-        losses.append(bench.loss_of(name, model, batch, config))
+        model = bench.build(system, config, 32).eval()
+        if full:
+            model.head.register_forward_hook(lambda module, inputs, logits: shapes.append(logits.shape[:2]))
+        losses.append(bench.loss_of(system, model, batch, config))
     torch.testing.assert_close(*losses)
+    assert shapes == ([(2, 5), (2, 32)] if full else [])
 
 
-def test_a_step_runs_in_training_mode(monkeypatch):
-    """transformers builds its models in evaluation mode: without dropout a step is faster."""
+@pytest.mark.parametrize('name, kind', [
+    ('original', 'MaskedLM'),
+    ('shatter', 'SequenceClassifier'),
+    ('gau_12k', 'MaskedLM'),
+    ('xlnet_plm', 'PermutationLM'),
+    ('hf_bert', 'BertForMaskedLM'),
+])
+def test_a_step_trains(name, kind, monkeypatch):
+    """The model that the name says; transformers builds its own for evaluation, without dropout."""
     pytest.importorskip('transformers')
-    model = bench.build('hf_bert', CONFIG, 32)
-    monkeypatch.setattr(bench, 'build', lambda *arguments: model)
-    bench.make_step('hf_bert', 2, 32, CONFIG, CPU)()
-    assert all(module.training for module in model.modules())
-
-
-@pytest.mark.parametrize('length', [16, 20, 128])
-def test_rows_predict_as_many_tokens_as_in_training(length):
-    ids, positions, targets = bench.random_batch(4, length, 60)
-    meta = {'special': {'pad': 0}, 'vocab_size': 60}
-    n_predicted = train.Masker(meta, {**MASKS, 'block_size': length}).n_positions
-    assert ids.shape == (4, length)
-    assert positions.shape == targets.shape == (4, n_predicted)
-
-
-@pytest.mark.parametrize('name', ['original', 'gau_12k', 'xlnet'])
-def test_all_logits_give_the_loss_of_the_predicted_ones(name):
-    torch.manual_seed(0)
-    model = bench.build(name, CONFIG, 32)
-    batch = batch_of(2, 32)
-    seen = []                                           # (B, tokens) whose logits are computed
-    model.head.register_forward_hook(lambda module, inputs, logits: seen.append(logits.shape[:2]))
-    loss = bench.loss_of(name, model, batch, {**CONFIG, 'full_logits': True})
-    torch.testing.assert_close(loss, bench.loss_of(name, model, batch, CONFIG))
-    assert seen == [(2, 32), (2, 5)]
-
-
-@pytest.mark.parametrize('name, kind, n_block', [
-    ('original', MaskedLM, 2), ('shatter', SequenceClassifier, 2), ('gau_12k', MaskedLM, 4),
-    ('xlnet_plm', PermutationLM, 2)])
-def test_a_step_trains(name, kind, n_block, monkeypatch):
-    """Of a vocabulary of its own, here the smaller one; GAU has twice the layers."""
-    config = {**CONFIG, 'dropout': 0.1, 'vocab_size': 20_000, 'finetune': kind is SequenceClassifier}
+    config = {**CONFIG, 'dropout': 0.2, 'vocab_size': 20_000, 'finetune': kind == 'SequenceClassifier'}
     torch.manual_seed(0)
     model = bench.build(name, config, 16)
-    assert type(model) is kind
-    assert (model.config.dropout, model.config.attention_dropout) == (0.1, 0.1)
-    assert model.config.n_layer == n_block
+    assert type(model).__name__ == kind
+    rates = {value for key, value in vars(model.config).items() if 'dropout' in key}
+    assert rates - {None} == {0.2}
     monkeypatch.setattr(bench, 'build', lambda *arguments: model)
     before = {key: p.clone() for key, p in model.named_parameters()}
     bench.make_step(name, 4, 16, config, CPU)()
+    assert all(part.training for part in model.modules())
     for key, parameter in model.named_parameters():
         assert parameter.dim() < 2 or not torch.equal(parameter, before[key]), key
         assert parameter.grad is None, key
@@ -190,25 +193,6 @@ def test_out_of_memory_is_a_row(monkeypatch):
     assert [row['half as long / MiB'] for row in rows[:3]] == [None, None, 0.5]
     assert rows[0]['printed'] is None
     assert rows[2]['printed'].startswith('below 50% (tian half: abstract: over 50 % saved')
-
-
-# ---- main ----
-
-def test_rows_are_printed_and_written(stage, tmp_path, monkeypatch):
-    def section(config, runtime):
-        """Milliseconds"""
-        for ms in 1234.56, 0.123456, None:
-            yield {'system': 'original', 'ms': ms, 'printed': None}
-
-    monkeypatch.setitem(bench.SECTIONS, 'speed', section)
-    done = stage('bench', '--what=speed', *words(device='cpu', dtype='float32', out_dir=tmp_path))
-    header, *_, caption, names, a, b, c = done.out.splitlines()
-    assert caption == 'Milliseconds'
-    assert names.split() == ['system', 'ms']
-    assert [line.split()[1] for line in (a, b, c)] == ['1,235', '0.1235', '-']
-    rows = pd.read_csv(tmp_path / 'bench.csv')
-    assert [*rows.ms[:2]] == [1234.56, 0.123456]
-    assert {*rows.made} == {header}
 
 
 def test_a_parameter_without_a_group_is_named(monkeypatch):

@@ -17,6 +17,7 @@ import pytest
 from conftest import ROOT
 
 import train
+from bench import SHAPE_KNOBS, SHAPES
 from configurator import configure
 from model import model_config
 
@@ -30,24 +31,40 @@ pytest() { printf '%s\037' pytest "$@"; printf '\036'; }
 '''
 SHATTER = 'part_mask', 'one_head_softmax', 'one_head_sigmoid', 'part_bias', 'shatter'
 NORMALISERS = 'softmax', 'softmax_plus', 'squared_relu', 'scaled_squared_relu'
-SHAPES = {'small': (4, 8, 512, 2048), 'base': (12, 12, 768, 3072), 'large': (24, 16, 1024, 4096)}
+SCALES = 'n2s', 'ns', 'ns2', 's2'
 TPU = 256, 512, 1_000_000, 10_000, 1e-4
 GPU = 128, 256, 1_600_000, 10_000, 1e-4
-STEPS = {                           # of the papers: rows a step, tokens a row, steps, warmup, rate
-    **dict.fromkeys(('tian_original', 'base_no_position', 'base_rpe', 'base_rab', 'base_xlnet'), TPU),
-    **{f'base_{attention}': TPU for attention in SHATTER},
-    **dict.fromkeys(('base_one_value', 'base_same_partition', 'tpu_base_pairwise'), TPU),
-    **{f'gpu_{attention}': GPU for attention in ('original', 'shatter')},
-    **{f'large_{attention}': (1024, *TPU[1:]) for attention in ('original', 'shatter')},
-    **{f'base_{name}': (256, 512, 30_000, 3000, 3e-4) for name in ('roformer_v1', 'roformer_v2', 'gau')},
-    **{f'gau_{row}_512': (256, 512, 10_000, 1000, 3e-4) for row in NORMALISERS},
-    **{f'gau_{row}_diff': (256, 512, 10_000, 1000, 3e-4) for row in NORMALISERS},
-    **{f'gau_scales_{scale}': (256, 512, 5000, 500, 3e-4) for scale in ('n2s', 'ns', 'ns2', 's2')},
-    'base_gau_100k': (256, 512, 100_000, 10_000, 3e-4),
+LARGE = 1024, *TPU[1:]
+LIU = 256, 512, 30_000, 3000, 3e-4
+PRINTED = {         # run of a paper -> attention, position, rows a step, tokens a row, steps, warmup, rate
+    'tian_original': ('original', 'absolute', *TPU),
+    'base_no_position': ('original', 'none', *TPU),
+    'base_rpe': ('rpe', 'none', *TPU),
+    'base_rab': ('original', 'rab', *TPU),
+    'base_xlnet': ('xlnet', 'none', *TPU),
+    'tpu_base_pairwise': ('pairwise', 'absolute', *TPU),
+    **{f'base_{attention}': (attention, 'none', *TPU) for attention in SHATTER},
+    'base_one_value': ('one_head_sigmoid', 'none', *TPU),
+    'base_same_partition': ('shatter', 'none', *TPU),
+    'gpu_original': ('original', 'absolute', *GPU),
+    'gpu_shatter': ('shatter', 'none', *GPU),
+    'large_original': ('original', 'absolute', *LARGE),
+    'large_shatter': ('shatter', 'none', *LARGE),
+    'base_roformer_v1': ('original', 'rope', *LIU),
+    'base_roformer_v2': ('original', 'rope', *LIU),
+    'base_gau': ('gau', 'rope', *LIU),
+    'base_gau_100k': ('gau', 'rope', 256, 512, 100_000, 10_000, 3e-4),
+    **{f'gau_{row}_{rows}': ('gau', 'rope', 256, 512, 10_000, 1000, 3e-4)
+       for row in NORMALISERS for rows in ('512', 'diff')},
+    **{f'gau_scales_{scale}': ('gau', 'rope', 256, 512, 5000, 500, 3e-4) for scale in SCALES},
 }
 TWINS = {                           # run on a TPU -> the same run on a GPU
-    'tpu_tian_original': 'tian_original', 'tpu_base_shatter': 'base_shatter', 'tpu_tian_rpe': 'base_rpe',
-    'tpu_tian_rab': 'base_rab', 'tpu_tian_xlnet': 'base_xlnet', 'tpu_large_original': 'large_original',
+    'tpu_tian_original': 'tian_original',
+    'tpu_base_shatter': 'base_shatter',
+    'tpu_tian_rpe': 'base_rpe',
+    'tpu_tian_rab': 'base_rab',
+    'tpu_tian_xlnet': 'base_xlnet',
+    'tpu_large_original': 'large_original',
     'tpu_large_shatter': 'large_shatter',
 }
 
@@ -55,15 +72,6 @@ TWINS = {                           # run on a TPU -> the same run on a GPU
 def read(*names):
     with open(os.path.join(ROOT, *names), encoding='utf-8') as file:
         return file.read()
-
-
-def stage_of(name):
-    """The stage whose knobs config/<name>.py sets."""
-    folder, _, file = name.rpartition('/')
-    if folder in ('data', 'bench'):
-        return {'data': 'prepare_data', 'bench': 'bench'}[folder]
-    tunes = {'glue', 'superglue', 'squad', 'clue', 'finetune'} & {*file.split('_')}
-    return 'finetune' if tunes else 'train'
 
 
 def called(script):
@@ -98,50 +106,43 @@ def resolved(command):
 
 
 def knobs(name):
-    return resolved(f'{stage_of(name)}.py config/{name}.py')[1]
+    """The knobs after config/<name>.py, of the stage that its header starts with it."""
+    command = next(command for command in header_commands(name) if f'config/{name}.py' in command)
+    return resolved(re.sub(r'\.py .*', f'.py config/{name}.py', command))[1]
 
 
 def runs_of(commands):
     """{last part of out_dir: knobs} of the commands of train.py."""
-    runs = {}
-    for command in commands:
-        module, settings = resolved(command)
-        if module is train:
-            runs[os.path.basename(settings['out_dir'])] = settings
-    return runs
+    found = [resolved(command) for command in commands]
+    return {os.path.basename(settings['out_dir']): settings for module, settings in found if module is train}
 
 
-PAGE = read('results', 'reproduce.md')
-COMMANDS = commands_of(PAGE)
-IN_HEADERS = runs_of(command for name in NAMES for command in header_commands(name))
-ON_PAGE = runs_of(COMMANDS)
-RUNS = {**IN_HEADERS, **ON_PAGE}
+IN_HEADERS = [command for name in NAMES for command in header_commands(name)]
+COMMANDS = commands_of(read('results', 'reproduce.md'))
+HEADER_RUNS = runs_of(IN_HEADERS)
+PAGE_RUNS = runs_of(COMMANDS)
+RUNS = {**HEADER_RUNS, **PAGE_RUNS}
 
 
 # ---- files ----
 
 @pytest.mark.parametrize('name', NAMES)
-def test_a_config_and_the_commands_of_its_header_resolve(name):
-    settings = knobs(name)
-    commands = header_commands(name)
-    stages = [resolved(command)[0].__name__ for command in commands if f'config/{name}.py' in command]
-    assert stage_of(name) in stages
-    if stage_of(name) == 'train':
-        model_config(settings, 100)
-        assert f"data/{settings['dataset']}" in NAMES           # which prepares a corpus of that name
+def test_a_header_starts_its_config(name):
+    assert any(f'config/{name}.py' in command for command in header_commands(name))
 
 
-@pytest.mark.parametrize('command', dict.fromkeys(COMMANDS))
-def test_a_command_of_the_page_resolves(command):
-    """Its config and its knobs exist, and the model is one that model.py allows."""
+@pytest.mark.parametrize('command', dict.fromkeys([*COMMANDS, *IN_HEADERS]))
+def test_a_command_resolves(command):
+    """Its config and its knobs exist, the model is one that model.py allows, and the corpus has a config."""
     module, settings = resolved(command)
     if module is train:
         model_config(settings, 100)
+        assert f"data/{settings['dataset']}" in NAMES
 
 
-@pytest.mark.parametrize('run', sorted({*IN_HEADERS} & {*ON_PAGE}))
+@pytest.mark.parametrize('run', sorted({*HEADER_RUNS} & {*PAGE_RUNS}))
 def test_a_header_and_the_page_make_the_same_run(run):
-    assert IN_HEADERS[run] == ON_PAGE[run] or IN_HEADERS[run]['dataset'] == 'fineweb'
+    assert HEADER_RUNS[run] == PAGE_RUNS[run] or HEADER_RUNS[run]['dataset'] == 'fineweb'
 
 
 # ---- the papers' values ----
@@ -163,87 +164,69 @@ def test_values_of_the_authors_code():
     assert knobs('data/books_wikipedia_sp')['vocab_size'] == knobs('bench/tian')['vocab_size'] == 32000
 
 
-@pytest.mark.parametrize('name', STEPS)
-def test_steps_of_the_papers(name):
+@pytest.mark.parametrize('name', PRINTED)
+def test_models_and_steps_of_the_papers(name):
     settings = RUNS[name]
-    keys = 'total_batch', 'block_size', 'max_iters', 'warmup_iters', 'learning_rate'
-    assert tuple(settings[key] for key in keys) == STEPS[name]
+    keys = ('attention', 'position', 'total_batch', 'block_size', 'max_iters', 'warmup_iters',
+            'learning_rate')
+    assert tuple(settings[key] for key in keys) == PRINTED[name]
     rest = 'schedule', 'min_lr', 'weight_decay', 'adam_eps', 'dropout', 'attention_dropout'
     assert tuple(settings[key] for key in rest) == ('linear', 0, 0.01, 1e-6, 0.1, 0.1)
 
 
-def test_attentions_and_positions_of_the_runs():
-    """Of Tian et al.'s runs and of Liu's, by the names of the papers."""
-    pairs = {'tian_original': ('original', 'absolute'), 'base_no_position': ('original', 'none'),
-             'base_rpe': ('rpe', 'none'), 'base_rab': ('original', 'rab'), 'base_xlnet': ('xlnet', 'none'),
-             'gpu_original': ('original', 'absolute'), 'gpu_shatter': ('shatter', 'none'),
-             'large_original': ('original', 'absolute'), 'large_shatter': ('shatter', 'none'),
-             **{f'base_{attention}': (attention, 'none') for attention in SHATTER},
-             'base_one_value': ('one_head_sigmoid', 'none'), 'base_same_partition': ('shatter', 'none'),
-             'base_roformer_v1': ('original', 'rope'), 'base_roformer_v2': ('original', 'rope'),
-             'base_gau': ('gau', 'rope'), 'base_gau_100k': ('gau', 'rope')}
-    for name, pair in pairs.items():
-        assert (RUNS[name]['attention'], RUNS[name]['position']) == pair, name
+def test_runs_that_alone_have_an_option():
     assert [name for name in RUNS if RUNS[name]['objective'] == 'plm'] == ['base_xlnet', 'tpu_tian_xlnet']
     assert [name for name in RUNS if RUNS[name]['one_value_matrix']] == ['base_one_value']
     assert [name for name in RUNS if RUNS[name]['same_partition']] == ['base_same_partition']
 
 
-@pytest.mark.parametrize('size', ['small', 'base'])
-@pytest.mark.parametrize('attention', ['original', 'symmetric', 'pairwise'])
-def test_runs_of_courtois_differ_in_nothing_else(attention, size):
-    ours = {'attention': attention, 'out_dir': f'out/{size}_{attention}',
-            'pair_init': 'unit' if attention == 'pairwise' else 'identity'}
-    oscar = {'dataset': 'oscar', 'eval_interval': 250}
-    assert ON_PAGE[f'{size}_{attention}'] == {**knobs(size), **oscar, **ours}
+def differences():
+    """{run: (knobs of another run or of a config, what else the run sets, besides out_dir)}"""
+    found = {}
+    for attention in 'original', 'symmetric', 'pairwise', 'shared':
+        ours = {'attention': attention, 'pair_init': 'unit' if attention == 'pairwise' else 'identity'}
+        found[f'kowsher_{attention}'] = knobs('kowsher/base'), ours
+        for size in ('small', 'base') if attention != 'shared' else ():
+            found[f'{size}_{attention}'] = knobs(size), {**ours, 'dataset': 'oscar', 'eval_interval': 250}
+    tpu = {'device': 'xla', 'dtype': 'bfloat16'}
+    for name, twin in TWINS.items():                    # the curves are drawn on the Penn Treebank
+        found[name] = RUNS[twin], {**tpu, 'validation': ''}
+    found['tpu_base_pairwise'] = knobs('tian/base'), {**tpu, 'attention': 'pairwise'}
+    for normaliser in NORMALISERS:                      # Liu 2022, table 2
+        found[f'gau_{normaliser}_diff'] = RUNS[f'gau_{normaliser}_512'], {'seed': 2}
+    for scale in SCALES:                                # Liu 2022, table 1
+        found[f'gau_scales_{scale}'] = knobs('liu/gau'), {
+            'normaliser': 'squared_relu', 'relu_scale': scale, 'max_iters': 5000, 'warmup_iters': 500}
+    return found
+
+
+DIFFERENCES = differences()
+
+
+@pytest.mark.parametrize('run', DIFFERENCES)
+def test_a_run_differs_from_another_in_nothing_else(run):
+    base, ours = DIFFERENCES[run]
+    assert RUNS[run] == {**base, **ours, 'out_dir': f'out/{run}'}
 
 
 @pytest.mark.parametrize('size', SHAPES)
 def test_three_sizes_differ_in_the_shape_alone(size):
+    shape = dict(zip(SHAPE_KNOBS, SHAPES[size], strict=True))
     settings = knobs(size)
-    sizes = 'n_layer', 'n_head', 'n_embd', 'n_inner'
-    assert tuple(settings[key] for key in sizes) == SHAPES[size]
-    same = {key: settings[key] for key in ('out_dir', 'batch_size', *sizes)}
-    assert settings == {**knobs('base'), **same}
+    ours = {key: settings[key] for key in ('out_dir', 'batch_size')}
+    assert settings == {**knobs('base'), **shape, **ours}
 
 
-@pytest.mark.parametrize('attention', ['original', 'symmetric', 'pairwise', 'shared'])
-def test_kowshers_four_attentions_have_one_recipe(attention):
+def test_kowshers_recipe():
     """Section 2.5: the corpora of BERT, 4 devices x 132 rows of 512, dropouts 0.1, Adam's 0.9 and 0.999."""
-    settings = RUNS[f'kowsher_{attention}']
     printed = {'dataset': 'books_wikipedia', 'total_batch': 4 * 132, 'block_size': 512, 'n_layer': 12,
                'n_head': 12, 'n_embd': 768, 'dropout': 0.1, 'attention_dropout': 0.1,
                'mask_fraction': 0.15, 'beta1': 0.9, 'beta2': 0.999}
-    assert settings.items() >= printed.items()
-    ours = {'attention': attention, 'out_dir': f'out/kowsher_{attention}',
-            'pair_init': 'unit' if attention == 'pairwise' else 'identity'}
-    assert settings == {**knobs('kowsher/base'), **ours}
-
-
-@pytest.mark.parametrize('name', TWINS)
-def test_runs_on_tpus_differ_in_the_device_alone(name):
-    """And in the Penn Treebank, on which the curves are drawn."""
-    ours = {'out_dir': f'out/{name}', 'device': 'xla', 'dtype': 'bfloat16', 'validation': ''}
-    assert RUNS[name] == {**RUNS[TWINS[name]], **ours}
-
-
-def test_pairwise_on_a_tpu_has_tians_recipe():
-    ours = {'out_dir': 'out/tpu_base_pairwise', 'device': 'xla', 'dtype': 'bfloat16', 'attention': 'pairwise'}
-    assert RUNS['tpu_base_pairwise'] == {**knobs('tian/base'), **ours}
+    assert knobs('kowsher/base').items() >= printed.items()
 
 
 @pytest.mark.parametrize('normaliser', NORMALISERS)
 def test_each_row_of_lius_table_2(normaliser):
-    fixed, varying = (RUNS[f'gau_{normaliser}_{rows}'] for rows in ('512', 'diff'))
-    wanted = {'attention': 'gau', 'normaliser': normaliser, 'packing': 'documents', 'whole_word': True,
+    wanted = {'normaliser': normaliser, 'packing': 'documents', 'whole_word': True,
               'relu_scale': 'ns2' if normaliser == 'squared_relu' else 'ns'}
-    assert fixed.items() >= wanted.items()
-    assert varying == {**fixed, 'out_dir': f'out/gau_{normaliser}_diff', 'seed': 2}
-
-
-@pytest.mark.parametrize('scale', ['n2s', 'ns', 'ns2', 's2'])
-def test_each_row_of_lius_table_1(scale):
-    ours = {'normaliser': 'squared_relu', 'relu_scale': scale, 'max_iters': 5000, 'warmup_iters': 500}
-    assert RUNS[f'gau_scales_{scale}'] == {**knobs('liu/gau'), **ours, 'out_dir': f'out/gau_scales_{scale}'}
-
-
+    assert RUNS[f'gau_{normaliser}_512'].items() >= wanted.items()
