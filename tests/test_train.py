@@ -8,6 +8,7 @@ import copy
 import dataclasses
 import errno
 import functools
+import glob
 import itertools
 import json
 import math
@@ -16,6 +17,7 @@ import os
 import shutil
 import signal
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -42,10 +44,15 @@ def meta(corpus):
 
 
 @pytest.fixture
-def run(stage, corpus, tmp_path):
-    """run('name', knob=...) trains in the folder `name` -> Done; code: its exit status"""
+def run(stage, corpus, tmp_path, monkeypatch):
+    """run('name', knob=...) trains in the folder `name` of tmp_path -> Done; code: its exit status
+
+    A test that uses it has tmp_path as its current folder.
+    """
+    monkeypatch.chdir(tmp_path)
+
     def start(name, code=0, **knobs):
-        done = stage('train', *tiny(corpus, tmp_path / name, **knobs))
+        done = stage('train', *tiny(corpus, name, **knobs))
         assert done.code == code, done
         return done
     return start
@@ -345,10 +352,10 @@ def test_a_run_is_the_loop_written_by_hand(dtype, scale, clip, eval_fraction, st
 
 @pytest.mark.parametrize('schedule, rates', [
     ('linear', (0.775, 0.55, 0.325)), ('constant', (1, 1, 1)), ('thirds', (1, 0.28, 0.118))])
-def test_schedules_after_a_tenth_of_a_short_run(schedule, rates, run, tmp_path):
+def test_schedules_after_a_tenth_of_a_short_run(schedule, rates, run):
     """At 4, 8 and 12 of 16 steps after the warmup; the cosine is in the run by hand."""
     run('a', schedule=schedule, max_iters=17, warmup_iters=10_000, learning_rate=1e-2, min_lr=1e-3)
-    logged = [line['lr'] * 100 for line in metrics(tmp_path / 'a', 'train')]
+    logged = [line['lr'] * 100 for line in metrics('a', 'train')]
     assert logged[0] == pytest.approx(1)                # 17 // 10 is one step of warmup
     assert [logged[5], logged[9], logged[13]] == pytest.approx(rates)
 
@@ -390,25 +397,25 @@ def test_automatic_precision_on_a_cpu(able, width, dtype, monkeypatch):
     (signal.SIGINT, {'attention': 'gau', 'position': 'rope', 'packing': 'documents', 'whole_word': True}),
     (signal.SIGHUP, {'attention': 'xlnet', 'position': 'none', 'objective': 'plm', 'dtype': 'bfloat16'}),
     (signal.SIGTERM, {'attention': 'shatter', 'position': 'none', 'dtype': 'float16', 'grad_clip': 0})])
-def test_resumed_is_uninterrupted(number, system, run, tmp_path, monkeypatch):
+def test_resumed_is_uninterrupted(number, system, run, monkeypatch):
     """Stopped by a signal in step 5, with lines of a later step in the log: to the bit, dropout included."""
     knobs = {**system, 'eval_interval': 3}
     run('whole', **knobs)
     with signalled(monkeypatch, 'seed_step', 5, number):
         done = run('parts', 128 + number, **knobs)
-    stopped = last(tmp_path / 'parts')['step']
+    stopped = last('parts')['step']
     assert stopped in (5, 6)
     assert f'after step {stopped}, which is saved' in done.err
-    with open(tmp_path / 'parts' / 'metrics.jsonl', 'a') as file:           # of a step that a kill lost
+    with open('parts/metrics.jsonl', 'a') as file:      # of a step that a kill lost
         file.write('{"kind": "train", "step": 7, "loss": 0}\n{"kind": "tr')
     done = run('parts', **knobs)
-    same_run(tmp_path / 'whole', tmp_path / 'parts')
-    assert [line['step'] for line in metrics(tmp_path / 'whole', 'val')] == [0, 3, 6, 8]
+    same_run('whole', 'parts')
+    assert [line['step'] for line in metrics('whole', 'val')] == [0, 3, 6, 8]
     assert 'differ' not in done.err
-    assert len(metrics(tmp_path / 'parts', 'train')) == 8
+    assert len(metrics('parts', 'train')) == 8
 
 
-def test_a_resumed_run_takes_the_next_samples_and_says_what_differs(run, tmp_path, monkeypatch):
+def test_a_resumed_run_takes_the_next_samples_and_says_what_differs(run, monkeypatch):
     """With another batch too; its precision stays, unless the command names one. Knobs come and go."""
     monkeypatch.setenv('LOCAL_RANK', '1')               # says nothing without WORLD_SIZE
     seen = []
@@ -418,87 +425,85 @@ def test_a_resumed_run_takes_the_next_samples_and_says_what_differs(run, tmp_pat
         return plain(loader, samples, size)
     monkeypatch.setattr(Loader, 'micro_batches', micro_batches)
     run('a', max_iters=2, dtype='bfloat16')
-    content = last(tmp_path / 'a')
+    content = last('a')
     content['config']['cutting'] = content['config'].pop('packing')
-    train.save(str(tmp_path / 'a'), content)
+    train.save('a', content)
     done = run('a', max_iters=4, dtype='auto', total_batch=4, weight_decay=0.5, seed=5)
     line = done.err.splitlines()[0]
     assert line.endswith(': seed 1 -> 5, packing (new) -> stream, total_batch 8 -> 4, max_iters 2 -> 4, '
                          'weight_decay 0.01 -> 0.5, dtype bfloat16 -> auto, cutting stream -> (unknown)')
     assert 'in torch.bfloat16' in done.out
     assert seen == [[*range(0, 8)], [*range(8, 16)], [*range(16, 20)], [*range(20, 24)]]
-    content = last(tmp_path / 'a')
+    content = last('a')
     assert content['samples'] == 24
     assert content['optimizer']['param_groups'][0]['weight_decay'] == 0.5
 
 
-def test_checkpoints_that_stay(run, tmp_path):
+def test_checkpoints_that_stay(run):
     """The newest two, those of milestones, also when a later command names none, and newer ones."""
-    folder = str(tmp_path / 'a')
     run('a', max_iters=0)
-    assert list(train.checkpoints(folder)) == [0]
+    assert list(train.checkpoints('a')) == [0]
     run('a', max_iters=12, checkpoint_interval=2, milestones=(0, 3, 4, 13))
-    assert list(train.checkpoints(folder)) == [0, 3, 4, 10, 12]
+    assert list(train.checkpoints('a')) == [0, 3, 4, 10, 12]
     run('a', max_iters=16, checkpoint_interval=1)
-    assert list(train.checkpoints(folder)) == [0, 3, 4, 13, 15, 16]
+    assert list(train.checkpoints('a')) == [0, 3, 4, 13, 15, 16]
     run('b', milestones=0)
-    assert list(train.checkpoints(str(tmp_path / 'b'))) == [0, 8]
-    log = (tmp_path / 'b' / 'metrics.jsonl').read_text()
-    for path in train.checkpoints(str(tmp_path / 'b')).values():
+    assert list(train.checkpoints('b')) == [0, 8]
+    log = Path('b/metrics.jsonl').read_text()
+    for path in train.checkpoints('b').values():
         os.remove(path)                                 # as if they were moved elsewhere
     run('b', max_iters=1)
-    assert (tmp_path / 'b' / 'metrics.jsonl.old').read_text() == log
-    train.save(folder, {**last(folder), 'step': 10_000_000})            # a digit more than the others
-    assert train.newest(folder) == f'{folder}/ckpt_10000000.pt'
+    assert Path('b/metrics.jsonl.old').read_text() == log
+    train.save('a', {**last('a'), 'step': 10_000_000})  # a digit more than the others
+    assert train.newest('a') == 'a/ckpt_10000000.pt'
 
 
-def test_a_run_begins_with_the_weights_of_another_one(run, tmp_path):
+def test_a_run_begins_with_the_weights_of_another_one(run):
     """At step 0, with moments and samples of its own; its own checkpoint comes first."""
     run('a', max_iters=4)
-    knobs = {'init_from': tmp_path / 'a', 'seed': 2}
+    knobs = {'init_from': 'a', 'seed': 2}
     done = run('b', learning_rate=0, max_iters=2, **knobs)
-    assert f'from step 0 of the weights of {tmp_path}/a' in done.out
-    content = last(tmp_path / 'b')
+    assert 'from step 0 of the weights of a' in done.out
+    content = last('b')
     count, *_ = tree_leaves(content['optimizer']['state'])
     assert (content['step'], content['samples'], count.item()) == (2, 16, 2)
-    for name, x in last(tmp_path / 'a')['model'].items():
-        assert torch.equal(content['model'][name], x)
+    assert_equal(content['model'], last('a')['model'])
     # validation samples do not depend on the seed
-    assert metrics(tmp_path / 'b', 'val')[0]['loss'] == metrics(tmp_path / 'a', 'val')[-1]['loss']
+    assert metrics('b', 'val')[0]['loss'] == metrics('a', 'val')[-1]['loss']
     assert 'from step 2 of' in run('b', max_iters=3, **knobs).out
 
 
-def test_an_optimizer_of_a_fork_resumes(run, tmp_path, monkeypatch):
+def test_an_optimizer_of_a_fork_resumes(run, monkeypatch):
     def sgd(model, lr, *rest):
         return torch.optim.SGD(model.parameters(), lr, momentum=0.9)
     monkeypatch.setattr(train, 'make_optimizer', sgd)
     run('whole', checkpoint_interval=4)
-    shutil.copytree(tmp_path / 'whole', tmp_path / 'parts')
-    os.remove(tmp_path / 'parts' / 'ckpt_0000008.pt')
+    shutil.copytree('whole', 'parts')
+    os.remove('parts/ckpt_0000008.pt')
     run('parts', checkpoint_interval=4)
-    same_run(tmp_path / 'whole', tmp_path / 'parts')
+    same_run('whole', 'parts')
 
 
 # ---- signals ----
 
 @pytest.mark.parametrize('at, step', [(6, 4), (10, 8)], ids=['in the middle', 'the last'])
-def test_a_signal_inside_a_validation(at, step, run, tmp_path, monkeypatch):
+def test_a_signal_inside_a_validation(at, step, run, monkeypatch):
     """It is given up, its checkpoint written, the validation done by the next run."""
     knobs = {'batch_size': 8, 'eval_interval': 4}
     run('whole', **knobs)
     with signalled(monkeypatch, 'token_losses', at) as calls:           # of four batches each: the second
         run('parts', 143, **knobs)
     assert len(calls) == at
-    assert last(tmp_path / 'parts')['step'] == step
-    assert metrics(tmp_path / 'parts')[-1]['kind'] == 'train'
+    assert last('parts')['step'] == step
+    assert metrics('parts')[-1]['kind'] == 'train'
     run('parts', **knobs)
-    same_run(tmp_path / 'whole', tmp_path / 'parts')
+    same_run('whole', 'parts')
 
 
-def test_a_signal_between_two_log_lines_in_the_last_save_and_under_nohup(run, tmp_path, monkeypatch):
+def test_a_signal_between_two_log_lines_in_the_last_save_and_under_nohup(run, monkeypatch):
     with signalled(monkeypatch, 'seed_step', 3):
         run('a', 143, max_iters=50, log_interval=100)
-    assert last(tmp_path / 'a')['step'] in (3, 4)       # it is read after the step in which it came
+    assert last('a')['step'] in (3, 4)                  # it is read after the step in which it came
     with signalled(monkeypatch, 'save', 1):
         run('b')
     signal.signal(signal.SIGHUP, signal.SIG_IGN)        # as nohup does
@@ -541,20 +546,21 @@ def test_damage_is_found_or_changes_nothing(pair, tmp_path):
 
 def test_files_of_other_programs_and_revisions(pair, tmp_path, capsys):
     """No code of a file is run. A field that came later has its default, with a notice."""
+    path = str(tmp_path / 'x.pt')
     content = last(pair)
     del content['model_config']['norm']
-    train.write_checkpoint(str(tmp_path / 'x.pt'), content)
-    assert train.read_checkpoint(tmp_path / 'x.pt')['model_config']['norm'] == 'layer'
+    train.write_checkpoint(path, content)
+    assert train.read_checkpoint(path)['model_config']['norm'] == 'layer'
     assert "x.pt: older than some fields of EncoderConfig, which get their defaults: norm=layer" in (
         capsys.readouterr().err)
     newer = {**content, 'model_config': {**content['model_config'], 'a_newer_field': 1}}
     for other in {'model': {}}, newer, {**content, 'step': pytest.approx(1)}:
-        torch.save(other, tmp_path / 'x.pt')
+        torch.save(other, path)
         with pytest.raises(UserError, match='x.pt cannot be loaded: .*another version of model.py'):
-            train.read_checkpoint(tmp_path / 'x.pt')
+            train.read_checkpoint(path)
 
 
-def test_a_checkpoint_is_written_whole_or_not_at_all(run, tmp_path, monkeypatch):
+def test_a_checkpoint_is_written_whole_or_not_at_all(run, monkeypatch):
     """On a full disk the ones before stay; torch.save() puts an error of its own above the system's."""
     def save(content, file, plain=torch.save):
         plain(content, file)
@@ -567,19 +573,18 @@ def test_a_checkpoint_is_written_whole_or_not_at_all(run, tmp_path, monkeypatch)
     monkeypatch.setattr(torch, 'save', save)
     text = refused(run('a', 2, max_iters=5, milestones=4))
     assert text.endswith('a/ckpt_0000005.pt cannot be written: [Errno 28] No space left')
-    names = [path.name for path in (tmp_path / 'a').glob('ckpt*')]
-    assert names == ['ckpt_0000004.pt']
-    assert last(tmp_path / 'a')['step'] == 4
+    assert glob.glob('a/ckpt*') == ['a/ckpt_0000004.pt']
+    assert last('a')['step'] == 4
 
 
-def test_a_second_run_in_a_folder_is_refused(run, tmp_path):
-    with train.lock_folder(str(tmp_path / 'a')):
+def test_a_second_run_in_a_folder_is_refused(run):
+    with train.lock_folder('a'):
         assert 'another run uses it' in refused(run('a', 2))
 
 
 @pytest.mark.parametrize('dtype', ['float32', 'float16'])
 @pytest.mark.parametrize('what', ['loss', 'gradient'])
-def test_what_is_not_finite_is_never_saved(what, dtype, run, tmp_path, monkeypatch):
+def test_what_is_not_finite_is_never_saved(what, dtype, run, monkeypatch):
     """The loss of step 6, or each gradient of a bias: float16 skips such steps until its scale is used up."""
     calls = itertools.count(1)
 
@@ -596,7 +601,7 @@ def test_what_is_not_finite_is_never_saved(what, dtype, run, tmp_path, monkeypat
     interval = 5 if what == 'loss' else 0
     text = refused(run('a', 2, max_iters=30, dtype=dtype, log_interval=100, checkpoint_interval=interval))
     assert f'after step {interval} is not finite' in text
-    assert list(train.checkpoints(str(tmp_path / 'a'))) == ([5] if interval else [])
+    assert list(train.checkpoints('a')) == ([5] if interval else [])
 
 
 # ---- refusals: each of these would let a wrong run go on ----
@@ -669,13 +674,13 @@ def test_a_corpus_that_changed_is_refused(run, corpus, meta, tmp_path):
 
 def test_further_corpora_are_validated_on(run, corpus, meta, tmp_path):
     """As by a run that has the other corpus as its own; their tokenizers must be equal."""
-    os.symlink(corpus, tmp_path / 'tiny')
+    os.symlink(corpus, 'tiny')
     splits = {**meta['splits'], 'val': meta['splits']['train'][:1]}
     corpus_like(corpus, tmp_path, {**meta, 'splits': splits})
     knobs = {'data_dir': tmp_path, 'max_iters': 0}
     run('a', **knobs, validation='other')
     run('b', **knobs, dataset='other')
-    [one], [other] = train.read_metrics(tmp_path / 'a'), train.read_metrics(tmp_path / 'b')
+    [one], [other] = train.read_metrics('a'), train.read_metrics('b')
     assert one['other_loss'] == other['loss'] != one['loss']
     corpus_like(corpus, tmp_path, {**meta, 'identity': {**meta['identity'], 'tokenizer': 'another'}})
     assert 'other has tokenizer=another' in refused(run('c', 2, **knobs, validation='other'))
@@ -713,13 +718,13 @@ def test_the_rank_of_a_masked_word(corpus, meta, capsys, monkeypatch):
 
 # ---- processes ----
 
-def test_one_process_takes_the_steps_of_two_or_goes_on_from_them(pair, run, tmp_path):
+def test_one_process_takes_the_steps_of_two_or_goes_on_from_them(pair, run):
     """Losses, norms, validation and weights, though 7 rows and 13 are not shared equally."""
-    shutil.copytree(pair, tmp_path / 'rest')
-    os.remove(tmp_path / 'rest' / 'ckpt_0000008.pt')
+    shutil.copytree(pair, 'rest')
+    os.remove('rest/ckpt_0000008.pt')
     run('one', **PAIR)
     assert 'from step 6 of' in run('rest', **PAIR).out
-    for folder in (tmp_path / 'one', tmp_path / 'rest'):
+    for folder in ('one', 'rest'):
         for one, two in zip(metrics(folder), metrics(pair), strict=True):
             assert one['loss'] == pytest.approx(two['loss'], rel=1e-5)
             assert one['lr'] == two['lr']
@@ -727,5 +732,5 @@ def test_one_process_takes_the_steps_of_two_or_goes_on_from_them(pair, run, tmp_
             assert one['accuracy'] == two['accuracy']
         for name, x in last(folder)['model'].items():
             assert (x - last(pair)['model'][name]).abs().max() < 6e-5, name     # Adam's steps are 1e-4 each
-    launches = (tmp_path / 'rest' / 'launches.jsonl').read_text().splitlines()
-    assert [json.loads(launch)['world_size'] for launch in launches] == [2, 1]
+    with open('rest/launches.jsonl') as file:
+        assert [json.loads(launch)['world_size'] for launch in file] == [2, 1]
