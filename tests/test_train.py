@@ -226,12 +226,12 @@ def test_whole_words_that_cannot_work(tokenizer, letters, said, tmp_path, stage)
     assert said in done.err if said else 'whole_word: ' not in done.err
 
 
-@pytest.mark.parametrize('begin, end', [(0.15, 0.15), (0.3, 0.07)])
+@pytest.mark.parametrize('begin, end', [(0.15, 0.0), (0.3, 0.07), (0.07, 0.3)])
 @pytest.mark.parametrize('objective', ['mlm', 'plm'])
 @pytest.mark.parametrize('packing, words', [
     ('stream', ''), ('documents', ''), ('stream', 'pieces'), ('documents', 'segmenter')])
 def test_masks_are_those_by_hand(packing, words, objective, begin, end, corpus, segmented):
-    """Of 300 samples; the fraction falls to sample 200."""
+    """Of 300 samples; the fraction changes until sample 200, or not at all if its end is 0."""
     folder = segmented if words == 'segmenter' else corpus
     meta = load_meta(folder)
     rows = Rows(folder, meta, 'train', 64, packing, bool(words))
@@ -240,7 +240,7 @@ def test_masks_are_those_by_hand(packing, words, objective, begin, end, corpus, 
     masker = Masker(meta, {**MASKS, **masks, 'objective': objective, 'whole_word': bool(words)})
     loader = Loader(rows, masker, 3)
     batch = {key: x.numpy() for key, x in loader.batch(range(300)).items()}
-    k = math.ceil(64 * begin)
+    k = math.ceil(64 * max(begin, end))
     assert batch['positions'].shape == (300, k)
     assert train.share_of(100, 0.07) == 7               # though 0.07 * 100 is 7.000000000000001
     vocabulary = np.fromfile(f'{corpus}/tokenizer/word_start.bin', bool)
@@ -252,7 +252,7 @@ def test_masks_are_those_by_hand(packing, words, objective, begin, end, corpus, 
         is_special = np.isin(ids, [*meta['special'].values()])
         assert (word_starts == expected)[~is_special].all()
         cut += not word_starts[1]
-        fraction = begin + min(sample / 200, 1) * (end - begin)
+        fraction = begin + min(sample / 200, 1) * ((end or begin) - begin)
         rng = np.random.default_rng([3, sample])
         chosen, seen, places = masked_by_hand(ids, word_starts, fraction, k, meta, rng, bool(words))
         n = len(chosen)
@@ -634,7 +634,7 @@ def test_what_a_run_must_have_in_common_with_its_checkpoint(stage, pair, corpus,
 
 
 @pytest.mark.parametrize('knobs', [
-    {'mask_fraction': 0.0}, {'mask_fraction': 15.0}, {'packing': 'x'}, {'objective': 'classify'},
+    {'mask_fraction': 0.0}, {'mask_fraction': 15.0}, {'packing': 'x'}, {'schedule': 'x'}, {'objective': 'classify'},
     {'init_from': 'some/bert'}, {'device': 'cuda'}, {'block_size': 10 ** 6, 'position': 'none'}])
 def test_mistakes_are_one_line(knobs, run, monkeypatch):
     monkeypatch.setattr(torch.cuda, 'is_available', lambda: False)
