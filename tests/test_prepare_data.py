@@ -347,8 +347,11 @@ def test_a_bert_is_its_whole_tokenizer(tmp_path, monkeypatch, flags, pieces):
         return str((tmp_path / 'hub.json').rename(tmp_path / name))
 
     monkeypatch.setattr(huggingface_hub, 'hf_hub_download', download)
-    folder, _ = prepare(tmp_path, make_texts(30), tokenizer='wordpiece:owner/name', lower_case=lower_case)
+    options = {'lower_case': lower_case}
+    renamed, _ = prepare_data.TOKENIZERS['tokenizer.json'].make(f'{tmp_path}/hub.json', options, None)
+    folder, _ = prepare(tmp_path, make_texts(30), tokenizer='wordpiece:owner/name', **options)
     library = prepare_data.load_tokenizer(folder)
+    assert renamed == library.data                      # it truncates no text and adds no [CLS]
     assert prepare_data.library_digest(library) == prepare_data.library_digest(bert)
     assert prepare_data.bert_tokenizer(tmp_path).file_name == 'tokenizer.json'          # not its vocab.txt
     for tokenizer in (bert, library):
