@@ -1001,6 +1001,13 @@ def test_squad_from_files_of_your_own(name, n_train, n_without, trial, tmp_path)
     assert said.count(' questions have no answer that is in their context: ') == 2
 
 
+@pytest.mark.parametrize('file', ['train_file', 'dev_file'])
+def test_a_file_that_a_task_does_not_read_is_refused(file):
+    """Otherwise the scores of the hub's examples would be taken for those of the file."""
+    with pytest.raises(UserError, match='rte is read from the hub'):
+        finetune.make_task('rte', knobs(**{file: 'mine.csv'}))
+
+
 def test_questions_with_the_same_id_are_refused(tmp_path):
     """Of their predictions only one would be written."""
     path = squad_file(tmp_path / 'twice.json', ['c0', 'c1', 'c0'])
