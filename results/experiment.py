@@ -154,8 +154,8 @@ def read_rows(path, runs):
         for knob, value in row['knobs'].items():
             if knob in one.knobs and knob not in PLACE and as_json(one.knobs[knob]) != value:
                 raise UserError(f'{rows_path(path)}: the run of {one.cell}, seed {one.seed}, has {knob}='
-                                f'{printable(value)}, the plan {printable(one.knobs[knob])}: rename the old '
-                                'rows')
+                                f'{printable(value)}, the plan {printable(one.knobs[knob])}: give the plan '
+                                'another name')
         rows.append(row)
     columns = ['cell', 'rate', 'seed', 'loss', 'curve']
     return pd.DataFrame(rows, columns=None if rows else columns).astype({'loss': float})
@@ -192,6 +192,11 @@ def make_all(path):
 def make(one, plan):
     """Train in this process, from the newest checkpoint if there is one; return the row of the run."""
     importlib.reload(train)                             # gives its knobs their defaults again
+    path = train.newest(one.folder)
+    if path:                                            # train.py itself goes on even if the knobs differ
+        begun = train.read_checkpoint(path)['config']
+        ours = {knob: value for knob, value in one.knobs.items() if knob in begun and knob not in PLACE}
+        train.refuse_difference(path, begun, ours)
     sys.argv = ['train.py', *one.arguments]
     finite = True
     try:

@@ -87,6 +87,15 @@ def test_a_run_that_diverges_is_a_row_and_the_last_loss_can_be_of_all_rows(corpu
     assert losses['symmetric'] == pytest.approx(every_row, abs=1e-5)
 
 
+def test_a_run_of_an_older_plan_does_not_go_on(corpus, tmp_path):
+    """Otherwise its row would have the knobs of the new plan and the losses of the old one."""
+    write_plan(tmp_path, corpus, 'seeds = 1,\n')
+    assert script(tmp_path, 'run').code == 0
+    (tmp_path / 'plan.jsonl').unlink()
+    write_plan(tmp_path, corpus, 'seeds = 1,\n', mask_fraction=0.4)
+    assert 'has mask_fraction=0.15, this run has 0.4' in refused(script(tmp_path, 'run'))
+
+
 def test_differences_are_paired_tests_of_scipy():
     generator = np.random.default_rng(1)
     a, b = generator.normal(size=(2, 5))
