@@ -9,11 +9,13 @@ import math
 import os
 import pathlib
 import random
+import re
 import signal
 import sys
 import time
 import types
 from collections import Counter
+from functools import partial
 
 import datasets
 import huggingface_hub
@@ -30,6 +32,7 @@ import prepare_data
 from configurator import UserError, configure
 
 DEFAULTS = configure(dict(vars(prepare_data)), prepare_data.MINIMUM, [])
+text_hash = partial(prepare_data.text_hash, seed=1)
 WORDS = ['red', 'green', 'blue', 'small', 'large', 'quick', 'slow', 'river', 'mountain', 'house', 'walks',
          'sings', 'reads', 'under', 'over', 'the', 'of', 'and', '[MASK]']
 VOCAB = ['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]', '[', ']', 'mask', 'the', 'of', 'and', 'red', 'ri',
@@ -144,7 +147,7 @@ def test_every_document_once_in_order_and_its_ids(tmp_path, specs, kind, monkeyp
     texts = [*make_texts(300), *20 * ['我们来到北京'], 'the red [MASK] walks \u3000\n']
     folder, meta = prepare(tmp_path, texts, tokenizer=specs[kind], unit_bytes=10_000)
     direct = encoded(folder, texts)
-    held_out = [prepare_data.text_hash(text, prepare_data.HASH_SEED) < 0.1 * 2**64 for text in texts]
+    held_out = [text_hash(text) < 0.1 * 2**64 for text in texts]
     assert len(meta['splits']['val']) > 3
     assert read_split(folder, meta, 'val') == list(itertools.compress(direct, held_out))
     train = read_split(folder, meta, 'train')
@@ -303,8 +306,8 @@ def test_a_bert_is_its_whole_tokenizer(tmp_path, monkeypatch, flags, pieces):
         prepare(tmp_path, make_texts(30), tokenizer=f'wordpiece:{tmp_path}', lower_case=not lower_case)
     bert = prepare_data.bert_tokenizer(tmp_path)
     usual = prepare_data.open_tokenizer(bert.data, {'kind': 'wordpiece', 'lower_case': True})
-    is_usual = prepare_data.library_digest(usual) == prepare_data.library_digest(bert)
-    assert is_usual == (flags == {})
+    digest = prepare_data.library_digest
+    assert (digest(usual) == digest(bert)) == (flags == {})
     prepare_data.fast_tokenizer(bert, 64).backend_tokenizer.save(f'{tmp_path}/tokenizer.json')
 
     def download(hub_id, name):
@@ -315,7 +318,7 @@ def test_a_bert_is_its_whole_tokenizer(tmp_path, monkeypatch, flags, pieces):
     monkeypatch.setattr(huggingface_hub, 'hf_hub_download', download)
     folder, _ = prepare(tmp_path, make_texts(30), tokenizer='wordpiece:owner/name', lower_case=lower_case)
     library = prepare_data.load_tokenizer(folder)
-    assert prepare_data.library_digest(library) == prepare_data.library_digest(bert)
+    assert digest(library) == digest(bert)
     assert prepare_data.bert_tokenizer(tmp_path).file_name == 'tokenizer.json'          # not its vocab.txt
     for tokenizer in (bert, library):
         assert [tokenizer.pieces[i] for i in tokenizer.encode(['Tür 北京'])[0]] == pieces.split()
@@ -393,8 +396,7 @@ def test_readers_agree(tmp_path, capfd):
     texts = make_texts(40)
     rows = [{'text': text} for text in texts]
     data = pathlib.Path(write_jsonl(tmp_path / 'a.jsonl', texts)).read_bytes()
-    half = data.index(b'\n', len(data) // 2) + 1
-    frames = [zstandard.ZstdCompressor().compress(part) for part in (data[:half], data[half:])]
+    frames = [zstandard.ZstdCompressor().compress(part) for part in (data[:999], data[999:])]
     files = {'lines/c4-train.00000-of-01024.json': data, 'lines/b.csv': b'', 'lines/c.CSV': b'',
              'gz/deep/a.JSONL.GZ': gzip.compress(data), 'zst/a.ndjson.zst': b''.join(frames),
              'list/a.json': b'\xef\xbb\xbf ' + json.dumps(rows, indent=1).encode()}
@@ -408,7 +410,7 @@ def test_readers_agree(tmp_path, capfd):
     for source in ('lines', 'gz/**/*.GZ', 'zst', 'list', 'one', 'a.parquet', 'txt'):
         found, _ = unit_texts(tmp_path / source, unit_bytes=2000)
         assert sorted(sum(found, [])) == sorted(texts), source
-        assert ('not read: 2 .csv' in capfd.readouterr().err) == (source == 'lines')
+    assert re.findall('not read.*', capfd.readouterr().err) == ['not read: 2 .csv']
 
 
 def test_each_file_once(tmp_path):
@@ -435,16 +437,6 @@ def test_documents_between_blank_lines(tmp_path):
     assert len(unit_texts(tmp_path / '2.txt')[0][0]) == 20
     (tmp_path / '2.txt').unlink()
     assert unit_texts(tmp_path) == ([[]], {'rows that are not JSON or not UTF-8': 2})
-
-
-@pytest.mark.parametrize('name, data, said', [
-    ('a.jsonl.gz', gzip.compress(b'{"text": "red"}\n' * 1000, mtime=0)[:-20], 'a.jsonl.gz: cannot be read: '),
-    ('a.json', b'{\n "text": "a"\n}\n{\n "text": "b"\n}\n', 'a.json: cannot be read: Extra data'),
-    ('a.txt', 'one two'.encode('utf-16'), 'two documents that differ.*: 1 rows that are not JSON or not')])
-def test_a_damaged_file_ends_the_command(tmp_path, name, data, said):
-    (tmp_path / name).write_bytes(data)
-    with pytest.raises(UserError, match=said):
-        prepare(tmp_path, corpus=str(tmp_path / name))
 
 
 @pytest.mark.parametrize('joined, documents', [
@@ -494,14 +486,13 @@ def test_docstrings_of_a_package(tmp_path, monkeypatch):
     folder, meta = prepare(tmp_path, path='tinypackage', val_fraction=0.7, text_field='body',
                            tokenizer='character')
     lines = [json.loads(line) for line in contents(folder)['docstrings.jsonl'].splitlines()]
-    assert {line['package'] for line in lines} == {'tinypackage'}
     assert 'tinypackage' not in sys.modules
-    assert [(line['where'].removeprefix('tinypackage/'), line['text']) for line in lines] == [
-        ('__init__.py:1', text(1)),
-        ('__init__.py:3', text(2) + '\n\nmore'),
-        ('b.py:5', text(4) + text(5)),
-        ('b.py:4', text(3)),
-        ('deep/a.py:1', text(6))]
+    assert [(line['where'], line['text']) for line in lines] == [
+        ('tinypackage/__init__.py:1', text(1)),
+        ('tinypackage/__init__.py:3', text(2) + '\n\nmore'),
+        ('tinypackage/b.py:5', text(4) + text(5)),
+        ('tinypackage/b.py:4', text(3)),
+        ('tinypackage/deep/a.py:1', text(6))]
     assert len(read_all(folder, meta)) == 5
 
 
@@ -570,9 +561,8 @@ def test_a_plan_is_kept_or_begun_again(tmp_path, specs):
 @pytest.mark.parametrize('val_fraction, small', [(1e-9, 'val'), (1 - 1e-9, 'train')])
 def test_no_split_is_empty(tmp_path, val_fraction, small):
     """The document whose hash is nearest moves there; the same with two parts. Of one text nothing can."""
-    texts = make_texts(12)
-    hashes = {prepare_data.text_hash(text, prepare_data.HASH_SEED): text for text in texts}
-    nearest = hashes[min(hashes) if small == 'val' else max(hashes)]
+    texts = sorted(make_texts(12), key=text_hash)
+    nearest = texts[0] if small == 'val' else texts[-1]
     usual = {'val_fraction': val_fraction, 'tokenizer': 'character', 'unit_bytes': 500}
     folder, meta = prepare(tmp_path, texts, **usual)
     assert read_split(folder, meta, small) == encoded(folder, [nearest])
@@ -595,39 +585,42 @@ def test_a_sample_is_of_the_whole_corpus(tmp_path):
     """Texts of smallest hash of the first of each unit, by its bytes."""
     texts = [[f'{k} {i:098}' for i in range(n)] for k, n in enumerate((100, 300))]
     files = [write_jsonl(tmp_path / f'{k}.jsonl', texts[k]) for k in range(2)]
-    by_hash = [sorted(read, key=lambda text: prepare_data.text_hash(text, prepare_data.HASH_SEED))
-               for read in (texts[0][:30], texts[1][:90])]
+    by_hash = [sorted(read, key=text_hash) for read in (texts[0][:30], texts[1][:90])]
     units = units_of(tmp_path, unit_bytes=os.path.getsize(files[1]))
     assert prepare_data.take_sample(units, 1200) == by_hash[0][:3] + by_hash[1][:9]
 
 
 # ---- mistakes and damage ----
 
-@pytest.mark.parametrize('arguments, said', [
-    ('--val_fraction=0', 'val_fraction=0.0: must be above 0 and at most 1'),
-    ('--text_field=body', "text_field='body': the fields of the first row are id, text"),
-    ('--segmenter=jieba', "segmenter='jieba': must be jieba, with tokenizer=wordpiece"),
-    ('--part=4/4', "part='4/4': must be i/n with i from 0 to n - 1, as in 0/4")])
-def test_mistakes_are_one_line(tmp_path, stage, arguments, said):
+@pytest.mark.parametrize('name, argument, said', [
+    ('a.jsonl', '--val_fraction=0', 'val_fraction=0.0: must be above 0 and at most 1'),
+    ('a.jsonl', '--text_field=body', "text_field='body': the fields of the first row are id, text"),
+    ('a.jsonl', '--segmenter=jieba', "segmenter='jieba': must be jieba, with tokenizer=wordpiece"),
+    ('a.jsonl', '--part=4/4', "part='4/4': must be i/n with i from 0 to n - 1, as in 0/4"),
+    ('cut.jsonl.gz', '--part=0/1', 'cut.jsonl.gz: cannot be read: '),
+    ('two.json', '--part=0/1', 'two.json: cannot be read: Extra data')])
+def test_mistakes_are_one_line(tmp_path, stage, name, argument, said):
     """And leave no plan behind that a corrected command would go on with."""
-    file = write_jsonl(tmp_path / 'good.jsonl', make_texts(30))
-    done = stage('prepare_data', f'--corpus={file}', f'--data_dir={tmp_path}', '--num_proc=1', arguments)
+    file = write_jsonl(tmp_path / 'a.jsonl', make_texts(30))
+    (tmp_path / 'cut.jsonl.gz').write_bytes(gzip.compress(pathlib.Path(file).read_bytes())[:-20])
+    (tmp_path / 'two.json').write_text('{\n "text": "a"\n}\n{\n "text": "b"\n}\n')
+    done = stage('prepare_data', f'--corpus={tmp_path}/{name}', f'--data_dir={tmp_path}/data', '--num_proc=1',
+                 argument)
     assert done.code == 2
     assert said in done.err[done.err.index('error: '):]
-    assert not glob.glob(f'{tmp_path}/*/*.json')
+    assert not glob.glob(f'{tmp_path}/data/*/*.json')
 
 
-@pytest.mark.parametrize('name, size', [
-    ('train_00000.bin', 1), ('train_00002.words', 0), ('val_00001.idx', 1)])
-def test_a_run_checks_the_sizes_of_shards(tmp_path, monkeypatch, name, size):
+def test_a_run_checks_the_sizes_of_shards(tmp_path, monkeypatch):
     """Of a large corpus only these; test_train.py has the checksums of a small one. And its tokenizer."""
     monkeypatch.setattr(prepare_data, 'SUMS_BELOW', 0)
     folder, meta = prepare(tmp_path, make_texts(60, 0, CHINESE, ''), tokenizer='character', segmenter='jieba',
                            unit_bytes=3000, val_fraction=0.3)
     prepare_data.check_corpus(folder, meta)
-    os.truncate(f'{folder}/{name}', size)
-    with pytest.raises(UserError, match=f'{name}: missing, damaged'):
-        prepare_data.check_corpus(folder, meta)
+    for name, size in (('val_00001.idx', 1), ('train_00002.words', 0), ('train_00000.bin', 1)):
+        os.truncate(f'{folder}/{name}', size)
+        with pytest.raises(UserError, match=f'{name}: missing, damaged'):
+            prepare_data.check_corpus(folder, meta)
     flip(f'{folder}/tokenizer/vocab.txt')
     with pytest.raises(UserError, match='tokenizer/vocab.txt: missing or damaged'):
         prepare_data.load_tokenizer(folder)
