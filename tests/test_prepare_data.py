@@ -512,13 +512,13 @@ def test_units_of_the_hub(tmp_path, monkeypatch):
     monkeypatch.setattr(datasets, 'load_dataset', load_dataset)
     monkeypatch.setattr(huggingface_hub.HfApi, 'dataset_info',
                         lambda self, name, revision: types.SimpleNamespace(sha=f'{revision}123'))
-    folder, meta = prepare(tmp_path, corpus='books+wikipedia')
+    found, dropped = unit_texts('books+wikipedia')
     assert asked == [('SamuelYang/bookcorpus', None, 'train', 'main123'),
                      ('wikimedia/wikipedia', '20231101.en', 'train', 'main123')]
-    assert len(meta['splits']['val']) == 2 + 6                          # units
-    assert len(read_all(folder, meta)) == 2 * 1 + 2 * 59                # joined rows: a document a file
-    folder, meta = prepare(tmp_path, corpus='wikitext', name='joined', val_fraction=0.3)
-    assert len(read_all(folder, meta)) == 2 * 11        # no article is cut
+    assert [len(texts) for texts in found] == [1, 1] + 2 * [19, 20, 20]
+    assert dropped == {"rows without text in 'text'": 4}
+    found, _ = unit_texts('wikitext')
+    assert [len(texts) for texts in found] == [11, 11]          # no article is cut
 
 
 # ---- units, parts and plans ----
@@ -572,13 +572,11 @@ def test_no_split_is_empty(tmp_path, val_fraction, small):
 
 
 def test_max_documents_are_the_first_of_each_unit(tmp_path):
-    folder, meta = prepare(tmp_path, [None, *make_texts(300)], unit_bytes=10_000, max_documents=50)
-    direct, prepared = encoded(folder, make_texts(300)), read_all(folder, meta)
-    n_units = len(meta['splits']['val'])
-    assert len(prepared) == n_units * math.ceil(50 / n_units)
-    assert set(prepared) < set(direct)
-    assert direct[0] in prepared
-    assert sum(meta['dropped'].values()) == 1
+    file = write_jsonl(tmp_path / 'a.jsonl', [None, *make_texts(300)])
+    units, _ = unit_texts(file, unit_bytes=10_000)
+    found, dropped = unit_texts(file, unit_bytes=10_000, max_documents=50)
+    assert found == [texts[:math.ceil(50 / len(units))] for texts in units]
+    assert dropped.total() == 1
 
 
 def test_a_sample_is_of_the_whole_corpus(tmp_path):
