@@ -127,8 +127,13 @@ def specs(tmp_path, monkeypatch):
     monkeypatch.setattr(tiktoken, 'get_encoding', {'small': small}.__getitem__)
     home = tmp_path / 'library'
     prepare_data.fast_tokenizer(prepare_data.bert_tokenizer(tmp_path), 64).save_pretrained(home)
-    return {'sentencepiece': 'sentencepiece', 'wordpiece': f'wordpiece:{tmp_path}/vocab.txt',
-            'character': 'character', 'tiktoken': 'tiktoken:small', 'tokenizer.json': f'wordpiece:{home}'}
+    return {
+        'sentencepiece': 'sentencepiece',
+        'wordpiece': f'wordpiece:{tmp_path}/vocab.txt',
+        'character': 'character',
+        'tiktoken': 'tiktoken:small',
+        'tokenizer.json': f'wordpiece:{home}',
+    }
 
 
 # ---- tokenizers ----
@@ -274,7 +279,7 @@ def test_masked_text_has_the_ids_of_training_but_for_the_masks(tmp_path, kind, s
     mask = tokenizer.special_ids['mask']
     for text, (ids, offsets) in zip(texts, tokenizer.encode_offsets(texts), strict=True):
         pieces = [tokenizer.pieces[i] for i in ids]
-        # A [MASK] also stands for what goes on a word or a character, and for the space before its token.
+        # One [MASK] stands for all tokens of a word or a character, and for the space before it.
         starts = [i for i, piece in enumerate(pieces) if not piece.startswith(('##', '\ufffd'))
                   and pieces[i - 1:i] not in (['\u2581'], [' '])]
         words = list(itertools.pairwise([*starts, len(ids)]))
@@ -383,46 +388,43 @@ def test_rows_without_text_are_counted_by_reason(tmp_path):
 
 def test_ranges_of_a_file_have_each_line_once(tmp_path):
     """Edges within lines, between them, within a long one; ranges without the beginning of a line."""
-    texts = ['é' * (7 * i % 40) + str(i) for i in range(60)] + ['x' * 300, 'last']
-    rows = [json.dumps({'text': text}, ensure_ascii=False) for text in texts]
-    (tmp_path / 'a.jsonl').write_text('\n'.join(rows))
+    texts = [7 * i % 40 * 'é' + str(i) for i in range(60)] + ['x' * 300, 'last']
+    file = write_jsonl(tmp_path / 'a.jsonl', texts)
     for unit_bytes in range(60, 2000, 7):
-        found, _ = unit_texts(tmp_path, unit_bytes=unit_bytes)
+        found, _ = unit_texts(file, unit_bytes=unit_bytes)
         assert sum(found, []) == texts, unit_bytes
 
 
 def test_readers_agree(tmp_path, capfd):
-    """The case of a suffix does not matter; files of other kinds are counted; a .json may be one value."""
-    texts = make_texts(40)
+    """The case of a suffix does not matter; files of other kinds are counted; a .json may be one value.
+
+    Whatever links lead to a file, it is read once; hidden ones never.
+    """
+    texts = make_texts(40, between='\n\n')
     rows = [{'text': text} for text in texts]
     data = pathlib.Path(write_jsonl(tmp_path / 'a.jsonl', texts)).read_bytes()
     frames = [zstandard.ZstdCompressor().compress(part) for part in (data[:999], data[999:])]
-    files = {'lines/c4-train.00000-of-01024.json': data, 'lines/b.csv': b'', 'lines/c.CSV': b'',
-             'gz/deep/a.JSONL.GZ': gzip.compress(data), 'zst/a.ndjson.zst': b''.join(frames),
-             'list/a.json': b'\xef\xbb\xbf ' + json.dumps(rows, indent=1).encode()}
+    files = {
+        'lines/c4-train.00000-of-01024.json': data,
+        'lines/b.csv': b'',
+        'lines/c.CSV': b'',
+        'gz/deep/a.JSONL.GZ': gzip.compress(data),
+        'zst/a.ndjson.zst': b''.join(frames),
+        'list/a.json': b'\xef\xbb\xbf ' + json.dumps(rows, indent=1).encode(),
+        'txt/[deep]/.hidden.txt': b'hidden',
+    }
     for i, row in enumerate(rows):
-        files[f'txt/deep/{i}' + ('.txt', '', '.TXT', '.md')[i % 4]] = row['text'].encode()
+        files[f'txt/[deep]/{i}' + ('.txt', '', '.TXT', '.md')[i % 4]] = row['text'].encode()
         files[f'one/{i}.json'] = json.dumps(row, indent=2).encode()
     for name, content in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(content)
+    (tmp_path / 'txt' / 'again').symlink_to(tmp_path / 'txt' / '[deep]')
     pyarrow.parquet.write_table(pyarrow.table({'n': range(40), 'text': texts}), tmp_path / 'a.parquet')
-    for source in ('lines', 'gz/**/*.GZ', 'zst', 'list', 'one', 'a.parquet', 'txt'):
+    for source in ('lines', 'gz/**/*.GZ', 'zst', 'list', 'one', 'a.parquet', 'txt', 'txt/[deep]', 'txt/*/*'):
         found, _ = unit_texts(tmp_path / source, unit_bytes=2000)
         assert sorted(sum(found, [])) == sorted(texts), source
     assert re.findall('not read.*', capfd.readouterr().err) == ['not read: 2 .csv']
-
-
-def test_each_file_once(tmp_path):
-    """Whatever links lead to it; hidden files never."""
-    deep = tmp_path / 'texts' / '[deep]'
-    deep.mkdir(parents=True)
-    for name in ('b.txt', '.hidden.txt', 'notes.csv'):
-        (deep / name).write_text('text')
-    (tmp_path / 'texts' / 'again').symlink_to(deep)
-    (tmp_path / 'texts' / 'z.txt').symlink_to(deep / 'b.txt')
-    for place in ('texts', 'texts/[deep]', 'texts/[deep]/b.txt', 'texts/**', 'texts/*/b.txt'):
-        assert prepare_data.find_files(f'{tmp_path}/{place}') == [f'{deep}/b.txt'], place
 
 
 def test_documents_between_blank_lines(tmp_path):
@@ -435,8 +437,6 @@ def test_documents_between_blank_lines(tmp_path):
     assert [text.strip() for text in sum(found, [])] == texts
     assert dropped == {'rows that are not JSON or not UTF-8': 3}
     assert len(unit_texts(tmp_path / '2.txt')[0][0]) == 20
-    (tmp_path / '2.txt').unlink()
-    assert unit_texts(tmp_path) == ([[]], {'rows that are not JSON or not UTF-8': 2})
 
 
 @pytest.mark.parametrize('joined, documents', [
