@@ -124,4 +124,5 @@ def test_a_trial_is_exported_with_its_labels_or_scale(head, labels, scale, probl
     ids, _ = row_of(tokenizer, 'the parser')
     assert (twin(ids).logits - (scale[0] + scale[1] * model(ids))).abs().max() < 1e-4
     assert twin.config.problem_type == problem
-    assert tuple(twin.config.label2id) == tuple(twin.config.id2label.values()) == (labels or ('LABEL_0',))
+    assert twin.config.id2label == dict(enumerate(labels or ('LABEL_0',)))
+    assert twin.config.label2id == {label: number for number, label in twin.config.id2label.items()}

@@ -560,7 +560,7 @@ def test_a_plan_is_kept_or_begun_again(tmp_path, specs):
 
 @pytest.mark.parametrize('val_fraction, small', [(1e-9, 'val'), (1 - 1e-9, 'train')])
 def test_no_split_is_empty(tmp_path, val_fraction, small):
-    """The document whose hash is nearest moves there; the same with two parts. Of one text nothing can."""
+    """The document whose hash is nearest moves there. Of one text nothing can."""
     texts = sorted(make_texts(12), key=text_hash)
     nearest = texts[0] if small == 'val' else texts[-1]
     usual = {'val_fraction': val_fraction, 'tokenizer': 'character', 'unit_bytes': 500}

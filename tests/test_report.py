@@ -18,7 +18,7 @@ def report(results, paper='', *more):
     return text
 
 
-def result(score, task='rte', seed=1, run='ours', step=100, **more):
+def result(score, task='rte', seed=1, run='ours', step=100):
     """result.json of a trial, with `score` in points; MNLI's mm scores a point more."""
     metric = 'f1_accuracy' if task == 'qqp' else TASKS[task].metrics[0]
     scores = {task: {metric: score / 100, 'other': 0.25}}
@@ -26,7 +26,7 @@ def result(score, task='rte', seed=1, run='ours', step=100, **more):
     if task == 'mnli':
         scores['mnli_mm'] = {metric: score / 100 + 0.01}
     return {'run': run, 'step': step, 'task': task, 'seed': seed, 'metric': metric, 'seconds': 12.5,
-            'scores': scores, 'majority': majority, **more}
+            'scores': scores, 'majority': majority}
 
 
 def glue(*scores, **more):
