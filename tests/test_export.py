@@ -116,11 +116,13 @@ def test_what_cannot_be_exported_is_refused(corpus, tmp_path, stage):
 def test_a_trial_is_exported_with_its_labels_or_scale(head, labels, scale, problem, corpus, tmp_path, stage):
     """Values are not standardised ones, and not the sigmoid that `pipeline` gives of other classifiers."""
     content = {'head': head, 'labels': labels, 'scale': scale}
-    trial = make_run(tmp_path / 'trial', corpus, SequenceClassifier, content, n_label=len(labels) or 1)
+    n_label = max(1, len(labels))
+    trial = make_run(tmp_path / 'trial', corpus, SequenceClassifier, content, n_label=n_label)
     done = stage('train', f'--init_from={trial}', f'--export={tmp_path}/out')
     assert done.code == 0, done
     model, tokenizer, _ = train.load(trial)
-    twin = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / 'out').eval()
+    kind = transformers.AutoModelForSequenceClassification
+    twin = kind.from_pretrained(tmp_path / 'out').eval()
     ids, _ = row_of(tokenizer, 'the parser')
     assert (twin(ids).logits - (scale[0] + scale[1] * model(ids))).abs().max() < 1e-4
     assert twin.config.problem_type == problem

@@ -1,4 +1,5 @@
 """prepare_data.py: the same bytes from any reader, process and part; no unit lost, no text in both splits."""
+import codecs
 import contextlib
 import glob
 import gzip
@@ -380,7 +381,7 @@ def test_rows_without_text_are_counted_by_reason(tmp_path):
            b'null', b'{"title": "x"}', b'{"text": "\\u200b"}', b'', b'{"text": " \\n"}']
     rows = [*good[:50], *bad, b'{"text": "a\\ud800b"}', *good[50:]]           # half of a surrogate pair
     (tmp_path / 'a.jsonl').write_bytes(b'\xef\xbb\xbf' + b'\n'.join(rows))
-    folder, meta = prepare(tmp_path, corpus=str(tmp_path / 'a.jsonl'))
+    folder, meta = prepare(tmp_path, corpus=str(tmp_path / 'a.jsonl'), unit_bytes=9000)
     assert read_all(folder, meta) == sorted(encoded(folder, [*make_texts(100), 'a?b']))
     assert meta['dropped'] == {"rows without text in 'text'": 5, 'rows that are not JSON or not UTF-8': 2,
                                'texts without a token': 1, 'blank rows': 1}
@@ -400,6 +401,7 @@ def test_readers_agree(tmp_path, capfd):
 
     Whatever links lead to a file, it is read once; hidden ones never.
     """
+    bom = codecs.BOM_UTF8
     texts = make_texts(40, between='\n\n')
     rows = [{'text': text} for text in texts]
     data = pathlib.Path(write_jsonl(tmp_path / 'a.jsonl', texts)).read_bytes()
@@ -410,11 +412,11 @@ def test_readers_agree(tmp_path, capfd):
         'lines/c.CSV': b'',
         'gz/deep/a.JSONL.GZ': gzip.compress(data),
         'zst/a.ndjson.zst': b''.join(frames),
-        'list/a.json': b'\xef\xbb\xbf ' + json.dumps(rows, indent=1).encode(),
+        'list/a.json': bom + b' ' + json.dumps(rows, indent=1).encode(),
         'txt/[deep]/.hidden.txt': b'hidden',
     }
     for i, row in enumerate(rows):
-        files[f'txt/[deep]/{i}' + ('.txt', '', '.TXT', '.md')[i % 4]] = row['text'].encode()
+        files[f'txt/[deep]/{i}' + ('.txt', '', '.TXT', '.md')[i % 4]] = bom + row['text'].encode()
         files[f'one/{i}.json'] = json.dumps(row, indent=2).encode()
     for name, content in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
