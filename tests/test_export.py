@@ -19,16 +19,19 @@ def make_run(folder, corpus, kind=MaskedLM, content=(), **fields):
     torch.manual_seed(1)
     meta = load_meta(corpus)
     model = kind(EncoderConfig(meta['vocab_size'], **{**SHAPE, **fields}))
-    known = {'model': model.state_dict(), 'model_config': vars(model.config), 'data': meta['identity'],
-             'config': {'objective': 'mlm', 'dataset': 'tiny'}, 'step': 1, 'samples': 8}
-    name = 'ckpt_0000001.pt'
     if kind is SequenceClassifier:
         torch.nn.init.normal_(model.classifier.bias)    # it starts at 0
-        known = {**known, 'head': 'classify', 'task': 'sst2', 'config': {}}
-        name = 'model.pt'
     folder.mkdir(parents=True)
     copy_tokenizer(load_tokenizer(corpus), str(folder))
-    train.write_checkpoint(str(folder / name), {**known, **dict(content)})
+    name = 'model.pt' if 'head' in content else 'ckpt_0000001.pt'
+    train.write_checkpoint(str(folder / name), {
+        'model': model.state_dict(),
+        'model_config': vars(model.config),
+        'data': meta['identity'],
+        'config': {'objective': 'mlm', 'dataset': 'tiny'},
+        'step': 1,
+        'samples': 8,
+        **dict(content)})
     return str(folder)
 
 
@@ -115,14 +118,12 @@ def test_what_cannot_be_exported_is_refused(corpus, tmp_path, stage):
     ('regress', (), (240.0, 2.5), 'regression')])
 def test_a_trial_is_exported_with_its_labels_or_scale(head, labels, scale, problem, corpus, tmp_path, stage):
     """Values are not standardised ones, and not the sigmoid that `pipeline` gives of other classifiers."""
-    content = {'head': head, 'labels': labels, 'scale': scale}
-    n_label = max(1, len(labels))
-    trial = make_run(tmp_path / 'trial', corpus, SequenceClassifier, content, n_label=n_label)
+    content = {'head': head, 'task': 'sst2', 'labels': labels, 'scale': scale}
+    trial = make_run(tmp_path / 'trial', corpus, SequenceClassifier, content, n_label=len(labels) or 1)
     done = stage('train', f'--init_from={trial}', f'--export={tmp_path}/out')
     assert done.code == 0, done
     model, tokenizer, _ = train.load(trial)
-    kind = transformers.AutoModelForSequenceClassification
-    twin = kind.from_pretrained(tmp_path / 'out').eval()
+    twin = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / 'out').eval()
     ids, _ = row_of(tokenizer, 'the parser')
     assert (twin(ids).logits - (scale[0] + scale[1] * model(ids))).abs().max() < 1e-4
     assert twin.config.problem_type == problem
