@@ -650,7 +650,8 @@ def test_two_machines_are_killed_and_go_on(tmp_path):
                 os.killpg(started.pid, 0)
                 time.sleep(0.05)
     done = {file: os.stat(file).st_mtime_ns for file in glob.glob(records)}
-    for part in parts:
+    for i, part in enumerate(parts):
         assert process(*part).code == 0
+        assert os.path.exists(f'{tmp_path}/data/x/meta.json') == (i == 1)
     assert done == {file: os.stat(file).st_mtime_ns for file in done}
     assert contents(f'{tmp_path}/data/x') == contents(prepare(tmp_path / 'one', **usual)[0])
