@@ -80,6 +80,7 @@ def test_a_curve_over_pretraining_steps(stage, tmp_path, monkeypatch):
     monkeypatch.setattr(train, 'plot', lambda path, panels, label: seen.append(panels))
     text = stage('report', f'--out_dir={tmp_path}').out
     assert text == (tmp_path / 'report.md').read_text()
+    assert cells(text, 'ours')[0] == ['90.00', '80.00', '85.00', '1']           # of the last step
     curve = text[text.index('## ours by pretraining step'):]
     assert [cells(curve, row)[0] for row in ('10', '20', 'first')] == [
         ['83.00', '73.00', '78.00'],
