@@ -426,6 +426,7 @@ def test_readers_agree(tmp_path, capfd):
     for source in ('lines', 'gz/**/*.GZ', 'zst', 'list', 'one', 'a.parquet', 'txt', 'txt/[deep]', 'txt/*/*'):
         found, _ = unit_texts(tmp_path / source, unit_bytes=2000)
         assert sorted(sum(found, [])) == sorted(texts), source
+    assert not any('again' in file for file in prepare_data.find_files(f'{tmp_path}/txt'))
     assert re.findall('not read.*', capfd.readouterr().err) == ['not read: 2 .csv']
 
 
