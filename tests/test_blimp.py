@@ -1,6 +1,5 @@
 """results/blimp.py: scores against a loop over masked sentences, words and punctuation, accuracies, rows."""
 import json
-from itertools import permutations
 
 import blimp
 import pytest
@@ -19,17 +18,16 @@ SENTENCES = ['Who has(not) the unreadable coroutines, value?', 'The asynchronous
 
 
 @pytest.fixture(params=['sentencepiece', 'wordpiece'])
-def folder(request, tmp_path):
-    """A run of random weights, in which some words of SENTENCES have several tokens."""
+def loaded(request, tmp_path):
+    """(model, tokenizer), in which some words of SENTENCES have several tokens
+
+    Weights are random, and large enough that what else is masked changes a prediction, as dropout would.
+    """
     if request.param == 'wordpiece':
-        return pretrained(tmp_path / 'run', block_size=64)
-    return make_run(tmp_path / 'run', request.getfixturevalue('corpus'), block_size=64, position='rope',
-                    norm_place='pre', mlp='swiglu', bias=False)
-
-
-@pytest.fixture
-def loaded(folder):
-    """(model, tokenizer) with weights large enough that what else is masked changes a prediction"""
+        folder = pretrained(tmp_path / 'run', block_size=64)
+    else:
+        folder = make_run(tmp_path / 'run', request.getfixturevalue('corpus'), block_size=64, dropout=0.5,
+                          position='rope', norm_place='pre', mlp='swiglu', bias=False)
     model, tokenizer, _ = train.load(folder)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -40,22 +38,16 @@ def loaded(folder):
 @pytest.fixture
 def data_dir(tmp_path):
     """Three sets of pairs, of two phenomena of the paper and one that names none."""
-    return write_sets(tmp_path / 'sets', {
-        'animate_a': ('s-selection', [('the value', 'the')]),
-        'b': ('argument_structure',
-              [('the value', 'the'), ('the', 'the value'), ('the', 'The'), ('the', '.')]),
-        'further': ('', [('the', 'the value')])})
-
-
-def write_sets(folder, sets):
-    """Write {set: (phenomenon, [(good, bad), ...])} as .jsonl files -> folder as a str"""
-    folder.mkdir()
+    sets = {'animate_a': ('s-selection', [('the value', 'the')]),
+            'b': ('argument_structure',
+                  [('the value', 'the'), ('the', 'the value'), ('the', 'The'), ('the', '.')]),
+            'further': ('', [('the', 'the value')])}
+    (tmp_path / 'sets').mkdir()
     for name, (term, pairs) in sets.items():
-        with open(folder / f'{name}.jsonl', 'w') as file:
-            for good, bad in pairs:
-                record = {'sentence_good': good, 'sentence_bad': bad, 'linguistics_term': term}
-                file.write(json.dumps(record) + '\n')
-    return str(folder)
+        records = [{'sentence_good': good, 'sentence_bad': bad, 'linguistics_term': term}
+                   for good, bad in pairs]
+        (tmp_path / 'sets' / f'{name}.jsonl').write_text('\n'.join(map(json.dumps, records)))
+    return str(tmp_path / 'sets')
 
 
 def word_numbers(pieces, tokenizer):
@@ -97,48 +89,30 @@ def test_scores_are_those_of_a_loop_over_masked_sentences(batch_size, loaded):
     assert [scores[sentence] for sentence in sentences] == pytest.approx(expected, rel=1e-6)
 
 
-def test_accuracies_are_means_over_sets(monkeypatch, loaded, data_dir):
-    """A tie is not right; sets of unlike size count alike; s-selection is none of the paper's phenomena."""
-    model, tokenizer = loaded
-    longer_is_better = {sentence: len(sentence[0]) for sentence in
-                        blimp.encode(tokenizer, ['the value', 'the', 'The', '.'], most=62)}
-    monkeypatch.setattr(blimp, 'log_likelihoods', lambda *arguments: longer_is_better)
-    sets = blimp.read_sets(data_dir, 0)
-    accuracies = blimp.set_accuracies(model, tokenizer, sets, 1, CPU)
-    assert accuracies == {'animate_a': 1, 'b': 0.25, 'further': 0}
-    assert blimp.phenomenon_accuracies(accuracies, sets) == {'argument_structure': 0.625, 'further': 0}
+def longer_is_better(model, special_ids, sentences, batch_size, runtime):
+    assert not model.training                           # else there would be dropout
+    return {sentence: len(sentence[0]) for sentence in sentences}
 
 
 def test_a_run_gets_a_row_and_is_not_scored_again(corpus, data_dir, stage, monkeypatch, tmp_path):
+    """Accuracies are means over sets, of unlike size too, and a tie is not right.
+
+    Set b has the pairs right, wrong, equal and wrong; s-selection is none of the paper's phenomena.
+    """
+    monkeypatch.setattr(blimp, 'log_likelihoods', longer_is_better)
     folder = make_run(tmp_path / 'run', corpus)
     out = tmp_path / 'new' / 'rows.jsonl'
     knobs = words(runs=folder, data_dir=data_dir, out=out, device='cpu')
     done = stage('blimp', *knobs)
     assert done.code == 0, done
-    row = json.loads(out.read_text())
-    assert row['checkpoint'] == train.newest(folder)
-    assert (row['step'], row['data'], row['pairs'], row['n_pairs']) == (1, data_dir, 0, 6)
-    assert row['sets']['b'] in (0.25, 0.5)              # of two opposite pairs one is right; The is the
-    assert row['accuracy'] == pytest.approx(sum(row['sets'].values()) / 3)
-    assert f"{100 * row['accuracy']:.2f} % of 6 pairs" in done.out
-
-    with monkeypatch.context() as patch:
-        patch.setattr(blimp, 'score_run', None)         # would be called
-        assert stage('blimp', *knobs).out == done.out
-    assert stage('blimp', *knobs, '--pairs=1').code == 0
-    _, row = map(json.loads, out.read_text().splitlines())
-    assert (row['pairs'], row['n_pairs']) == (1, 3)
-
-
-def test_a_run_is_scored_without_dropout(corpus, tmp_path):
-    """Half of the activations dropped would turn many of these pairs."""
-    path = make_run(tmp_path / 'run', corpus, block_size=64, dropout=0.5, attention_dropout=0.5)
-    orders = [' '.join(order) for order in permutations(['the', 'value', 'of', 'an', 'array'])]
-    pairs = list(zip(orders[:60], orders[60:], strict=True))
-    sets = blimp.read_sets(write_sets(tmp_path / 'sets', {'many': ('', pairs)}), 0)
-    found, again = (blimp.score_run(path, sets, 256, CPU) for _ in range(2))
-    assert found == again
-    assert 0 < found['accuracy'] < 1
+    assert json.loads(out.read_text()) == {
+        'checkpoint': train.newest(folder), 'data': data_dir, 'pairs': 0, 'step': 1, 'n_pairs': 6,
+        'accuracy': pytest.approx(1.25 / 3), 'phenomena': {'argument_structure': 0.625, 'further': 0},
+        'sets': {'animate_a': 1, 'b': 0.25, 'further': 0}}
+    assert '41.67 % of 6 pairs' in done.out
+    assert '66.67 % of 3 pairs' in stage('blimp', *knobs, '--pairs=1').out
+    monkeypatch.setattr(blimp, 'log_likelihoods', None)         # would be called
+    assert stage('blimp', *knobs).out == done.out
 
 
 def test_a_run_of_another_objective_is_refused(data_dir, stage, tmp_path):

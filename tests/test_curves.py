@@ -15,7 +15,7 @@ import bench
 import curves
 import train
 from curves import MATRICES
-from model import NORMALISER, EncoderConfig, MaskedLM
+from model import NORMALISER
 
 SHAPE = {'n_layer': 2, 'n_head': 4, 'n_embd': 16, 'n_inner': 32}
 CONFIG = {**knobs_of(curves), **SHAPE}
@@ -68,25 +68,20 @@ def test_each_run_has_a_row_and_a_line_for_each_corpus(call, tmp_path, monkeypat
     monkeypatch.setattr(train, 'plot', lambda path, panels, label: pictures.append(panels['step']))
     make_run(tmp_path / 'plain-1', (6, 5.9, 5.8, 4))
     make_run(tmp_path / 'base_pairwise-1', (6, 5, 4, 3))
-    runs = f'{tmp_path}/plain-*,{tmp_path}/base_*'
-    plain, pairwise = call('--what=runs', runs=runs, plateau=1.1, target_loss=3.5)
+    # train.py leaves a loss that is not finite out of metrics.jsonl
+    make_run(tmp_path / 'diverged', (6, 3), [{'kind': 'val', 'step': 20, 'accuracy': 0.1, 'unigram': 5.6}])
+    runs = f'{tmp_path}/plain-*,{tmp_path}/base_*,{tmp_path}/diverged'
+    plain, pairwise, diverged = call('--what=runs', runs=runs, plateau=1.1, target_loss=3.5)
     assert (plain['steps'], plain['loss'], plain['ptb_loss']) == (30, 4, 5)
     assert (plain['plateau'], plain['accuracy, %']) == (30, 3)
     assert 'target' not in plain
     assert plain['hours'] == 1.5                        # 10 steps of 360 s and 20 of 90 s
     assert (pairwise['plateau'], pairwise['target']) == (20, 30)
+    assert diverged['steps'] == 20
+    assert not {'loss', 'ptb_loss', 'target'} & diverged.keys()
     assert [*pictures[0]] == [
-        f'{row["run"]} {key}' for row in (plain, pairwise) for key in ('loss', 'ptb_loss')]
+        f'{row["run"]} {key}' for row in (plain, pairwise, diverged) for key in ('loss', 'ptb_loss')]
     assert pictures[0][f'{tmp_path}/base_pairwise-1 ptb_loss'] == [(10, 6), (20, 5), (30, 4)]
-
-
-def test_a_loss_that_is_not_finite(call, tmp_path):
-    """train.py leaves it out of metrics.jsonl. A corpus that the last validation lacks has no last loss."""
-    last = {'kind': 'val', 'step': 20, 'accuracy': 0.1, 'unigram': 5.6}
-    make_run(tmp_path / 'a', (6, 3), [last])
-    row, = call('--what=runs', runs=tmp_path / 'a', target_loss=4)
-    assert row['steps'] == 20
-    assert not {'loss', 'ptb_loss', 'target'} & row.keys()
 
 
 def test_what_the_papers_print_beside_a_run(call, tmp_path):
@@ -128,19 +123,29 @@ def test_rank_of_matrices_of_known_rank(r):
     assert curves.rank_and_zeros(noisy) == (r / 16, (256 - r) / 256)
 
 
-@pytest.mark.parametrize('name', [
-    'original', 'symmetric', 'pairwise', 'roformer_v1', 'rab', 'xlnet', 'part_mask', 'one_head_softmax',
-    'one_head_sigmoid', 'part_bias'])
-def test_maps_times_values_are_what_the_attention_gives(name):
-    model = bench.build(name, MODEL, 16)
+@pytest.mark.parametrize('name, options', [
+    *((name, {}) for name in (
+        'original', 'symmetric', 'pairwise', 'roformer_v1', 'rab', 'xlnet', 'part_mask', 'one_head_softmax',
+        'one_head_sigmoid', 'part_bias')),
+    *(('gau', {'normaliser': name}) for name in NORMALISER),
+    ('gau', {'normaliser': 'squared_relu', 'relu_scale': 'n2'})])
+def test_maps_times_values_are_what_the_attention_gives(name, options):
+    model = bench.build(name, {**MODEL, **options}, 16)
     randomise(model)
     ids = torch.randint(60, (1, 16))
     maps = list(curves.attention_maps(model, curves.scores_of(model, ids)))
-    assert [a.shape for a in maps] == [(4, 16, 16)] * 2
+    assert [a.shape[1:] for a in maps] == [(16, 16)] * len(model.encoder.blocks)
     attention = model.encoder.blocks[0].attention
-    value = attention.value(model.encoder.embed(ids)).view(16, 4, 4).transpose(0, 1)
-    mixed = (maps[0] @ value).transpose(0, 1).reshape(16, 16)
-    torch.testing.assert_close(mixed, given_to_out(model, ids))
+    given = []
+    attention.out.register_forward_pre_hook(lambda module, inputs: given.append(inputs[0][0]))
+    model.encoder(ids)
+    x = model.encoder.embed(ids)[0]
+    value = attention.value(x)
+    if name == 'gau':
+        mixed = F.silu(attention.gate(x)) * (maps[0][0] @ F.silu(value))
+    else:
+        mixed = (maps[0] @ value.view(16, 4, 4).transpose(0, 1)).transpose(0, 1).reshape(16, 16)
+    torch.testing.assert_close(mixed, given[0])
 
 
 def randomise(model):
@@ -149,30 +154,6 @@ def randomise(model):
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(std=0.5)
-
-
-def given_to_out(model, ids):
-    """What the output matrix of the first layer gets, (T, width)."""
-    seen = []
-    model.encoder.blocks[0].attention.out.register_forward_pre_hook(
-        lambda module, inputs: seen.append(inputs[0][0]))
-    model.encoder(ids)
-    return seen[0]
-
-
-@pytest.mark.parametrize('normaliser, scale', [
-    *((name, 'ns') for name in NORMALISER), ('squared_relu', 'n2')])
-def test_maps_of_a_gau_are_divided_as_in_the_model(normaliser, scale):
-    torch.manual_seed(0)
-    config = EncoderConfig(60, 16, 1, 4, 16, attention='gau', position='rope', key_size=8,
-                           normaliser=normaliser, relu_scale=scale)
-    model = MaskedLM(config)
-    ids = torch.randint(60, (1, 16))
-    a, = curves.attention_maps(model, curves.scores_of(model, ids))
-    attention = model.encoder.blocks[0].attention
-    x = model.encoder.embed(ids)[0]
-    expected = F.silu(attention.gate(x)) * (a[0] @ F.silu(attention.value(x)))
-    torch.testing.assert_close(expected, given_to_out(model, ids))
 
 
 def symmetric_share(matrix):
@@ -213,7 +194,6 @@ def test_attention_of_an_untrained_gau():
     """Half of the weights of a training step are dropped here; scores of 8 dimensions have rank 8 of 32."""
     config = {**CONFIG, 'dropout': 0.5, 'key_size': 8, 'lengths': (32,)}
     rows = {(row['mode'], row['matrix']): row for row in curves.untrained(config, CPU)}
-    assert [*rows] == [(mode, kind) for mode in ('train', 'eval') for kind in ('QK^T', 'softmax', 'relu^2')]
     for mode in 'train', 'eval':
         assert rows[mode, 'QK^T']['rank / T'] == 8 / 32
         assert rows[mode, 'QK^T']['zeros'] == 0

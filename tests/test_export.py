@@ -19,16 +19,19 @@ def make_run(folder, corpus, kind=MaskedLM, content=(), **fields):
     torch.manual_seed(1)
     meta = load_meta(corpus)
     model = kind(EncoderConfig(meta['vocab_size'], **{**SHAPE, **fields}))
-    known = {'model': model.state_dict(), 'model_config': vars(model.config), 'data': meta['identity'],
-             'config': {'objective': 'mlm', 'dataset': 'tiny'}, 'step': 1, 'samples': 8}
-    name = 'ckpt_0000001.pt'
     if kind is SequenceClassifier:
         torch.nn.init.normal_(model.classifier.bias)    # it starts at 0
-        known = {**known, 'head': 'classify', 'task': 'sst2', 'config': {}}
-        name = 'model.pt'
     folder.mkdir(parents=True)
     copy_tokenizer(load_tokenizer(corpus), str(folder))
-    train.write_checkpoint(str(folder / name), {**known, **dict(content)})
+    name = 'model.pt' if 'head' in content else 'ckpt_0000001.pt'
+    train.write_checkpoint(str(folder / name), {
+        'model': model.state_dict(),
+        'model_config': vars(model.config),
+        'data': meta['identity'],
+        'config': {'objective': 'mlm', 'dataset': 'tiny'},
+        'step': 1,
+        'samples': 8,
+        **dict(content)})
     return str(folder)
 
 
@@ -98,44 +101,31 @@ def test_a_run_starts_from_a_bert(corpus, tmp_path, stage):
     assert 'bert has tokenizer=' in stage('train', *tiny(corpus, tmp_path / 'c', **knobs)).err
 
 
-def test_what_is_refused_writes_nothing(corpus, tmp_path, stage):
-    run = make_run(tmp_path / 'rab', corpus, position='rab')
-    assert 'no equal' in refused(stage('train', f'--init_from={run}', f'--export={tmp_path}/out'))
+def test_what_cannot_be_exported_is_refused(corpus, tmp_path, stage):
+    """A model that no BERT equals writes nothing; no file of a folder is overwritten."""
+    def export(**fields):
+        run = make_run(tmp_path / fields['position'], corpus, **fields)
+        return stage('train', f'--init_from={run}', f'--export={tmp_path}/out')
+    assert 'no equal' in refused(export(position='rab'))
     assert not (tmp_path / 'out').exists()
-
-
-def test_a_folder_that_is_not_empty_is_refused(corpus, tmp_path, stage):
-    source = make_run(tmp_path / 'run', corpus)
     (tmp_path / 'out').mkdir()
-    export = 'train', f'--init_from={source}', f'--export={tmp_path}/out'
-    assert stage(*export).code == 0
-    assert 'out: the folder is not empty, choose another one' in refused(stage(*export))
+    assert export(position='absolute').code == 0
+    assert 'out: the folder is not empty, choose another one' in refused(export(position='rope'))
 
 
-def export_of_trial(stage, corpus, folder, **settings):
-    """(our classifier, the one of transformers, ids of a text)"""
-    trial = make_run(folder / 'trial', corpus, SequenceClassifier, **settings)
-    done = stage('train', f'--init_from={trial}', f'--export={folder}/out')
+@pytest.mark.parametrize('head, labels, scale, problem', [
+    ('classify', ('no', 'perhaps', 'yes'), (0.0, 1.0), None),
+    ('regress', (), (240.0, 2.5), 'regression')])
+def test_a_trial_is_exported_with_its_labels_or_scale(head, labels, scale, problem, corpus, tmp_path, stage):
+    """Values are not standardised ones, and not the sigmoid that `pipeline` gives of other classifiers."""
+    content = {'head': head, 'task': 'sst2', 'labels': labels, 'scale': scale}
+    trial = make_run(tmp_path / 'trial', corpus, SequenceClassifier, content, n_label=len(labels) or 1)
+    done = stage('train', f'--init_from={trial}', f'--export={tmp_path}/out')
     assert done.code == 0, done
     model, tokenizer, _ = train.load(trial)
-    twin = transformers.AutoModelForSequenceClassification.from_pretrained(folder / 'out').eval()
+    twin = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / 'out').eval()
     ids, _ = row_of(tokenizer, 'the parser')
-    return model, twin, ids
-
-
-def test_logits_and_labels_of_a_trial_are_exported(corpus, tmp_path, stage):
-    content = {'labels': ('no', 'perhaps', 'yes'), 'scale': (0.0, 1.0)}
-    model, twin, ids = export_of_trial(stage, corpus, tmp_path, n_label=3, content=content)
-    assert (twin(ids).logits - model(ids)).abs().max() < 1e-4
-    assert twin.config.id2label == {0: 'no', 1: 'perhaps', 2: 'yes'}
-    assert twin.config.label2id == {'no': 0, 'perhaps': 1, 'yes': 2}
-    assert twin.config.problem_type is None
-
-
-def test_values_of_a_regressor_are_exported_in_their_own_scale(corpus, tmp_path, stage):
-    """Not standardised ones, and not the sigmoid that `pipeline` gives of other classifiers."""
-    content = {'head': 'regress', 'labels': (), 'scale': (240.0, 2.5)}
-    model, twin, ids = export_of_trial(stage, corpus, tmp_path, n_label=1, content=content)
-    assert (twin(ids).logits - (240.0 + 2.5 * model(ids))).abs().max() < 1e-3
-    assert twin.config.problem_type == 'regression'
-
+    assert (twin(ids).logits - (scale[0] + scale[1] * model(ids))).abs().max() < 1e-4
+    assert twin.config.problem_type == problem
+    assert twin.config.id2label == dict(enumerate(labels or ('LABEL_0',)))
+    assert twin.config.label2id == {label: number for number, label in twin.config.id2label.items()}

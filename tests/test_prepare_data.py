@@ -1,17 +1,22 @@
 """prepare_data.py: the same bytes from any reader, process and part; no unit lost, no text in both splits."""
+import codecs
+import contextlib
 import glob
 import gzip
+import io
 import itertools
 import json
 import math
 import os
 import pathlib
 import random
+import re
 import signal
 import sys
 import time
 import types
 from collections import Counter
+from functools import partial
 
 import datasets
 import huggingface_hub
@@ -28,6 +33,7 @@ import prepare_data
 from configurator import UserError, configure
 
 DEFAULTS = configure(dict(vars(prepare_data)), prepare_data.MINIMUM, [])
+text_hash = partial(prepare_data.text_hash, seed=1)
 WORDS = ['red', 'green', 'blue', 'small', 'large', 'quick', 'slow', 'river', 'mountain', 'house', 'walks',
          'sings', 'reads', 'under', 'over', 'the', 'of', 'and', '[MASK]']
 VOCAB = ['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]', '[', ']', 'mask', 'the', 'of', 'and', 'red', 'ri',
@@ -83,19 +89,15 @@ def read_split(folder, meta, split):
     return documents
 
 
-def unit_of(file, **changes):
-    """A unit that is one file."""
-    return {'hub': None, 'ranges': [[str(file), 0, None]], 'joined': None, 'corpus': '', 'field': 'text',
-            'documents': 0, **changes}
+def units_of(place, **changes):
+    config = {**DEFAULTS, 'corpus': str(place), **changes}
+    return prepare_data.make_units(prepare_data.find_corpus(config)[1], None, config)
 
 
-def unit_texts(place, unit_bytes=10_000, joined=None):
-    """The documents of each unit of files, and a Counter of what gave none."""
+def unit_texts(place, **changes):
+    """The documents of each unit of a corpus, and a Counter of the rows that gave none."""
     dropped = Counter()
-    found = []
-    for unit in prepare_data.file_units(prepare_data.find_files(str(place)), joined, unit_bytes):
-        found.append(list(prepare_data.documents(unit_of(place, **unit), dropped)))
-    return found, dropped
+    return [list(prepare_data.documents(unit, dropped)) for unit in units_of(place, **changes)], dropped
 
 
 def read_all(folder, meta):
@@ -107,16 +109,13 @@ def entropy_of(documents):
 
 
 def encoded(folder, texts):
-    return list(map(tuple, prepare_data.load_tokenizer(folder).encode(texts)))
+    return [tuple(ids.tolist()) for ids in prepare_data.load_tokenizer(folder).encode(texts)]
 
 
 def contents(folder):
-    """{path within a folder: bytes} of all files."""
-    found = {}
-    for item in pathlib.Path(folder).rglob('*'):
-        if item.is_file() and not item.name.startswith('lock'):
-            found[str(item.relative_to(folder))] = item.read_bytes()
-    return found
+    """{path within a folder: bytes} of all files but those that a kill leaves behind."""
+    files = [item for item in pathlib.Path(folder).rglob('*.*') if item.suffix != '.tmp']
+    return {str(file.relative_to(folder)): file.read_bytes() for file in files}
 
 
 @pytest.fixture
@@ -128,10 +127,14 @@ def specs(tmp_path, monkeypatch):
     small = tiktoken.Encoding('small', pat_str=pattern, mergeable_ranks=ranks, special_tokens={'<end>': 300})
     monkeypatch.setattr(tiktoken, 'get_encoding', {'small': small}.__getitem__)
     home = tmp_path / 'library'
-    prepare_data.copy_tokenizer(prepare_data.bert_tokenizer(tmp_path), home)
-    prepare_data.fast_tokenizer(prepare_data.load_tokenizer(home), 64).save_pretrained(home)
-    return {'sentencepiece': 'sentencepiece', 'wordpiece': f'wordpiece:{tmp_path}/vocab.txt',
-            'character': 'character', 'tiktoken': 'tiktoken:small', 'tokenizer.json': f'wordpiece:{home}'}
+    prepare_data.fast_tokenizer(prepare_data.bert_tokenizer(tmp_path), 64).save_pretrained(home)
+    return {
+        'sentencepiece': 'sentencepiece',
+        'wordpiece': f'wordpiece:{tmp_path}/vocab.txt',
+        'character': 'character',
+        'tiktoken': 'tiktoken:small',
+        'tokenizer.json': f'wordpiece:{home}',
+    }
 
 
 # ---- tokenizers ----
@@ -145,11 +148,12 @@ def starts_word(kind, i, piece):
 
 
 @pytest.mark.parametrize('kind', prepare_data.TOKENIZERS)
-def test_every_document_once_in_order_and_its_ids(tmp_path, specs, kind):
-    texts = [*make_texts(300), *20 * ['我们来到北京'], 'the red [MASK] walks']
+def test_every_document_once_in_order_and_its_ids(tmp_path, specs, kind, monkeypatch):
+    """Then the same texts as a validation corpus with that tokenizer, and in pieces of seven characters."""
+    texts = [*make_texts(300), *20 * ['我们来到北京'], 'the red [MASK] walks \u3000\n']
     folder, meta = prepare(tmp_path, texts, tokenizer=specs[kind], unit_bytes=10_000)
     direct = encoded(folder, texts)
-    held_out = [prepare_data.text_hash(text, prepare_data.HASH_SEED) < 0.1 * 2**64 for text in texts]
+    held_out = [text_hash(text) < 0.1 * 2**64 for text in texts]
     assert len(meta['splits']['val']) > 3
     assert read_split(folder, meta, 'val') == list(itertools.compress(direct, held_out))
     train = read_split(folder, meta, 'train')
@@ -169,19 +173,14 @@ def test_every_document_once_in_order_and_its_ids(tmp_path, specs, kind):
     assert list(contents(folder)['tokenizer/word_start.bin']) == starts
     assert len(starts) == meta['vocab_size']
 
-
-@pytest.mark.parametrize('kind', prepare_data.TOKENIZERS)
-def test_a_validation_corpus_with_the_tokenizer_of_another(tmp_path, specs, kind):
-    """val_fraction=1 and tokenizer=FOLDER: the ids that the other's tokenizer gives, all held out."""
-    texts = make_texts(50, seed=1)
-    uncased = kind == 'tokenizer.json'
-    first, meta = prepare(tmp_path, make_texts(100), tokenizer=specs[kind], lower_case=uncased)
-    folder, other = prepare(tmp_path, texts, tokenizer=first, val_fraction=1.0, name='ptb', unit_bytes=3000)
+    monkeypatch.setattr(prepare_data, 'BATCH', 7)
+    folder, other = prepare(tmp_path, texts, tokenizer=folder, lower_case=False, val_fraction=1.0, name='ptb',
+                            unit_bytes=3000)
     assert other['identity']['tokenizer'] == meta['identity']['tokenizer']
     assert other['tokenizer'] == meta['tokenizer']
-    assert read_split(folder, other, 'val') == encoded(first, texts)
+    assert read_split(folder, other, 'val') == direct
     assert not read_split(folder, other, 'train')
-    assert other['unigram_entropy'] == entropy_of(encoded(first, texts))
+    assert other['unigram_entropy'] == entropy_of(direct)
 
 
 def test_identity(tmp_path):
@@ -189,11 +188,10 @@ def test_identity(tmp_path):
     texts = make_texts(300)
     folder, meta = prepare(tmp_path, texts, unit_bytes=20_000)
     given = f'sentencepiece:{folder}/tokenizer/sentencepiece.model'
-    for name, changes, same in (('same', {'tokenizer': given}, {'tokenizer', 'train', 'val'}),
-                                ('fewer', {'vocab_size': 50}, set()),
-                                ('more', {'tokenizer': given, 'val_fraction': 0.3}, {'tokenizer'})):
-        other = prepare(tmp_path, texts, unit_bytes=20_000, name=name, **changes)[1]
-        assert {key for key, _ in meta['identity'].items() & other['identity'].items()} == same
+    same = prepare(tmp_path, texts, unit_bytes=20_000, name='same', tokenizer=given)[1]
+    assert same['identity'] == meta['identity']
+    other = prepare(tmp_path, texts, unit_bytes=20_000, name='other', vocab_size=50)[1]
+    assert not other['identity'].items() & meta['identity'].items()
 
 
 def test_a_large_vocabulary(tmp_path):
@@ -215,18 +213,14 @@ def test_characters_by_falling_frequency(tmp_path):
                             name=str(size))
         assert contents(folder)['tokenizer/vocab.txt'].decode().split('\n') == [*pieces[:n], '']
     tokenizer = prepare_data.load_tokenizer(folder)
-    ids, = tokenizer.encode(['Bé好baz'])
-    assert [tokenizer.pieces[i] for i in ids] == ['b', '##e', '好', '[UNK]']
+    assert [tokenizer.pieces[i] for i in encoded(folder, ['Bé好baz'])[0]] == ['b', '##e', '好', '[UNK]']
 
 
 def test_long_lines_count_for_sentencepiece(tmp_path):
-    """A text of one line of 6,000 characters, as web pages have them, is not lost to the vocabulary."""
-    long = [f'{i} ' + ' '.join(WORDS[:-1] * 70) for i in range(20)]
-    folder, meta = prepare(tmp_path, long + [f'zq{i} xj' for i in range(20)], vocab_size=45)
-    assert meta['special']['unk'] not in encoded(folder, ['mountain walks'])[0]
-    lines = list(prepare_data.short_lines(f'{long[0]}\nshort\n' + '宝' * 3000))          # of three bytes each
-    assert max(len(line.encode()) for line in lines) <= 4192 < len(long[0])
-    assert ''.join(lines) == f'{long[0]}short' + '宝' * 3000
+    """A text of one line of 6,000 bytes, as web pages have them, is not lost to the vocabulary."""
+    long = [*20 * [' '.join(WORDS[:-1] * 70)], *20 * ['宝' * 1000 + '玉' * 1000]]
+    folder, meta = prepare(tmp_path, [*long, *(f'zq{i} xj' for i in range(20))], vocab_size=45)
+    assert meta['special']['unk'] not in encoded(folder, ['mountain walks 宝玉'])[0]
 
 
 @pytest.mark.parametrize('kind, lower_case', [
@@ -241,20 +235,19 @@ def test_exported_copy_gives_our_ids(tmp_path, specs, kind, lower_case):
                         vocab_size=250)
     ours = prepare_data.load_tokenizer(folder)
     theirs = prepare_data.fast_tokenizer(ours, 64)
-    for text, our_ids in zip(texts, ours.encode(texts), strict=True):
-        their_ids = theirs(text, add_special_tokens=False)['input_ids']
-        if their_ids != our_ids.tolist():                                # a tie
-            our_score = sum(map(ours.model.get_score, our_ids.tolist()))
+    for text, our_ids in zip(texts, encoded(folder, texts), strict=True):
+        their_ids = tuple(theirs(text, add_special_tokens=False)['input_ids'])
+        if their_ids != our_ids:                                # a tie
+            our_score = sum(map(ours.model.get_score, our_ids))
             assert our_score == pytest.approx(sum(map(ours.model.get_score, their_ids)), rel=1e-5), text
-    assert ours.decode(ours.encode(['The Red'])[0]) == ('the red' if lower_case else 'The Red')
-    the, of = ours.encode(['the', 'of'])
-    pad, cls, mask, sep = (ours.special_ids[key] for key in ('pad', 'cls', 'mask', 'sep'))
-    assert theirs('the [MASK] of')['input_ids'] == [cls, *the, mask, *of, sep]
+    ids, = encoded(folder, ['The Red'])
+    assert ours.decode(ids) == ('the red' if lower_case else 'The Red')
+    pad, cls, sep = (ours.special_ids[key] for key in ('pad', 'cls', 'sep'))
+    assert theirs('The Red')['input_ids'] == [cls, *ids, sep]
     assert (theirs.model_max_length, theirs.pad_token_id) == (64, pad)
     theirs.save_pretrained(tmp_path / 'bert')
-    back = prepare_data.bert_tokenizer(str(tmp_path / 'bert'))
+    back = prepare_data.bert_tokenizer(tmp_path / 'bert')
     assert prepare_data.library_digest(back) == prepare_data.library_digest(ours)
-    assert mask not in back.encode(['the [MASK] of'])[0]        # it is text
 
 
 @pytest.mark.parametrize('options, fits', [
@@ -263,38 +256,17 @@ def test_exported_copy_gives_our_ids(tmp_path, specs, kind, lower_case):
     ({'model_type': 'bpe'}, False),
     ({'byte_fallback': True}, False),
     ({'add_dummy_prefix': False}, False)])
-def test_a_model_that_is_exported_gives_its_ids_or_is_refused(tmp_path, options, fits):
+def test_a_model_that_is_exported_gives_its_ids_or_is_refused(options, fits):
     texts = make_texts(200, pieces=WORDS[:-1])
-    model = tmp_path / 'a.model'
-    with open(model, 'wb') as file:
-        sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(texts), model_writer=file, vocab_size=330, hard_vocab_limit=False,
-            minloglevel=2, **options)
-    folder, _ = prepare(tmp_path, texts, tokenizer=f'sentencepiece:{model}')
-    tokenizer = prepare_data.load_tokenizer(folder)
-    if not fits:
-        with pytest.raises(UserError, match='only a .model of unigrams'):
-            prepare_data.fast_tokenizer(tokenizer, 64)
-        return
-    theirs = prepare_data.fast_tokenizer(tokenizer, 64)(texts, add_special_tokens=False)['input_ids']
-    assert theirs == [ids.tolist() for ids in tokenizer.encode(texts)]
-
-
-def maskable(kind, tokenizer, text, ids, offsets):
-    """The tokens of a text that a [MASK] can stand for."""
-    pieces = [tokenizer.pieces[i] for i in ids]
-    places = []
-    for i, (begin, _) in enumerate(offsets):
-        if kind == 'sentencepiece':
-            whole = pieces[i - 1:i] != ['\u2581']               # else the mask is of the space before it, too
-        elif kind == 'tiktoken':                                # here too; and a character may be two tokens
-            whole = text[begin] == ' ' or text[begin - 1:begin] != ' '
-            whole = whole and '\ufffd' not in pieces[i]
-        else:
-            whole = not any(piece.startswith('##') for piece in pieces[i:i + 2])
-        if whole:
-            places.append(i)
-    return places
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(texts), model_writer=model, vocab_size=330, hard_vocab_limit=False,
+        minloglevel=2, **options)
+    tokenizer = prepare_data.open_tokenizer(model.getvalue(), {'kind': 'sentencepiece'})
+    refuses = pytest.raises(UserError, match='only a .model of unigrams')
+    with contextlib.nullcontext() if fits else refuses:
+        theirs = prepare_data.fast_tokenizer(tokenizer, 64)(texts, add_special_tokens=False)
+        assert theirs['input_ids'] == [ids.tolist() for ids in tokenizer.encode(texts)]
 
 
 @pytest.mark.parametrize('kind', prepare_data.TOKENIZERS)
@@ -306,21 +278,24 @@ def test_masked_text_has_the_ids_of_training_but_for_the_masks(tmp_path, kind, s
     tokenizer = prepare_data.load_tokenizer(folder)
     exported = None if kind == 'tiktoken' else prepare_data.fast_tokenizer(tokenizer, 512)
     mask = tokenizer.special_ids['mask']
-    n_places = 0
     for text, (ids, offsets) in zip(texts, tokenizer.encode_offsets(texts), strict=True):
-        places = maskable(kind, tokenizer, text, ids, offsets)
-        n_places += len(places)
-        for masked in [*([i] for i in places), places]:         # each alone, and all
+        pieces = [tokenizer.pieces[i] for i in ids]
+        # One [MASK] stands for all tokens of a word or a character, and for the space before it.
+        starts = [i for i, piece in enumerate(pieces) if not piece.startswith(('##', '\ufffd'))
+                  and pieces[i - 1:i] not in (['\u2581'], [' '])]
+        words = list(itertools.pairwise([*starts, len(ids)]))
+        for masked in [*([word] for word in words), words]:     # each alone, and all
             filled = text
-            for begin, end in offsets[masked][::-1]:
-                space = ' ' if text[begin] == ' ' else ''
-                filled = f'{filled[:begin]}{space}[MASK]{filled[end:]}'
-            first, *others = tokenizer.encode_parts(filled.split('[MASK]'))
-            ours = [*first, *itertools.chain.from_iterable([mask, *part] for part in others)]
-            assert ours == [mask if i in masked else token for i, token in enumerate(ids)], filled
+            expected = ids.tolist()
+            for begin, end in masked[::-1]:
+                first, last = offsets[begin, 0], offsets[end - 1, 1]
+                space = ' ' if text[first] == ' ' else ''
+                filled = f'{filled[:first]}{space}[MASK]{filled[last:]}'
+                expected[begin:end] = [mask]
+            parts = tokenizer.encode_parts(filled.split('[MASK]'))
+            assert list(itertools.chain.from_iterable([*part, mask] for part in parts))[:-1] == expected
             if exported:
-                assert exported(filled, add_special_tokens=False)['input_ids'] == ours, filled
-    assert n_places > 10
+                assert exported(filled, add_special_tokens=False)['input_ids'] == expected, filled
 
 
 @pytest.mark.parametrize('flags, pieces', [
@@ -335,35 +310,30 @@ def test_a_bert_is_its_whole_tokenizer(tmp_path, monkeypatch, flags, pieces):
     lower_case = flags.get('do_lower_case', True)
     with pytest.raises(UserError, match=f'so lower_case must be {lower_case}'):
         prepare(tmp_path, make_texts(30), tokenizer=f'wordpiece:{tmp_path}', lower_case=not lower_case)
-    bert = prepare_data.bert_tokenizer(str(tmp_path))
+    bert = prepare_data.bert_tokenizer(tmp_path)
     usual = prepare_data.open_tokenizer(bert.data, {'kind': 'wordpiece', 'lower_case': True})
-    is_usual = prepare_data.library_digest(usual) == prepare_data.library_digest(bert)
-    assert is_usual == (flags == {})
-    prepare_data.fast_tokenizer(bert, 64).backend_tokenizer.save(f'{tmp_path}/hub.json')
+    digest = prepare_data.library_digest
+    assert (digest(usual) == digest(bert)) == (flags == {})
+    prepare_data.fast_tokenizer(bert, 64).backend_tokenizer.save(f'{tmp_path}/tokenizer.json')
 
     def download(hub_id, name):
         if name != 'tokenizer.json':
             raise huggingface_hub.errors.EntryNotFoundError('404')
-        return str((tmp_path / 'hub.json').rename(tmp_path / name))
+        return str(tmp_path / name)
 
     monkeypatch.setattr(huggingface_hub, 'hf_hub_download', download)
     options = {'lower_case': lower_case}
-    renamed, _ = prepare_data.TOKENIZERS['tokenizer.json'].make(f'{tmp_path}/hub.json', options, None)
+    other_name = tmp_path / 'elsewhere' / 'bert.json'
+    other_name.parent.mkdir()
+    other_name.write_bytes((tmp_path / 'tokenizer.json').read_bytes())
+    renamed, _ = prepare_data.TOKENIZERS['tokenizer.json'].make(str(other_name), options, None)
     folder, _ = prepare(tmp_path, make_texts(30), tokenizer='wordpiece:owner/name', **options)
     library = prepare_data.load_tokenizer(folder)
     assert renamed == library.data                      # it truncates no text and adds no [CLS]
-    assert prepare_data.library_digest(library) == prepare_data.library_digest(bert)
+    assert digest(library) == digest(bert)
     assert prepare_data.bert_tokenizer(tmp_path).file_name == 'tokenizer.json'          # not its vocab.txt
     for tokenizer in (bert, library):
         assert [tokenizer.pieces[i] for i in tokenizer.encode(['Tür 北京'])[0]] == pieces.split()
-
-
-def test_a_long_text_has_the_ids_of_the_whole(tmp_path, specs, monkeypatch):
-    texts = [text + ' \u3000\n' for text in make_texts(40)]
-    folder, _ = prepare(tmp_path, texts, tokenizer=specs['wordpiece'])
-    whole = encoded(folder, texts)
-    monkeypatch.setattr(prepare_data, 'BATCH', 7)
-    assert encoded(folder, texts) == whole
 
 
 # ---- Chinese words ----
@@ -388,9 +358,8 @@ def test_words_of_mixed_text(tmp_path, monkeypatch, text, cut, tokens):
     tokenizer = prepare_data.load_tokenizer(folder)
     (ids, offsets), = tokenizer.encode_offsets([text])
     marks = prepare_data.mark_words(text, ids, offsets, np.array(tokenizer.word_starts()))
-    marked = []
-    for i, mark in zip(ids, marks, strict=True):
-        marked.append('|' + tokenizer.pieces[i] if mark else tokenizer.pieces[i])
+    marked = [f'|{tokenizer.pieces[i]}' if mark else tokenizer.pieces[i]
+              for i, mark in zip(ids, marks, strict=True)]
     assert ' '.join(marked) == tokens
     assert ids.tolist() == tokenizer.encode([text])[0].tolist()
 
@@ -398,16 +367,15 @@ def test_words_of_mixed_text(tmp_path, monkeypatch, text, cut, tokens):
 def test_words_stay_with_their_tokens(tmp_path):
     texts = make_texts(60, 0, CHINESE, '') + ['我来到北京清华大学']        # from jieba's README
     folder, meta = prepare(tmp_path, texts, tokenizer='character', segmenter='jieba', vocab_size=100,
-                           val_fraction=0.2, unit_bytes=5000)
+                           val_fraction=1.0, unit_bytes=5000)
     tokenizer = prepare_data.load_tokenizer(folder)
     word_start = np.array(tokenizer.word_starts())
-    marks = {}                                                  # ids of a document -> its marks
+    marks = []
     for text, (ids, offsets) in zip(texts, tokenizer.encode_offsets(texts), strict=True):
-        marks[tuple(ids)] = [*prepare_data.mark_words(text, ids, offsets, word_start), True]     # and [SEP]
-    assert marks[encoded(folder, texts[-1:])[0]] == [1, 1, 0, 1, 0, 1, 0, 0, 0, 1]
-    for split, shards in meta['splits'].items():
-        written = b''.join(contents(folder)[shard['stem'] + '.words'] for shard in shards)
-        assert list(written) == sum((marks[ids] for ids in read_split(folder, meta, split)), [])
+        marks += [*prepare_data.mark_words(text, ids, offsets, word_start), True]           # of [SEP]
+    assert marks[-10:] == [1, 1, 0, 1, 0, 1, 0, 0, 0, 1]
+    files = contents(folder)
+    assert list(b''.join(files[shard['stem'] + '.words'] for shard in meta['splits']['val'])) == marks
 
 
 # ---- readers ----
@@ -419,7 +387,7 @@ def test_rows_without_text_are_counted_by_reason(tmp_path):
            b'null', b'{"title": "x"}', b'{"text": "\\u200b"}', b'', b'{"text": " \\n"}']
     rows = [*good[:50], *bad, b'{"text": "a\\ud800b"}', *good[50:]]           # half of a surrogate pair
     (tmp_path / 'a.jsonl').write_bytes(b'\xef\xbb\xbf' + b'\n'.join(rows))
-    folder, meta = prepare(tmp_path, corpus=str(tmp_path / 'a.jsonl'))
+    folder, meta = prepare(tmp_path, corpus=str(tmp_path / 'a.jsonl'), unit_bytes=9000)
     assert read_all(folder, meta) == sorted(encoded(folder, [*make_texts(100), 'a?b']))
     assert meta['dropped'] == {"rows without text in 'text'": 5, 'rows that are not JSON or not UTF-8': 2,
                                'texts without a token': 1, 'blank rows': 1}
@@ -427,58 +395,45 @@ def test_rows_without_text_are_counted_by_reason(tmp_path):
 
 def test_ranges_of_a_file_have_each_line_once(tmp_path):
     """Edges within lines, between them, within a long one; ranges without the beginning of a line."""
-    lines = [json.dumps('é' * (7 * i % 40) + str(i), ensure_ascii=False) for i in range(60)]
-    file = tmp_path / 'a.jsonl'
-    file.write_text('\n'.join([*lines, json.dumps('x' * 300), '"last"']))
-    for edge in range(10, os.path.getsize(file), 7):
-        rows = []
-        for begin, end in ((0, edge), (edge, edge + 9), (edge + 9, None)):
-            rows += prepare_data.read_jsonl(str(file), begin, end, False)
-        assert rows == [*map(json.loads, lines), 'x' * 300, 'last'], edge
+    texts = [7 * i % 40 * 'é' + str(i) for i in range(60)] + ['x' * 300, 'last']
+    file = write_jsonl(tmp_path / 'a.jsonl', texts)
+    for unit_bytes in range(60, 2000, 7):
+        found, _ = unit_texts(file, unit_bytes=unit_bytes)
+        assert sum(found, []) == texts, unit_bytes
 
 
 def test_readers_agree(tmp_path, capfd):
-    """The case of a suffix does not matter; files of other kinds are counted; a .json may be one value."""
-    texts = make_texts(40)
+    """The case of a suffix does not matter; files of other kinds are counted; a .json may be one value.
+
+    Whatever links lead to a file, it is read once; hidden ones never.
+    """
+    bom = codecs.BOM_UTF8
+    texts = make_texts(40, between='\n\n')
     rows = [{'text': text} for text in texts]
     data = pathlib.Path(write_jsonl(tmp_path / 'a.jsonl', texts)).read_bytes()
-    half = data.index(b'\n', len(data) // 2) + 1
-    frames = [zstandard.ZstdCompressor().compress(part) for part in (data[:half], data[half:])]
-    files = {'lines/c4-train.00000-of-01024.json': data, 'lines/b.csv': b'', 'lines/c.CSV': b'',
-             'gz/deep/a.JSONL.GZ': gzip.compress(data), 'zst/a.ndjson.zst': b''.join(frames),
-             'list/a.json': b'\xef\xbb\xbf ' + json.dumps(rows, indent=1).encode()}
+    frames = [zstandard.ZstdCompressor().compress(part) for part in (data[:999], data[999:])]
+    files = {
+        'lines/c4-train.00000-of-01024.json': data,
+        'lines/b.csv': b'',
+        'lines/c.CSV': b'',
+        'gz/deep/a.JSONL.GZ': gzip.compress(data),
+        'zst/a.ndjson.zst': b''.join(frames),
+        'list/a.json': bom + b' ' + json.dumps(rows, indent=1).encode(),
+        'txt/[deep]/.hidden.txt': b'hidden',
+    }
     for i, row in enumerate(rows):
-        files[f'txt/deep/{i}' + ('.txt', '', '.TXT', '.md')[i % 4]] = row['text'].encode()
+        files[f'txt/[deep]/{i}' + ('.txt', '', '.TXT', '.md')[i % 4]] = bom + row['text'].encode()
         files[f'one/{i}.json'] = json.dumps(row, indent=2).encode()
     for name, content in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(content)
+    (tmp_path / 'txt' / 'again').symlink_to(tmp_path / 'txt' / '[deep]')
     pyarrow.parquet.write_table(pyarrow.table({'n': range(40), 'text': texts}), tmp_path / 'a.parquet')
-    are_cut = {
-        'lines': True,
-        'gz/**/*.GZ': False,
-        'zst': False,
-        'list': False,
-        'one': True,
-        'a.parquet': False,
-        'txt': True}
-    for source, is_cut in are_cut.items():
-        found, _ = unit_texts(tmp_path / source, 2000)
+    for source in ('lines', 'gz/**/*.GZ', 'zst', 'list', 'one', 'a.parquet', 'txt', 'txt/[deep]', 'txt/*/*'):
+        found, _ = unit_texts(tmp_path / source, unit_bytes=2000)
         assert sorted(sum(found, [])) == sorted(texts), source
-        assert (len(found) > 1) == is_cut, source
-        assert ('not read: 2 .csv' in capfd.readouterr().err) == (source == 'lines')
-
-
-def test_each_file_once(tmp_path):
-    """Whatever links lead to it; hidden files never."""
-    deep = tmp_path / 'texts' / '[deep]'
-    deep.mkdir(parents=True)
-    for name in ('b.txt', '.hidden.txt', 'notes.csv'):
-        (deep / name).write_text('text')
-    (tmp_path / 'texts' / 'again').symlink_to(deep)
-    (tmp_path / 'texts' / 'z.txt').symlink_to(deep / 'b.txt')
-    for place in ('texts', 'texts/[deep]', 'texts/[deep]/b.txt', 'texts/**', 'texts/*/b.txt'):
-        assert prepare_data.find_files(f'{tmp_path}/{place}') == [f'{deep}/b.txt'], place
+    assert not any('again' in file for file in prepare_data.find_files(f'{tmp_path}/txt'))
+    assert re.findall('not read.*', capfd.readouterr().err) == ['not read: 2 .csv']
 
 
 def test_documents_between_blank_lines(tmp_path):
@@ -487,32 +442,19 @@ def test_documents_between_blank_lines(tmp_path):
     for k in range(3):
         (tmp_path / f'{k}.txt').write_bytes(
             b'\n' * k + '\n \n\n'.join(texts[20 * k:20 * k + 20]).encode() + b'\n\n\xff\n')
-    found, dropped = unit_texts(tmp_path, joined=prepare_data.CORPORA['cluecorpussmall'].joined)
+    found, dropped = unit_texts('cluecorpussmall', path=str(tmp_path))
     assert [text.strip() for text in sum(found, [])] == texts
     assert dropped == {'rows that are not JSON or not UTF-8': 3}
     assert len(unit_texts(tmp_path / '2.txt')[0][0]) == 20
-    (tmp_path / '2.txt').unlink()
-    assert unit_texts(tmp_path) == ([[]], {'rows that are not JSON or not UTF-8': 2})
-
-
-@pytest.mark.parametrize('name, data, said', [
-    ('a.jsonl.gz', gzip.compress(b'{"text": "red"}\n' * 1000, mtime=0)[:-20], 'a.jsonl.gz: cannot be read: '),
-    ('a.json', b'{\n "text": "a"\n}\n{\n "text": "b"\n}\n', 'a.json: cannot be read: Extra data'),
-    ('a.txt', 'one two'.encode('utf-16'), 'two documents that differ.*: 1 rows that are not JSON or not')])
-def test_a_damaged_file_ends_the_command(tmp_path, name, data, said):
-    (tmp_path / name).write_bytes(data)
-    with pytest.raises(UserError, match=said):
-        prepare(tmp_path, corpus=str(tmp_path / name))
 
 
 @pytest.mark.parametrize('joined, documents', [
     ('^ = [^=]', [' = A = \none\n = = s = = ', ' = B = \ntwo']),
     (2, [' = A = \none', ' = = s = = \n = B = ', 'two']),
     (9, [' = A = \none\n = = s = = \n = B = \ntwo'])])
-def test_rows_are_joined(tmp_path, joined, documents):
-    rows = ' = A = \n', '', 'one\n', ' = = s = = \n', ' = B = \n', None, 'two'
-    found, dropped = unit_texts(write_jsonl(tmp_path / 'a.jsonl', rows), joined=joined)
-    assert (found, dropped.total()) == ([documents], 1)
+def test_rows_are_joined(joined, documents):
+    rows = ' = A = \n', 'one\n', ' = = s = = \n', ' = B = \n', 'two'
+    assert list(prepare_data.join_rows(rows, joined)) == documents
 
 
 def test_oscar_filter_on_both_schemas(tmp_path):
@@ -534,8 +476,8 @@ def test_oscar_filter_on_both_schemas(tmp_path):
     rows = [{'content': str(more), 'metadata': english | more} for more in passes + fails]
     rows.append({'content': 'x', 'metadata': None})
     (tmp_path / 'a.jsonl').write_text('\n'.join(map(json.dumps, rows)))
-    unit = unit_of(tmp_path / 'a.jsonl', corpus='oscar', field='content')
-    assert list(prepare_data.documents(unit, Counter())) == list(map(str, passes))
+    found, dropped = unit_texts('oscar', path=str(tmp_path / 'a.jsonl'))
+    assert (found, dropped.total()) == ([list(map(str, passes))], len(fails) + 1)
 
 
 def test_docstrings_of_a_package(tmp_path, monkeypatch):
@@ -553,14 +495,13 @@ def test_docstrings_of_a_package(tmp_path, monkeypatch):
     folder, meta = prepare(tmp_path, path='tinypackage', val_fraction=0.7, text_field='body',
                            tokenizer='character')
     lines = [json.loads(line) for line in contents(folder)['docstrings.jsonl'].splitlines()]
-    assert {line['package'] for line in lines} == {'tinypackage'}
     assert 'tinypackage' not in sys.modules
-    assert [(line['where'].removeprefix('tinypackage/'), line['text']) for line in lines] == [
-        ('__init__.py:1', text(1)),
-        ('__init__.py:3', text(2) + '\n\nmore'),
-        ('b.py:5', text(4) + text(5)),
-        ('b.py:4', text(3)),
-        ('deep/a.py:1', text(6))]
+    assert [(line['where'], line['text']) for line in lines] == [
+        ('tinypackage/__init__.py:1', text(1)),
+        ('tinypackage/__init__.py:3', text(2) + '\n\nmore'),
+        ('tinypackage/b.py:5', text(4) + text(5)),
+        ('tinypackage/b.py:4', text(3)),
+        ('tinypackage/deep/a.py:1', text(6))]
     assert len(read_all(folder, meta)) == 5
 
 
@@ -580,58 +521,39 @@ def test_units_of_the_hub(tmp_path, monkeypatch):
     monkeypatch.setattr(datasets, 'load_dataset', load_dataset)
     monkeypatch.setattr(huggingface_hub.HfApi, 'dataset_info',
                         lambda self, name, revision: types.SimpleNamespace(sha=f'{revision}123'))
-    folder, meta = prepare(tmp_path, corpus='books+wikipedia')
+    found, dropped = unit_texts('books+wikipedia')
     assert asked == [('SamuelYang/bookcorpus', None, 'train', 'main123'),
                      ('wikimedia/wikipedia', '20231101.en', 'train', 'main123')]
-    assert len(meta['splits']['val']) == 2 + 6                          # units
-    assert len(read_all(folder, meta)) == 2 * 1 + 2 * 59                # joined rows: a document a file
-    folder, meta = prepare(tmp_path, corpus='wikitext', name='joined', val_fraction=0.3)
-    assert len(read_all(folder, meta)) == 2 * 11        # no article is cut
+    assert [len(texts) for texts in found] == [1, 1] + 2 * [19, 20, 20]
+    assert dropped == {"rows without text in 'text'": 4}
+    found, _ = unit_texts('wikitext')
+    assert [len(texts) for texts in found] == [11, 11]          # no article is cut
 
 
 # ---- units, parts and plans ----
 
 def test_files_are_joined_and_cut_to_units(tmp_path):
-    for name, size in (('a.jsonl', 10), ('b.jsonl', 100), ('c.txt', 100)):
+    for name, size in (('a.jsonl', 10), ('b.json', 100), ('c.txt', 100), ('d.jsonl.gz', 100)):
         (tmp_path / name).write_bytes(b'\n' * size)
-    units = prepare_data.file_units(prepare_data.find_files(str(tmp_path)), None, 70)
-    a, b, c = (f'{tmp_path}/{name}' for name in ('a.jsonl', 'b.jsonl', 'c.txt'))
-    assert [unit['ranges'] for unit in units] == [
+    a, b, c, d = sorted(map(str, tmp_path.iterdir()))
+    assert [unit['ranges'] for unit in units_of(tmp_path, unit_bytes=70)] == [
         [[a, 0, None], [b, 0, 50]],
         [[b, 50, 100]],
-        [[c, 0, None]]]
-
-
-def jsonl_files(folder):
-    """Knobs for files of several sizes; one is empty, one is compressed."""
-    (folder / 'files').mkdir()
-    for k in range(4):
-        file = write_jsonl(folder / 'files' / f'{k}.jsonl', [*make_texts(70 * k, seed=k), None, '', 3])
-    (folder / 'files' / '5.jsonl').touch()
-    (folder / 'files' / '6.jsonl.gz').write_bytes(gzip.compress(pathlib.Path(file).read_bytes()))
-    return {'corpus': str(folder / 'files'), 'unit_bytes': 4000, 'val_fraction': 0.2}
-
-
-def test_any_number_of_parts_and_processes(tmp_path):
-    """But one process for a part."""
-    usual = jsonl_files(tmp_path)
-    reference = contents(prepare(tmp_path / 'one', **usual)[0])
-    assert 'unit_00009.json' in reference
-    assert contents(prepare(tmp_path / 'two processes', num_proc=2, **usual)[0]) == reference
-    for i in (0, 2, 1):
-        folder = prepare_data.prepare(knobs(tmp_path / 'parts', part=f'{i}/3', **usual))
-        assert os.path.exists(f'{folder}/meta.json') == (i == 1)
-    assert contents(folder) == reference
-    with prepare_data.lock_folder(folder, 'lock_2'), pytest.raises(UserError, match='x: another run uses it'):
-        prepare(tmp_path / 'parts', part='2/3', **usual)
+        [[c, 0, None]],
+        [[d, 0, None]]]
 
 
 def test_a_plan_is_kept_or_begun_again(tmp_path, specs):
     """Other knobs or inputs are refused; without units.json all is made anew, whatever lies there."""
-    usual = {**jsonl_files(tmp_path), 'tokenizer': specs['wordpiece']}
+    (tmp_path / 'files').mkdir()
+    for k in range(3):
+        write_jsonl(tmp_path / 'files' / f'{k}.jsonl', make_texts(70, seed=k))
+    usual = {'corpus': f'{tmp_path}/files', 'unit_bytes': 4000, 'tokenizer': specs['wordpiece']}
     folder, _ = prepare(tmp_path, **usual)
     before = contents(folder)
     assert contents(prepare(tmp_path, **usual, num_proc=2)[0]) == before
+    with prepare_data.lock_folder(folder, 'lock_1'), pytest.raises(UserError, match='x: another run uses it'):
+        prepare(tmp_path, part='1/2', **usual)
     with pytest.raises(UserError, match='begun with another vocab_size'):
         prepare(tmp_path, **usual, vocab_size=50)
     write_jsonl(tmp_path / 'files' / '9.jsonl', make_texts(10))
@@ -647,10 +569,9 @@ def test_a_plan_is_kept_or_begun_again(tmp_path, specs):
 
 @pytest.mark.parametrize('val_fraction, small', [(1e-9, 'val'), (1 - 1e-9, 'train')])
 def test_no_split_is_empty(tmp_path, val_fraction, small):
-    """The document whose hash is nearest moves there; the same with two parts. Of one text nothing can."""
-    texts = make_texts(12)
-    hashes = {prepare_data.text_hash(text, prepare_data.HASH_SEED): text for text in texts}
-    nearest = hashes[min(hashes) if small == 'val' else max(hashes)]
+    """The document whose hash is nearest moves there. Of one text nothing can."""
+    texts = sorted(make_texts(12), key=text_hash)
+    nearest = texts[0] if small == 'val' else texts[-1]
     usual = {'val_fraction': val_fraction, 'tokenizer': 'character', 'unit_bytes': 500}
     folder, meta = prepare(tmp_path, texts, **usual)
     assert read_split(folder, meta, small) == encoded(folder, [nearest])
@@ -660,53 +581,53 @@ def test_no_split_is_empty(tmp_path, val_fraction, small):
 
 
 def test_max_documents_are_the_first_of_each_unit(tmp_path):
-    folder, meta = prepare(tmp_path, [None, *make_texts(300)], unit_bytes=10_000, max_documents=50)
-    direct, prepared = encoded(folder, make_texts(300)), read_all(folder, meta)
-    n_units = len(meta['splits']['val'])
-    assert len(prepared) == n_units * math.ceil(50 / n_units)
-    assert set(prepared) < set(direct)
-    assert direct[0] in prepared
-    assert sum(meta['dropped'].values()) == 1
+    file = write_jsonl(tmp_path / 'a.jsonl', [None, *make_texts(300)])
+    units, _ = unit_texts(file, unit_bytes=10_000)
+    found, dropped = unit_texts(file, unit_bytes=10_000, max_documents=50)
+    assert found == [texts[:math.ceil(50 / len(units))] for texts in units]
+    assert dropped.total() == 1
 
 
 def test_a_sample_is_of_the_whole_corpus(tmp_path):
     """Texts of smallest hash of the first of each unit, by its bytes."""
-    texts = [[f'{k} {i:098}' for i in range(500)] for k in range(2)]
-    units = []
-    for k, size in enumerate((1000, 3000)):
-        units.append(unit_of(write_jsonl(tmp_path / f'{k}.jsonl', texts[k]), bytes=size))
-    by_hash = [sorted(read, key=lambda text: prepare_data.text_hash(text, prepare_data.HASH_SEED))
-               for read in (texts[0][:30], texts[1][:90])]
+    texts = [[f'{k} {i:098}' for i in range(n)] for k, n in enumerate((100, 300))]
+    files = [write_jsonl(tmp_path / f'{k}.jsonl', texts[k]) for k in range(2)]
+    by_hash = [sorted(read, key=text_hash) for read in (texts[0][:30], texts[1][:90])]
+    units = units_of(tmp_path, unit_bytes=os.path.getsize(files[1]))
     assert prepare_data.take_sample(units, 1200) == by_hash[0][:3] + by_hash[1][:9]
 
 
 # ---- mistakes and damage ----
 
-@pytest.mark.parametrize('arguments, said', [
-    ('--val_fraction=0', 'val_fraction=0.0: must be above 0 and at most 1'),
-    ('--text_field=body', "text_field='body': the fields of the first row are id, text"),
-    ('--segmenter=jieba', "segmenter='jieba': must be jieba, with tokenizer=wordpiece"),
-    ('--part=4/4', "part='4/4': must be i/n with i from 0 to n - 1, as in 0/4")])
-def test_mistakes_are_one_line(tmp_path, stage, arguments, said):
+@pytest.mark.parametrize('name, argument, said', [
+    ('a.jsonl', '--val_fraction=0', 'val_fraction=0.0: must be above 0 and at most 1'),
+    ('a.jsonl', '--text_field=body', "text_field='body': the fields of the first row are id, text"),
+    ('a.jsonl', '--segmenter=jieba', "segmenter='jieba': must be jieba, with tokenizer=wordpiece"),
+    ('a.jsonl', '--part=4/4', "part='4/4': must be i/n with i from 0 to n - 1, as in 0/4"),
+    ('cut.jsonl.gz', '--part=0/1', 'cut.jsonl.gz: cannot be read: '),
+    ('two.json', '--part=0/1', 'two.json: cannot be read: Extra data')])
+def test_mistakes_are_one_line(tmp_path, stage, name, argument, said):
     """And leave no plan behind that a corrected command would go on with."""
-    file = write_jsonl(tmp_path / 'good.jsonl', make_texts(30))
-    done = stage('prepare_data', f'--corpus={file}', f'--data_dir={tmp_path}', '--num_proc=1', arguments)
+    file = write_jsonl(tmp_path / 'a.jsonl', make_texts(30))
+    (tmp_path / 'cut.jsonl.gz').write_bytes(gzip.compress(pathlib.Path(file).read_bytes())[:-20])
+    (tmp_path / 'two.json').write_text('{\n "text": "a"\n}\n{\n "text": "b"\n}\n')
+    done = stage('prepare_data', f'--corpus={tmp_path}/{name}', f'--data_dir={tmp_path}/data', '--num_proc=1',
+                 argument)
     assert done.code == 2
     assert said in done.err[done.err.index('error: '):]
-    assert not glob.glob(f'{tmp_path}/*/*.json')
+    assert not glob.glob(f'{tmp_path}/data/*/*.json')
 
 
-@pytest.mark.parametrize('name, size', [
-    ('train_00000.bin', 1), ('train_00002.words', 0), ('val_00001.idx', 1)])
-def test_a_run_checks_the_sizes_of_shards(tmp_path, monkeypatch, name, size):
+def test_a_run_checks_the_sizes_of_shards(tmp_path, monkeypatch):
     """Of a large corpus only these; test_train.py has the checksums of a small one. And its tokenizer."""
     monkeypatch.setattr(prepare_data, 'SUMS_BELOW', 0)
     folder, meta = prepare(tmp_path, make_texts(60, 0, CHINESE, ''), tokenizer='character', segmenter='jieba',
                            unit_bytes=3000, val_fraction=0.3)
     prepare_data.check_corpus(folder, meta)
-    os.truncate(f'{folder}/{name}', size)
-    with pytest.raises(UserError, match=f'{name}: missing, damaged'):
-        prepare_data.check_corpus(folder, meta)
+    for name, size in (('val_00001.idx', 1), ('train_00002.words', 0), ('train_00000.bin', 1)):
+        os.truncate(f'{folder}/{name}', size)
+        with pytest.raises(UserError, match=f'{name}: missing, damaged'):
+            prepare_data.check_corpus(folder, meta)
     flip(f'{folder}/tokenizer/vocab.txt')
     with pytest.raises(UserError, match='tokenizer/vocab.txt: missing or damaged'):
         prepare_data.load_tokenizer(folder)
@@ -715,13 +636,14 @@ def test_a_run_checks_the_sizes_of_shards(tmp_path, monkeypatch, name, size):
 # ---- real processes ----
 
 def test_two_machines_are_killed_and_go_on(tmp_path):
-    """Workers end with their command; what was done stays; the bytes are those of one command."""
-    for k in range(4):
-        write_jsonl(tmp_path / f'{k}.jsonl', make_texts(3000, seed=k))
-    line = ['prepare_data.py', *words(corpus=f'{tmp_path}/*.jsonl', tokenizer='character', data_dir=tmp_path,
-                                      tokenizer_sample=100_000, unit_bytes=60_000, num_proc=2)]
-    parts = [[*line, '--name=x', f'--part={i}/2'] for i in range(2)]
-    records = f'{tmp_path}/x/unit_0*.json'
+    """Workers end with their command; what was done stays; the bytes are those of one process."""
+    for k in range(5):
+        write_jsonl(tmp_path / f'{k}.jsonl', make_texts(k and 3000, seed=k))
+    usual = {'corpus': f'{tmp_path}/*.jsonl', 'tokenizer': 'character', 'tokenizer_sample': 100_000,
+             'unit_bytes': 60_000}
+    line = ['prepare_data.py', *words(**knobs(tmp_path, **usual, num_proc=2))]
+    parts = [[*line, f'--part={i}/2'] for i in range(2)]
+    records = f'{tmp_path}/data/x/unit_0*.json'
     both = [launch(*part) for part in parts]
     while both[0].poll() is None and len(glob.glob(records)) < 5:
         time.sleep(0.001)
@@ -735,10 +657,8 @@ def test_two_machines_are_killed_and_go_on(tmp_path):
                 os.killpg(started.pid, 0)
                 time.sleep(0.05)
     done = {file: os.stat(file).st_mtime_ns for file in glob.glob(records)}
-    for part in parts:
+    for i, part in enumerate(parts):
         assert process(*part).code == 0
+        assert os.path.exists(f'{tmp_path}/data/x/meta.json') == (i == 1)
     assert done == {file: os.stat(file).st_mtime_ns for file in done}
-    assert process(*line, '--name=y').code == 0
-    ours, theirs = contents(tmp_path / 'x'), contents(tmp_path / 'y')
-    assert json.loads(ours.pop('meta.json')) == {**json.loads(theirs.pop('meta.json')), 'name': 'x'}
-    assert {name: data for name, data in ours.items() if not name.endswith('.tmp')} == theirs
+    assert contents(f'{tmp_path}/data/x') == contents(prepare(tmp_path / 'one', **usual)[0])

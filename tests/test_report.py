@@ -1,6 +1,5 @@
 """results/report.py: columns, rows and averages of the papers, pooled seeds, curves."""
 import json
-import re
 
 import numpy as np
 import pytest
@@ -10,7 +9,7 @@ import finetune
 import train
 from configurator import UserError
 from finetune import TASKS
-from report import make_report, read_book
+from report import make_report, printed_table, read_book
 
 
 def report(results, paper='', *more):
@@ -19,7 +18,7 @@ def report(results, paper='', *more):
     return text
 
 
-def result(score, task='rte', seed=1, run='ours', step=100, **more):
+def result(score, task='rte', seed=1, run='ours', step=100):
     """result.json of a trial, with `score` in points; MNLI's mm scores a point more."""
     metric = 'f1_accuracy' if task == 'qqp' else TASKS[task].metrics[0]
     scores = {task: {metric: score / 100, 'other': 0.25}}
@@ -27,7 +26,7 @@ def result(score, task='rte', seed=1, run='ours', step=100, **more):
     if task == 'mnli':
         scores['mnli_mm'] = {metric: score / 100 + 0.01}
     return {'run': run, 'step': step, 'task': task, 'seed': seed, 'metric': metric, 'seconds': 12.5,
-            'scores': scores, 'majority': majority, **more}
+            'scores': scores, 'majority': majority}
 
 
 def glue(*scores, **more):
@@ -36,35 +35,29 @@ def glue(*scores, **more):
     return [result(score, task, seed, **more) for seed, score in enumerate(scores, 1) for task in tasks]
 
 
-def test_a_papers_table_has_its_columns_rows_and_averages():
-    text = report(glue(70, 74), 'courtois')
+def test_a_papers_table_has_its_columns_rows_averages_and_differences():
+    ours = glue(70, 74)
+    text = report(ours + glue(60, 69, 90, run='base'), 'courtois', 'base')
     assert '|  | mrpc.f1_accuracy | cola.matthews | mnli.accuracy | mnli_mm.accuracy | qqp.f1' in text
     every = '72.00 (2.83) ± 25.41'
-    ours, = cells(text, 'ours')
-    assert ours == [every] * 3 + ['73.00 (2.83) ± 25.41'] + [every] * 5 + ['72.11 (2.83) ± 25.41', '2']
+    row, = cells(text, 'ours')
+    assert row == [every] * 3 + ['73.00 (2.83) ± 25.41'] + [every] * 5 + ['72.11 (2.83) ± 25.41', '2']
     assert cells(text, 'majority')[0][:2] == ['50.00'] * 2
     assert cells(text, 'paper: pairwise base')[0][9] == '79.36 (0.37)'
     assert len(cells(text, 'paper:')) == 6
-    assert cells(text, 'rte.other') == [['25.00 (0.00) ± 0.00', '12.50']]
-    some = [one for one in glue(70, 74) if one['task'] != 'rte']
+    assert cells(text, 'difference')[0][5] == '7.50 (3.54) ± 31.77'     # of 10 and 5: paired by seed
+    assert cells(report(ours), 'rte.other') == [['25.00 (0.00) ± 0.00', '12.50']]
+    assert cells(report(ours), 'ours')[0][-2] == '72.11 (2.83) ± 25.41'
+    some = [one for one in ours if one['task'] != 'rte']
     assert cells(report(some, 'courtois'), 'ours')[0][9] == '-'         # no average without all of its tasks
-    assert cells(report(glue(70, 74)), 'ours')[0][-2] == '72.11 (2.83) ± 25.41'
-
-
-def test_differences_are_paired_by_seed():
-    base = glue(60, 69, run='base')
-    text = report(glue(70, 74, 90) + base, 'courtois', 'base')
-    paired = text[text.index('## ours - base, paired by seed'):]
-    assert cells(paired, 'difference')[0][5] == '7.50 (3.54) ± 31.77'   # of 10 and 5
-    with pytest.raises(UserError, match="compare='bass': choose one of , base, ours"):
-        report(glue(70) + base, 'courtois', 'bass')
+    with pytest.raises(UserError, match="compare='bass': choose one of , ours"):
+        report(ours, 'courtois', 'bass')
 
 
 def test_runs_of_one_name_are_averaged_with_pool():
     """Their means over the trials' seeds, and differences paired by pretraining seed."""
-    ours = [result(70, run='ours-1'), result(74, seed=2, run='ours-1')]
-    ours += [result(80, run='ours-2'), result(86, seed=2, run='ours-2')]
-    ours += [result(61, run='ours-5')]
+    trials = (1, 1, 70), (1, 2, 74), (2, 1, 80), (2, 2, 86), (5, 1, 61)
+    ours = [result(score, seed=seed, run=f'ours-{number}') for number, seed, score in trials]
     base = [result(70, run='base-1'), result(82, run='base-2')]
     text = report(ours + base, '', 'base', ['ours', 'base'])
     deviation = np.std([72, 83, 61], ddof=1)
@@ -82,16 +75,17 @@ def test_a_curve_over_pretraining_steps(stage, tmp_path, monkeypatch):
         for step, score in ((10, 73), (20, 76.5), (30, 80)):
             folder = tmp_path / f'ours@{step}' / f'{task}_1'
             folder.mkdir(parents=True)
-            trial = result(score + add, task, step=step)
-            (folder / 'result.json').write_text(json.dumps(trial))
+            (folder / 'result.json').write_text(json.dumps(result(score + add, task, step=step)))
     seen = []
     monkeypatch.setattr(train, 'plot', lambda path, panels, label: seen.append(panels))
     text = stage('report', f'--out_dir={tmp_path}').out
     assert text == (tmp_path / 'report.md').read_text()
+    assert cells(text, 'ours')[0] == ['90.00', '80.00', '85.00', '1']           # of the last step
     curve = text[text.index('## ours by pretraining step'):]
-    assert cells(curve, '10')[0] == ['83.00', '73.00', '78.00']
-    assert cells(curve, '20')[0] == ['86.50', '76.50', '81.50']
-    assert cells(curve, 'first')[0] == ['20'] * 3       # with 95 % of the last score
+    assert [cells(curve, row)[0] for row in ('10', '20', 'first')] == [
+        ['83.00', '73.00', '78.00'],
+        ['86.50', '76.50', '81.50'],
+        ['20', '20', '20']]                             # the first with 95 % of the last score
     curves = seen[0]['pretraining step']
     assert [*curves] == ['ours cola.matthews', 'ours rte.accuracy', 'ours average']
     assert curves['ours average'] == [(10, 78), (20, 81.5), (30, 85)]
@@ -102,15 +96,14 @@ def test_averages_of_papers_json_follow_from_their_columns():
     wrong = []
     for name in ('courtois', 'kowsher', 'tian', 'liu'):
         for table in read_book(name).get('tables', ()):
-            columns = table['columns'].split()
-            for column in columns:
+            for column in table['columns'].split():
                 task, metric = column.replace('_mm', '').split('.')
                 assert metric in TASKS[task].metrics, column
-            for row in table['rows']:
-                numbers = [float(cell) for cell in re.findall(r'[\d.]+', row.partition(';')[2])]
-                averages = table.get('averages', {}).values()
-                for places, value in zip(averages, numbers[len(columns):], strict=False):
-                    mean = sum(numbers[i] for i in places) / len(places)
-                    if abs(mean - value) > 0.0101:
-                        wrong.append(row.partition(';')[0])
-    assert wrong == ['symmetric base', 'pairwise base', 'shared base, TriviaQA too']
+            printed = printed_table(table).map(lambda cell: float(cell.split()[0]))
+            for average, places in table.get('averages', {}).items():
+                gap = printed.iloc[:, places].mean(axis=1) - printed[average]
+                wrong += printed.index[gap.abs() > 0.0101].to_list()
+    assert wrong == [
+        'paper: symmetric base',
+        'paper: pairwise base',
+        'paper: shared base, TriviaQA too']
