@@ -31,8 +31,12 @@ from model import (ATTENTION, BLOCK, LM_HEAD, NORM, NORMALISER, PAIR_INIT, POOLI
 # ---- models and batches ----
 
 SMALL = {
-    'vocab_size': 23, 'block_size': 12,
-    'n_layer': 2, 'n_head': 3, 'n_embd': 12, 'n_inner': 16,
+    'vocab_size': 23,
+    'block_size': 12,
+    'n_layer': 2,
+    'n_head': 3,
+    'n_embd': 12,
+    'n_inner': 16,
 }
 NEEDS = {                                               # settings that a row of ATTENTION needs
     **dict.fromkeys(SHATTER, {'n_head': 6}),
@@ -66,9 +70,10 @@ CASES = [(kind, {**settings, 'pooling': 'layerwise'})
 for place in BLOCK:
     CASES += [(SequenceClassifier, {'pooling': pooling, 'norm_place': place}) for pooling in POOLING]
     CASES += [(kind, {**XLNET, 'norm_place': place}) for kind in (SpanClassifier, PermutationLM)]
-BARE = {'bias': False, 'n_layer': 1}
-BARE_CASES = [(MaskedLM, {**settings, **BARE, 'norm': norm, 'lm_head': lm_head})
-              for settings in [*CORE, *OTHERS] for norm in NORM for lm_head in LM_HEAD]
+BARE_CASES = [
+    (MaskedLM, {**settings, 'bias': False, 'n_layer': 1, 'norm': norm, 'lm_head': lm_head})
+    for settings in [*CORE, *OTHERS] for norm in NORM for lm_head in LM_HEAD
+]
 
 
 def digits(rows):
@@ -85,7 +90,6 @@ def each(systems):
     return pytest.mark.parametrize('settings', systems, ids=str)
 
 
-each_system = each([*SYSTEMS, *OTHERS])
 each_core = each([*CORE, *OTHERS])
 each_case = pytest.mark.parametrize('kind, settings', CASES, ids=str)
 
@@ -169,7 +173,7 @@ def dropped(x, rate):
     return x + rate * x * x
 
 
-# positions: turn vectors (..., K) at the positions t; bias of head h for each token that the query sees
+# positions: turn vectors (..., K) at the positions t; bias (H, n) of the scores
 
 def rotated(x, t):
     """Su et al. 2021, eq. 34: the pair (2m, 2m + 1) at position t turns by t 10000^(-2m / K)."""
@@ -188,14 +192,15 @@ def bucket(d):
     return half + 16 * (d > 0)
 
 
-def bucket_bias(layer, h):
-    return layer.position['bucket_bias.weight'][[bucket(j - layer.at) for j in layer.seen], h]
+def bucket_bias(layer):
+    buckets = [bucket(j - layer.at) for j in layer.seen]
+    return layer.position['bucket_bias.weight'][buckets].T
 
 
 class PositionFacts(NamedTuple):
     """What the tests have to know of a position encoding."""
     turn: Callable = lambda x, t: x
-    bias: Callable = lambda layer, h: 0.0
+    bias: Callable = lambda layer: 0.0
     embedded: bool = False                      # vectors of positions are added to the embeddings
 
 
@@ -224,9 +229,9 @@ def partition(layer):
     degree = config.n_head // 2 - 1
     number = config.n_layer - 1 if config.same_partition else layer.number
     depth = (number + 1) / config.n_layer
-    start = math.exp(-depth * degree)                   # e^alpha
+    alpha = -depth * degree
     beta = -1 / degree * (degree / 12) ** depth
-    u = np.log(np.exp(beta * abs(d)) * (1 - start) + start) / math.log(start)
+    u = np.log(np.exp(beta * abs(d)) * (1 - np.exp(alpha)) + np.exp(alpha)) / alpha
     parts = [math.comb(degree, v) * u ** v * (1 - u) ** (degree - v) for v in range(degree + 1)]
     N = np.concatenate((parts * np.heaviside(d, 0.5), parts * np.heaviside(-d, 0.5)))
     return N.astype(np.float32)                         # as the model's table
@@ -245,92 +250,101 @@ def sigmoid_l2(scores):
     return weights / np.sqrt((weights ** 2).sum())
 
 
-# q (D,) of the query y (D,), k and v (n, D) of the tokens x (n, D)
+# attention of the query y (D,) to the tokens x (n, D): what `out` is applied to
+
+def heads_of(layer, *arrays):
+    """The part of each array (..., D) for each head."""
+    return zip(*(np.split(x, layer.config.n_head, -1) for x in arrays), strict=True)
+
+
+def attend(layer, q, k, v, bias=0.0, weigh=softmaxed):
+    """softmax(q k^T / sqrt(K) + bias) v of each head, with the terms of the position encoding."""
+    position = position_of(layer)
+    biases = np.broadcast_to(bias + position.bias(layer), (layer.config.n_head, len(k)))
+    mixed = []
+    for bias_h, (q_h, k_h, v_h) in zip(biases, heads_of(layer, q, k, v), strict=True):
+        q_h = position.turn(q_h, layer.at)
+        k_h = position.turn(k_h, layer.seen)
+        weights = weigh(k_h @ q_h / math.sqrt(len(q_h)) + bias_h)
+        mixed.append(dropped(weights, layer.config.attention_dropout) @ v_h)
+    return np.concatenate(mixed)
+
 
 def original(w, y, x, layer):
     """Courtois et al. 2024, eq. 1 and 2."""
-    return linear(w, 'query', y), linear(w, 'key', x), linear(w, 'value', x)
+    return attend(layer, linear(w, 'query', y), linear(w, 'key', x), linear(w, 'value', x))
 
 
 def symmetric(w, y, x, layer):
     """Courtois et al. 2024, eq. 3: Q(x) Q(y)^T."""
-    return linear(w, 'query', y), linear(w, 'query', x), linear(w, 'value', x)
+    return attend(layer, linear(w, 'query', y), linear(w, 'query', x), linear(w, 'value', x))
 
 
 def pairwise(w, y, x, layer):
     """Courtois et al. 2024, eq. 6: Q(x) S Q(y)^T = sum_ab Q(x)_a S_ab Q(y)_b; S_ab = sum_c A_ac B_bc."""
-    q, k, v = symmetric(w, y, x, layer)
     pair = w['pair']
     if 'pair_key' in w:
         pair = np.einsum('hac,hbc->hab', pair, w['pair_key'])
-    q = np.einsum('ha,hab->hb', q.reshape(len(pair), -1), pair)
-    return q.flatten(), k, v
+    q = linear(w, 'query', y).reshape(len(pair), -1)
+    q = np.einsum('ha,hab->hb', q, pair).flatten()
+    return attend(layer, q, linear(w, 'query', x), linear(w, 'value', x))
 
 
 def phase(w, y, x, layer):
     """Ours: each pair of entries of a query is a complex number, times e^(i a); keys are not turned."""
-    q, k, v = symmetric(w, y, x, layer)
-    turned = q.view(complex) * np.exp(1j * w['angle'])
-    return turned.view(float), k, v
+    turned = linear(w, 'query', y).view(complex) * np.exp(1j * w['angle'])
+    return attend(layer, turned.view(float), linear(w, 'query', x), linear(w, 'value', x))
 
 
 def shared_kv(w, y, x, layer):
     """Kayyam et al. 2026: the keys are the values too."""
-    return linear(w, 'query', y), linear(w, 'key', x), linear(w, 'key', x)
+    return attend(layer, linear(w, 'query', y), linear(w, 'key', x), linear(w, 'key', x))
 
 
 def shared(w, y, x, layer):
     """Kowsher et al. 2024, section 2.3: S = x Ws, scaled by the diagonals D_q, D_k, D_v."""
+    q = linear(w, 'shared', y) * w['query_diag']
     S = linear(w, 'shared', x)
-    return linear(w, 'shared', y) * w['query_diag'], S * w['key_diag'], S * w['value_diag']
+    return attend(layer, q, S * w['key_diag'], S * w['value_diag'])
 
 
 def relative(w, y, x, layer):
     """Shaw et al. 2018, eq. 3 and 4, clipped at c - 1, with R Wk and R Wv of Tian et al. 2021, section 2."""
-    q, k, v = original(w, y, x, layer)
-    if layer.at is None:
-        return q, k, v
-    longest = layer.config.clip_distance - 1
-    R = w['distance_vectors'][np.clip(layer.seen - layer.at, -longest, longest) + longest]
-    return q, k + R @ w['key.weight'].T, v + R @ w['value.weight'].T
+    k = linear(w, 'key', x)
+    v = linear(w, 'value', x)
+    if layer.at is not None:
+        longest = layer.config.clip_distance - 1
+        distances = np.clip(layer.seen - layer.at, -longest, longest)
+        R = w['distance_vectors'][distances + longest]
+        k += R @ w['key.weight'].T
+        v += R @ w['value.weight'].T
+    return attend(layer, linear(w, 'query', y), k, v)
 
 
-# attention of the query y (D,) to the tokens x (n, D): what `out` is applied to
+def in_parts(v, N):
+    """N[h, j] v_j for the part of v (n, D) of each head h."""
+    K = v.shape[1] // len(N)
+    return v * N.repeat(K, 0).T
 
-def heads_of(layer, *arrays):
-    """The part (..., K) of each array (..., D) for each head."""
-    return zip(*(np.split(x, layer.config.n_head, -1) for x in arrays), strict=True)
 
-
-def many_heads(project, w, y, x, layer, partition=None):
-    """softmax(q k^T / sqrt(K)) v of each head, with the terms of the position encoding."""
-    position = position_of(layer)
-    mixed = []
-    for h, (q, k, v) in enumerate(heads_of(layer, *project(w, y, x, layer))):
-        q = position.turn(q, layer.at)
-        k = position.turn(k, layer.seen)
-        scores = k @ q / math.sqrt(len(q)) + position.bias(layer, h)
-        weights = dropped(softmaxed(scores), layer.config.attention_dropout)
-        if partition:
-            weights = weights * partition(layer)[h]
-        mixed.append(weights @ v)
-    return np.concatenate(mixed)
+def part_mask(w, y, x, layer):
+    """Tian et al. 2021, eq. 5."""
+    v = in_parts(linear(w, 'value', x), partition(layer))
+    return attend(layer, linear(w, 'query', y), linear(w, 'key', x), v)
 
 
 def one_head(weigh, w, y, x, layer, valued=False):
-    """Tian et al. 2021, sections 3.2 and 3.3: one score matrix, whose keys are the input itself."""
-    config = layer.config
+    """Tian et al. 2021, sections 3.2 and 3.3: all heads have the same scores; the keys are the input."""
     q = linear(w, 'query', y)
+    v = linear(w, 'value', x)
     N = partition(layer)
     R = w.get('part_embedding', np.zeros((len(N), 1))) * (layer.at is not None)
-    scores = x @ q / math.sqrt(len(q)) + (R * q).sum(1) @ N
-    weights = dropped(weigh(scores), config.attention_dropout)
-    share = np.ones_like(N) if config.one_value_matrix else N       # a whole matrix: sum_h N_h = 1 remains
-    values = heads_of(layer, linear(w, 'value', x))
-    mixed = np.concatenate([weights * N_h @ v for N_h, (v,) in zip(share, values, strict=True)])
+    if not layer.config.one_value_matrix:               # else sum_h N_h = 1 remains
+        v = in_parts(v, N)
     if valued:
-        mixed += N @ weights @ R @ w['value.weight'].T
-    return mixed
+        v = v + N.T @ R @ w['value.weight'].T
+    bias = (R * q).sum(1) @ N
+    return attend(layer, np.tile(q, len(N)), np.tile(x, len(N)), v, bias, weigh)
 
 
 def sinusoid(d, size):
@@ -342,16 +356,13 @@ def sinusoid(d, size):
 
 def xlnet(w, y, x, layer):
     """Yang et al. 2019 after Dai et al. 2019, section 3.3: ((q + u) k_j + (q + v) r_(i-j)) / sqrt(K)."""
-    r = np.zeros_like(x)
+    q = linear(w, 'query', y)
+    bias = 0.0
     if layer.at is not None:
         r = linear(w, 'distance', sinusoid(layer.at - layer.seen, len(y)))
-    queries, keys, values = original(w, y, x, layer)
-    arrays = queries + w['content_bias'], queries + w['distance_bias'], keys, r, values
-    mixed = []
-    for content_q, distance_q, k, r, v in heads_of(layer, *arrays):
-        scores = (k @ content_q + r @ distance_q) / math.sqrt(len(content_q))
-        mixed.append(dropped(softmaxed(scores), layer.config.attention_dropout) @ v)
-    return np.concatenate(mixed)
+        bias = np.array([r_h @ q_h / math.sqrt(len(q_h))
+                         for q_h, r_h in heads_of(layer, q + w['distance_bias'], r)])
+    return attend(layer, q + w['content_bias'], linear(w, 'key', x), linear(w, 'value', x), bias)
 
 
 def gau(w, y, x, layer):
@@ -376,8 +387,9 @@ def softmax_plus(products, s, scale):
 
 
 def squared_relu(products, s, scale):
+    of_n, of_s = SCALES[scale]
     squares = np.maximum(products, 0) ** 2
-    return squares / SCALES[scale](len(products), s)
+    return squares / (len(products) ** of_n * s ** of_s)
 
 
 def scaled_squared_relu(products, s, scale):
@@ -388,32 +400,34 @@ def scaled_squared_relu(products, s, scale):
 
 
 NORMALISERS = {
-    'softmax': softmax, 'softmax_plus': softmax_plus,
-    'squared_relu': squared_relu, 'scaled_squared_relu': scaled_squared_relu,
+    'softmax': softmax,
+    'softmax_plus': softmax_plus,
+    'squared_relu': squared_relu,
+    'scaled_squared_relu': scaled_squared_relu,
 }
-SCALES = {
-    'n2': lambda n, s: n ** 2,
-    'n': lambda n, s: n,
-    'ns': lambda n, s: n * s,
-    's2': lambda n, s: s ** 2,
-    'n2s': lambda n, s: n ** 2 * s,
-    'ns2': lambda n, s: n * s ** 2,
+SCALES = {                              # exponents of n and s
+    'n2': (2, 0),
+    'n': (1, 0),
+    'ns': (1, 1),
+    's2': (0, 2),
+    'n2s': (2, 1),
+    'ns2': (1, 2),
 }
 
-D, H, K = 96, 6, 16                                     # sizes of test_parameter_formula_of_attention
-S, C = NEEDS['gau']['key_size'], NEEDS['rpe']['clip_distance']
+# sizes of test_parameter_formula_of_attention; those of GAU and `rpe` are in NEEDS
+D, H, K, S, C = 96, 6, 16, 6, 3
 LINEAR = D * D + D
 
 # (weights, query, tokens, Layer) -> input of `out`; the number of parameters without `out`, with these sizes
 ATTENTIONS = {
-    'original': (partial(many_heads, original), 3 * LINEAR),
-    'symmetric': (partial(many_heads, symmetric), 2 * LINEAR),
-    'pairwise': (partial(many_heads, pairwise), 2 * LINEAR + H * K * K),
-    'phase': (partial(many_heads, phase), 2 * LINEAR + D // 2),
-    'shared_kv': (partial(many_heads, shared_kv), 2 * LINEAR),
-    'shared': (partial(many_heads, shared), LINEAR + 3 * D),
-    'rpe': (partial(many_heads, relative), 3 * LINEAR + (2 * C - 1) * D),
-    'part_mask': (partial(many_heads, original, partition=partition), 3 * LINEAR),
+    'original': (original, 3 * LINEAR),
+    'symmetric': (symmetric, 2 * LINEAR),
+    'pairwise': (pairwise, 2 * LINEAR + H * K * K),
+    'phase': (phase, 2 * LINEAR + D // 2),
+    'shared_kv': (shared_kv, 2 * LINEAR),
+    'shared': (shared, LINEAR + 3 * D),
+    'rpe': (relative, 3 * LINEAR + (2 * C - 1) * D),
+    'part_mask': (part_mask, 3 * LINEAR),
     'one_head_softmax': (partial(one_head, softmaxed), 2 * LINEAR),
     'one_head_sigmoid': (partial(one_head, sigmoid_l2), 2 * LINEAR),
     'part_bias': (partial(one_head, sigmoid_l2), 2 * LINEAR + H * D),
@@ -471,23 +485,26 @@ BLOCKS = {'post': post_norm, 'pre': pre_norm}
 def layer_oracle(w, number, y, x, sees, at, config):
     """Each query of y (Q, D) has a position in `at` and attends to those tokens of x (T, D) that it sees."""
     block = BLOCKS[config.norm_place]
+    weights = part(w, f'encoder.blocks.{number}.')
     rows = []
     for query, seen, i in zip(y, sees, at, strict=True):
-        layer = Layer(config, number, part(w, 'position.'), i, seen)
-        rows.append(block(part(w, f'blocks.{number}.'), query, x[seen], layer))
+        layer = Layer(config, number, part(w, 'encoder.position.'), i, seen)
+        rows.append(block(weights, query, x[seen], layer))
     return np.array(rows)
 
 
 def final_oracle(w, x, config):
     """What heads and poolings read: the last norm of pre-LN, or x as it is."""
-    return x if config.norm_place == 'post' else NORMS[config.norm](w, 'final_norm', x)
+    if config.norm_place == 'post':
+        return x
+    return NORMS[config.norm](w, 'encoder.final_norm', x)
 
 
 def embedding_oracle(w, ids, segments, config):
-    x = w['token.weight'][ids] + w['segment.weight'][segments]
+    x = w['encoder.token.weight'][ids] + w['encoder.segment.weight'][segments]
     if POSITIONS[config.position].embedded:
-        x = x + w['position.table.weight'][:len(ids)]
-    return dropped(NORMS[config.norm](w, 'norm', x), config.dropout)
+        x = x + w['encoder.position.table.weight'][:len(ids)]
+    return dropped(NORMS[config.norm](w, 'encoder.norm', x), config.dropout)
 
 
 def states_oracle(w, ids, segments, real, config):
@@ -495,7 +512,8 @@ def states_oracle(w, ids, segments, real, config):
     T = len(ids)
     states = [embedding_oracle(w, ids, segments, config)]
     for number in range(config.n_layer):
-        states.append(layer_oracle(w, number, states[-1], states[-1], [real] * T, range(T), config))
+        x = states[-1]
+        states.append(layer_oracle(w, number, x, x, [real] * T, range(T), config))
     return states, final_oracle(w, states[-1], config)
 
 
@@ -520,11 +538,10 @@ def first(w, states, final, real, config):
 
 def layerwise(w, states, final, real, config):
     """Tian et al. 2021, section 3.4: y_0 passes the layers, each of which sees the recorded X^k."""
-    encoder = part(w, 'encoder.')
     y = w['pooler.query_embedding'][None]
     for number in range(config.n_layer):
-        y = layer_oracle(encoder, number, y, states[number], [real], [None], config)
-    return final_oracle(encoder, y, config)[0]
+        y = layer_oracle(w, number, y, states[number], [real], [None], config)
+    return final_oracle(w, y, config)[0]
 
 
 HEADS = {'bert': bert_head, 'decoder': decoder_head}
@@ -536,39 +553,40 @@ def logits_of(w, x, config):
 
 
 def masked_lm_oracle(w, ids, segments, real, config):
-    _, final = states_oracle(part(w, 'encoder.'), ids, segments, real, config)
+    _, final = states_oracle(w, ids, segments, real, config)
     return logits_of(w, final, config)
 
 
 def classifier_oracle(w, ids, segments, real, config):
-    states, final = states_oracle(part(w, 'encoder.'), ids, segments, real, config)
+    states, final = states_oracle(w, ids, segments, real, config)
     pooled = POOLINGS[config.pooling](w, states, final, real, config)
     return linear(w, 'classifier', dropped(pooled, config.dropout))
 
 
 def span_oracle(w, ids, segments, real, config):
-    _, final = states_oracle(part(w, 'encoder.'), ids, segments, real, config)
+    _, final = states_oracle(w, ids, segments, real, config)
     return linear(w, 'classifier', final)
 
 
 def permutation_oracle(w, ids, segments, real, config, positions, order):
     """Yang et al. 2019, section 2.3: content sees order_j <= order_i, queries see order_j < order_i."""
-    encoder = part(w, 'encoder.')
     at = range(len(ids))
     content_sees = [real[order[real] <= order[i]] for i in at]
     query_sees = [real[order[real] < order[i]] for i in positions]
-    content = embedding_oracle(encoder, ids, segments, config)
+    content = embedding_oracle(w, ids, segments, config)
     query = np.tile(dropped(w['query_embedding'], config.dropout), (len(positions), 1))
     for number in range(config.n_layer):
         # both read the content of the layer below
-        query = layer_oracle(encoder, number, query, content, query_sees, positions, config)
-        content = layer_oracle(encoder, number, content, content, content_sees, at, config)
-    return logits_of(w, final_oracle(encoder, query, config), config)
+        query = layer_oracle(w, number, query, content, query_sees, positions, config)
+        content = layer_oracle(w, number, content, content, content_sees, at, config)
+    return logits_of(w, final_oracle(w, query, config), config)
 
 
 ORACLES = {
-    MaskedLM: masked_lm_oracle, SequenceClassifier: classifier_oracle,
-    SpanClassifier: span_oracle, PermutationLM: permutation_oracle,
+    MaskedLM: masked_lm_oracle,
+    SequenceClassifier: classifier_oracle,
+    SpanClassifier: span_oracle,
+    PermutationLM: permutation_oracle,
 }
 
 
@@ -631,14 +649,6 @@ def test_without_an_order_the_predicted_tokens_come_after_all_others():
     assert torch.equal(model(ids, PREDICTED), model(ids, PREDICTED, order=last))
 
 
-def test_partition_is_one_of_unity():
-    config = EncoderConfig(9, 3000, 24, 32, 32, 4, attention='shatter', position='none')
-    for layer in range(24):
-        table = source.Partition(config, layer).table
-        assert (table >= 0).all()
-        assert difference(table.double().sum(0), 1) < 1e-6
-
-
 # ---- parameters; counts of whole models are in tests/test_bench.py and tests/test_readme.py ----
 
 def test_every_variant_has_an_oracle_and_a_count_here():
@@ -657,9 +667,9 @@ def test_parameter_formula_of_attention(attention):
 
 # ---- padding, gradients and losses ----
 
-@each_system
+@each([*SYSTEMS, *OTHERS])
 def test_padding_changes_nothing(settings):
-    """Its weight is exactly 0, not merely small.  A mask may have numbers; without padding it may be None."""
+    """Its weight is exactly 0, not merely small. A mask may have numbers; without padding it may be None."""
     ids, segments = batch()
     for kind in (MaskedLM, SequenceClassifier):
         model = build(kind, **settings, pooling='layerwise')
@@ -693,17 +703,17 @@ def test_every_parameter_gets_its_gradient(kind, settings):
 def test_losses_are_cross_entropies_in_float32(kind):
     """The last block computes the predicted tokens alone."""
     model = build(kind, **XLNET)
-    queries = []
-    last = model.encoder.blocks[-1].attention.out
-    last.register_forward_hook(lambda module, inputs, y: queries.append(y.size(1)))
+    lengths = []
+    last = model.encoder.blocks[-1]
+    last.register_forward_hook(lambda module, inputs, x: lengths.append(x.size(1)))
     ids, segments = batch()
     targets = ids[:, :2]
-    logits = model(ids, PREDICTED, segments=segments, attention_mask=KEEP)
-    losses = model(ids, PREDICTED, targets, segments, KEEP)
-    assert queries == [2, 2]
+    logits = outputs(model, ids, segments, KEEP, positions=PREDICTED)
+    losses = outputs(model, ids, segments, KEEP, positions=PREDICTED, targets=targets)
+    assert lengths == [2, 2]
     assert losses.dtype == torch.float32
-    chances = logits.softmax(-1).gather(-1, targets[:, :, None])
-    assert difference(losses.double(), -chances[:, :, 0].log()) < 1e-5
+    expected = -logits.log_softmax(-1).gather(-1, targets[:, :, None])[:, :, 0]
+    assert difference(losses.double(), expected) < 1e-5
 
 
 # ---- initial values ----
@@ -711,25 +721,25 @@ def test_losses_are_cross_entropies_in_float32(kind):
 ZEROS = 0.0, 0.0                        # mean and standard deviation
 ONES = 1.0, 0.0
 NORMAL = 0.0, 0.02
-STARTS = {                              # of each parameter, by the last part of its name
-    **dict.fromkeys(['bias', 'query_bias', 'key_bias', 'angle'], ZEROS),
-    **dict.fromkeys(['query_diag', 'key_diag', 'value_diag'], ONES),
-    **dict.fromkeys(['weight', 'query_embedding', 'distance_vectors', 'part_embedding'], NORMAL),
-    **dict.fromkeys(['content_bias', 'distance_bias'], NORMAL),
-    **dict.fromkeys(['pair', 'pair_key'], None),        # has a test of its own
+STARTS = {                              # end of a parameter's name -> how it starts; the first that fits counts
+    'norm.weight': ONES,
+    'weight': NORMAL,
+    'content_bias': NORMAL,
+    'distance_bias': NORMAL,
+    'bias': ZEROS,
+    'embedding': NORMAL,
+    'distance_vectors': NORMAL,
+    'diag': ONES,
+    'angle': ZEROS,
+    'pair': None,                       # these two have a test of their own
+    'pair_key': None,
 }
-DECAYING = 'weight', 'pair', 'pair_key', 'distance_vectors', 'part_embedding'
-
-
-def is_of_a_norm(model, name):
-    path, _, last = name.rpartition('.')
-    assert last in STARTS, f'{name}: add it to STARTS, and to DECAYING if it has weight decay'
-    return isinstance(model.get_submodule(path), nn.LayerNorm)
+DECAYING = 'weight', 'part_embedding', 'distance_vectors', 'pair', 'pair_key'
 
 
 def decays(model, name):
     """Should a parameter have weight decay?  For tests/test_train.py."""
-    return name.endswith(DECAYING) and not is_of_a_norm(model, name)
+    return name.endswith(DECAYING) and not name.endswith('norm.weight')
 
 
 @each_case
@@ -739,8 +749,9 @@ def test_initial_values(kind, settings):
     sizes = {'vocab_size': 500, 'block_size': 40, 'n_layer': 1, 'n_embd': 96, 'n_inner': 96}
     model = kind(small(**{**settings, **sizes}, n_label=50))
     for name, value in model.named_parameters():
-        weight_of_norm = is_of_a_norm(model, name) and name.endswith('weight')
-        start = ONES if weight_of_norm else STARTS[name.rpartition('.')[-1]]
+        starts = [start for end, start in STARTS.items() if name.endswith(end)]
+        assert starts, f'{name}: add it to STARTS, and to DECAYING if it has weight decay'
+        start = starts[0]
         if start is None:
             continue
         mean, deviation = start
@@ -777,12 +788,12 @@ PAIR_STARTS = {                         # deviation of S, K = 32
 @pytest.mark.parametrize('pair_init', PAIR_INIT)
 def test_initial_pairwise_factors(pair_init, rank):
     torch.manual_seed(6)
-    settings = {'pair_init': pair_init, 'pair_rank': rank, 'n_head': 32, 'n_embd': 32 * 32}
-    attention = ATTENTION['pairwise'](small(attention='pairwise', **settings), 0)
+    config = small(attention='pairwise', pair_init=pair_init, pair_rank=rank, n_head=32, n_embd=32 * 32)
+    attention = ATTENTION['pairwise'](config, 0)
     noise = attention.pair @ attention.pair_key.mT if rank else attention.pair
     if pair_init == 'identity':
-        ones = rank or 32
-        noise = noise - torch.eye(32, ones) @ torch.eye(ones, 32)
+        ones = torch.eye(32, rank or 32)
+        noise = noise - ones @ ones.mT
     assert (noise.mean(0).abs() < 6 * noise.std(0) / 32 ** 0.5).all()               # over 32 heads
     if not (rank and pair_init == 'identity'):          # there they have different deviations
         tolerance = 0.25 if rank else 0.06              # entries of a product are correlated
@@ -805,11 +816,7 @@ def test_bfloat16_autocast(settings, monkeypatch):
         dtypes.update((q.dtype, k.dtype, v.dtype))
         return fused(q, k, v, *others)
 
-    torch.manual_seed(7)
-    model = MaskedLM(small(**settings)).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter), alpha=0.2)
+    model = randomised(MaskedLM(small(**settings)), 0.3)
     inputs = (*batch(), KEEP)
     expected = outputs(model, *inputs)
     monkeypatch.setattr(F, 'scaled_dot_product_attention', recorded)
@@ -967,9 +974,17 @@ def test_extension_repeats_the_vectors_of_the_longest_distances():
 # ---- what a user can get wrong ----
 
 KNOBS = {                               # an option that not all use -> a value that is not its default
-    'mlp': 'swiglu', 'norm_place': 'pre', 'tied_start': True,
-    'pair_rank': 2, 'pair_init': 'normal', 'normaliser': 'softmax', 'key_size': 64, 'relu_scale': 'n',
-    'clip_distance': 5, 'same_partition': True, 'one_value_matrix': True,
+    'mlp': 'swiglu',
+    'norm_place': 'pre',
+    'tied_start': True,
+    'pair_rank': 2,
+    'pair_init': 'normal',
+    'normaliser': 'softmax',
+    'relu_scale': 'n',
+    'key_size': 64,
+    'clip_distance': 5,
+    'same_partition': True,
+    'one_value_matrix': True,
 }
 
 
