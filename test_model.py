@@ -721,7 +721,7 @@ def test_losses_are_cross_entropies_in_float32(kind):
 ZEROS = 0.0, 0.0                        # mean and standard deviation
 ONES = 1.0, 0.0
 NORMAL = 0.0, 0.02
-STARTS = {                              # end of a parameter's name -> how it starts; the first that fits counts
+STARTS = {                              # end of a parameter's name -> how it starts; the first that fits
     'norm.weight': ONES,
     'weight': NORMAL,
     'content_bias': NORMAL,
