@@ -57,12 +57,19 @@ SYSTEMS += [system('pairwise', position, pair_rank=2) for position in POSITION]
 SYSTEMS += [system('part_mask', 'none', same_partition=True)]
 SYSTEMS += [system('shatter', 'none', one_value_matrix=True)]
 # every attention with rope, if it works with it, and `original` with every position
-CORE = [settings for settings in SYSTEMS if settings['attention'] == 'original'
-        or settings['position'] == 'rope' or 'rope' not in positions_of(settings['attention'])]
+CORE = [
+    settings for settings in SYSTEMS
+    if settings['position'] == 'rope' or settings['attention'] == 'original'
+    or 'rope' not in positions_of(settings['attention'])
+]
 
 GATED = [system('gau', 'rope', normaliser=name) for name in NORMALISER]
 GATED += [system('gau', 'rope', normaliser='squared_relu', relu_scale=scale) for scale in RELU_SCALE]
-OTHERS = [*GATED, system('symmetric', 'rope', **MODERN), {**XLNET, **MODERN}]
+OTHERS = [
+    *GATED,
+    system('symmetric', 'rope', **MODERN),
+    {**XLNET, **MODERN},
+]
 
 # models that the oracles, gradients, dropout and initial values are tested of
 CASES = [(kind, {**settings, 'pooling': 'layerwise'})
@@ -265,8 +272,9 @@ def attend(layer, q, k, v, bias=0.0, weigh=softmaxed):
     for bias_h, (q_h, k_h, v_h) in zip(biases, heads_of(layer, q, k, v), strict=True):
         q_h = position.turn(q_h, layer.at)
         k_h = position.turn(k_h, layer.seen)
-        weights = weigh(k_h @ q_h / math.sqrt(len(q_h)) + bias_h)
-        mixed.append(dropped(weights, layer.config.attention_dropout) @ v_h)
+        scores = k_h @ q_h / math.sqrt(len(q_h)) + bias_h
+        weights = dropped(weigh(scores), layer.config.attention_dropout)
+        mixed.append(weights @ v_h)
     return np.concatenate(mixed)
 
 
@@ -360,8 +368,8 @@ def xlnet(w, y, x, layer):
     bias = 0.0
     if layer.at is not None:
         r = linear(w, 'distance', sinusoid(layer.at - layer.seen, len(y)))
-        bias = np.array([r_h @ q_h / math.sqrt(len(q_h))
-                         for q_h, r_h in heads_of(layer, q + w['distance_bias'], r)])
+        heads = heads_of(layer, q + w['distance_bias'], r)
+        bias = np.array([r_h @ q_h / math.sqrt(len(q_h)) for q_h, r_h in heads])
     return attend(layer, q + w['content_bias'], linear(w, 'key', x), linear(w, 'value', x), bias)
 
 
@@ -435,7 +443,10 @@ ATTENTIONS = {
     'gau': (gau, 4 * D * D + D * S + 4 * S),            # Wu and Wv, which are 2 D wide, Wz, d and b
     'xlnet': (xlnet, 4 * D * D + 2 * D),                # no biases, but u and v
 }
-NORMS = {'layer': layer_norm, 'rms': rms_norm}
+NORMS = {
+    'layer': layer_norm,
+    'rms': rms_norm,
+}
 
 
 def gelu_expansion(w, x):
@@ -455,7 +466,8 @@ def attention_oracle(w, y, x, layer):
     """What a block adds to the query y: attention to the tokens x and its last Linear, with dropout."""
     oracle, _ = ATTENTIONS[layer.config.attention]
     weights = part(w, 'attention.')
-    return dropped(linear(weights, 'out', oracle(weights, y, x, layer)), layer.config.dropout)
+    mixed = oracle(weights, y, x, layer)
+    return dropped(linear(weights, 'out', mixed), layer.config.dropout)
 
 
 def mlp_oracle(w, y, config):
@@ -633,8 +645,10 @@ def test_dropout_is_where_the_papers_have_it(kind, settings, monkeypatch):
 
     def attention(q, k, v, mask, p):
         scores = q @ k.mT / q.size(-1) ** 0.5
-        if mask is not None:
-            scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
+        if mask is not None and mask.dtype == torch.bool:
+            scores = scores.masked_fill(~mask, -math.inf)
+        elif mask is not None:                          # a bias
+            scores = scores + mask
         return dropped(scores.softmax(-1), p) @ v
 
     monkeypatch.setattr(F, 'dropout', dropout)
@@ -691,7 +705,8 @@ def test_every_parameter_gets_its_gradient(kind, settings):
         return outputs(model, *batch(), KEEP, **more)
 
     inputs = tuple(parameters.values())
-    torch.autograd.gradcheck(logits, inputs, fast_mode=True, check_undefined_grad=False, atol=1e-8, rtol=1e-5)
+    torch.autograd.gradcheck(
+        logits, inputs, atol=1e-8, rtol=1e-5, fast_mode=True, check_undefined_grad=False)
     gradients = torch.autograd.grad(logits().square().sum(), inputs, materialize_grads=True)
     for name, gradient in zip(parameters, gradients, strict=True):
         # a bias of all keys shifts the scores of a softmax alike; a layerwise query has no position
