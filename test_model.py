@@ -1008,6 +1008,7 @@ KNOBS = {                               # an option that not all use -> a value 
     *[(system(name, position), f"position='{position}'.*'{name}' works only with")
       for name in ATTENTION for position in POSITION if position not in positions_of(name)],
     (system('part_mask', 'none', one_value_matrix=True), 'one_value_matrix=True.*shatter'),
+    (system('gau', 'rope', relu_scale='n'), "relu_scale='n'.*squared_relu"),
     ({'attention': 'phase', 'n_head': 6, 'n_embd': 18}, "attention='phase'.*even"),
 ], ids=str)
 def test_a_combination_that_would_compute_something_else_is_refused(settings, message):
