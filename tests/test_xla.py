@@ -14,11 +14,10 @@ import signal
 import pytest
 import torch
 from conftest import tiny, torchrun
-from test_model import CORE, GATED, SMALL, SYSTEMS, XLNET, system
+from test_model import CORE, GATED, KEEP, ORDER, PREDICTED, SMALL, SYSTEMS, XLNET, small, system
 from test_train import CPU, metrics, same_run, signalled
 
 import train
-from model import EncoderConfig
 
 os.environ.setdefault('PJRT_DEVICE', 'CPU')
 os.environ.setdefault('XLA_FLAGS', '--xla_backend_optimization_level=1')        # compile in half the time
@@ -37,25 +36,20 @@ KNOBS = {
 
 def build(objective='mlm', **settings):
     torch.manual_seed(1)
-    config = EncoderConfig(**{**SMALL, 'dropout': 0.0, 'attention_dropout': 0.0, **settings})
+    config = small(**{'dropout': 0.0, 'attention_dropout': 0.0, **settings})
     return train.MODEL_CLASSES[objective](config)
 
 
-def batch(seed=0, objective='mlm', padded=False):
+def batch(seed=0, **more):
     """Micro-batch as Loader's, on the CPU, but for weights."""
-    generator = torch.Generator().manual_seed(seed)
-    ids = torch.randint(SMALL['vocab_size'], (4, 12), generator=generator)
-    positions = torch.rand(4, 8, generator=generator).argsort(1)[:, :4]
-    found = {'ids': ids, 'positions': positions, 'targets': ids.gather(1, positions)}
-    if objective == 'plm':
-        found['order'] = torch.rand(4, 12, generator=generator).argsort(1)
-    if padded:
-        found['attention_mask'] = torch.arange(12) < torch.tensor([[12], [9], [11], [8]])
-    return found
+    ids = torch.randint(SMALL['vocab_size'], (4, 6), generator=torch.Generator().manual_seed(seed))
+    targets = ids.gather(1, PREDICTED)
+    return {'ids': ids, 'positions': PREDICTED, 'targets': targets, **more}
 
 
-def weighted(seed):
-    return {**batch(seed), 'weights': torch.ones(4, 4)}
+def two_batches(seed):
+    """The micro-batches of a step."""
+    return [batch(number, weights=torch.ones(4, 2)) for number in (seed, seed + 1)]
 
 
 def n_compiled():
@@ -66,12 +60,12 @@ def n_compiled():
 def test_losses_and_gradients_are_the_cpus(settings):
     """And no operator is computed on the host; rows with and without padding in one graph."""
     counters.clear_all()
-    objective = settings.get('objective', 'mlm')
     ours = build(**settings)
     theirs = copy.deepcopy(ours).to(RUNTIME.device)
+    more = {'order': ORDER} if 'objective' in settings else {}
     losses = []
     for model, runtime in ((ours, CPU), (theirs, RUNTIME)):
-        batches = batch(0, objective), batch(1, objective, padded=True)
+        batches = batch(0, **more), batch(1, **more, attention_mask=KEEP)
         rows = torch.cat([model(**runtime.move(each)) for each in batches])
         rows.mean().backward()
         runtime.sync()
@@ -105,8 +99,7 @@ def steps(runtime, looks, **settings):
         train.seed_step(1, step, runtime)
         # the rate passes 0.01, the decay: scalars of equal values were once one input, and so another graph
         train.set_lr(optimizer, train.get_lr(step, 1e-2, 0.0, 4, 8, 'linear'), runtime)
-        parts = [weighted(2 * step), weighted(2 * step + 1)]
-        loss, norm = train.update(model, optimizer, scaler, parts, 30.0 + step, 1.0, runtime)
+        loss, norm = train.update(model, optimizer, scaler, two_batches(2 * step), 15.0 + step, 1.0, runtime)
         if step in looks:
             found.append([loss.item(), norm.item()])
         graphs.append(n_compiled())
@@ -196,7 +189,7 @@ def wrapped_twin():
             model = train.DistributedDataParallel(raw, gradient_as_bucket_view=True)
         optimizer = torch.optim.SGD(raw.parameters(), 1.0)
         # DDP divides by 1 here
-        train.update(model, optimizer, scaler, [weighted(0), weighted(1)], 32.0 * world, 0.0, runtime)
+        train.update(model, optimizer, scaler, two_batches(0), 16.0 * world, 0.0, runtime)
         after.append(torch.cat([x.detach().cpu().flatten() for x in raw.parameters()]))
     assert torch.allclose(*after, atol=1e-6)
     print('the same')
