@@ -663,7 +663,24 @@ def test_without_an_order_the_predicted_tokens_come_after_all_others():
     assert torch.equal(model(ids, PREDICTED), model(ids, PREDICTED, order=last))
 
 
-# ---- parameters; counts of whole models are in tests/test_bench.py and tests/test_readme.py ----
+# ---- parameters; tests/test_bench.py counts the models of other papers, test_readme.py all variants ----
+
+COUNTS = {                              # masked LMs of the sizes small, base and large
+    'original': [28_795_194, 109_514_298, 335_174_458],
+    'symmetric': [27_744_570, 102_427_194, 309_984_058],
+    'pairwise': [27_875_642, 103_017_018, 311_556_922],
+    'shared': [26_700_090, 95_367_738, 284_867_386],
+}
+
+
+@pytest.mark.parametrize('attention', COUNTS)
+def test_parameter_counts_of_the_papers(attention):
+    """Courtois et al. 2024, table 2, and Kowsher et al. 2024, table 4."""
+    shapes = (4, 8, 512, 2048), (12, 12, 768, 3072), (24, 16, 1024, 4096)
+    with torch.device('meta'):
+        models = [MaskedLM(EncoderConfig(30522, 512, *shape, attention=attention)) for shape in shapes]
+    assert [source.count_parameters(model) for model in models] == COUNTS[attention]
+
 
 def test_every_variant_has_an_oracle_and_a_count_here():
     missing = [name for name in (*ATTENTION, *POSITION) if name not in {**ATTENTIONS, **POSITIONS}]
