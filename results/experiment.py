@@ -127,8 +127,16 @@ def rows_path(path):
     return os.path.splitext(path)[0] + '.jsonl'
 
 
-# knobs that decide where and how fast a run computes, but do not change its result
+# knobs that say where a run computes and where its files are; a row has its device and corpus of its own
 PLACE = 'out_dir', 'data_dir', 'device', 'compile', 'timeout', 'wandb_project'
+
+
+def read_lines(path):
+    """All rows of a plan as dicts."""
+    if not os.path.exists(rows_path(path)):
+        return []
+    with open(rows_path(path), encoding='utf-8') as file:
+        return list(map(json.loads, file))
 
 
 def read_rows(path, runs):
@@ -138,14 +146,11 @@ def read_rows(path, runs):
     those of its run, because then the plan was changed after the run.
     """
     found = {}
-    if os.path.exists(rows_path(path)):
-        with open(rows_path(path), encoding='utf-8') as file:
-            for line in file:
-                row = json.loads(line)
-                key = row['cell'], row['rate'], row['seed']
-                if key in found:
-                    raise UserError(f'{rows_path(path)}: two rows of {row["cell"]}, seed {row["seed"]}')
-                found[key] = row
+    for row in read_lines(path):
+        key = row['cell'], row['rate'], row['seed']
+        if key in found:
+            raise UserError(f'{rows_path(path)}: two rows of {row["cell"]}, seed {row["seed"]}')
+        found[key] = row
     rows = []
     for one in runs:
         row = found.get((one.cell, one.rate, one.seed))
@@ -182,11 +187,22 @@ def make_all(path):
         with lock:
             if read_rows(path, [one]).empty:
                 print(f'\nrun {number} of {len(runs)}: {one.folder}', flush=True)
-                row = make(one, plan)
+                corpus = corpus_of(path, one)
+                row = {**make(one, plan), 'corpus': corpus}
                 with open(rows_path(path), 'a', encoding='utf-8') as file:
                     file.write(json.dumps(row) + '\n')
     finished = len(read_rows(path, runs))
     print(f'{finished} of {len(runs)} runs are finished: python results/experiment.py {path}')
+
+
+def corpus_of(path, one):
+    """Digests of a run's corpus.  Raises UserError if it was prepared again since other rows of the plan."""
+    dataset = one.knobs['dataset']
+    corpus = train.load_meta(os.path.join(one.knobs['data_dir'], dataset))['identity']
+    for row in read_lines(path):                        # rows of before 2026-11-27 do not have the digests
+        if row['knobs']['dataset'] == dataset:
+            train.refuse_difference(rows_path(path), row.get('corpus', corpus), corpus)
+    return corpus
 
 
 def make(one, plan):
@@ -263,8 +279,11 @@ def paired(differences):
 
 
 def holm(p):
-    """Adjusted p of n tests: the smallest p is multiplied by n, the next by n - 1, and so on.  Holm 1979"""
-    ordered = p.sort_values()
+    """Adjusted p of n tests: the smallest p is multiplied by n, the next by n - 1, and so on.  Holm 1979
+
+    A comparison on one seed has no p and does not count.
+    """
+    ordered = p.dropna().sort_values()
     factors = np.arange(len(ordered), 0, -1)
     return (ordered * factors).cummax().clip(upper=1).reindex(p.index)
 
@@ -441,9 +460,8 @@ def report(path):
     else:
         rows['steps'] = [steps_below(curve, plan.target) for curve in rows['curve']]
         print_cells(plan, rows)
-        never = [cell for cell, curve, steps in zip(rows['cell'], rows['curve'], rows['steps'], strict=True)
-                 if steps == curve[-1][0]]
-        if plan.target and never:
+        never = rows['cell'][rows['steps'] == [curve[-1][0] for curve in rows['curve']]].unique()
+        if plan.target and len(never):
             print(f"\nnever below {plan.target:g} nats, so that all steps count: {', '.join(never)}")
         if plan.contrasts:
             print_contrasts(plan, rows)

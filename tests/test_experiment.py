@@ -87,10 +87,14 @@ def test_a_run_that_diverges_is_a_row_and_the_last_loss_can_be_of_all_rows(corpu
     assert losses['symmetric'] == pytest.approx(every_row, abs=1e-5)
 
 
-def test_a_run_of_an_older_plan_does_not_go_on(corpus, tmp_path):
-    """Otherwise its row would have the knobs of the new plan and the losses of the old one."""
+def test_runs_of_another_plan_or_corpus_do_not_share_a_table(corpus, tmp_path):
+    """Otherwise a row would have the knobs of the new plan and the losses of the old one."""
     write_plan(tmp_path, corpus, 'seeds = 1,\n')
     assert script(tmp_path, 'run').code == 0
+    row, _ = read_rows(tmp_path)
+    row['corpus']['val'] = 'another'                    # as if the corpus had been prepared again since
+    (tmp_path / 'plan.jsonl').write_text(json.dumps(row) + '\n')
+    assert 'plan.jsonl has val=another, this run has ' in refused(script(tmp_path, 'run'))
     (tmp_path / 'plan.jsonl').unlink()
     write_plan(tmp_path, corpus, 'seeds = 1,\n', mask_fraction=0.4)
     assert 'has mask_fraction=0.15, this run has 0.4' in refused(script(tmp_path, 'run'))
@@ -135,8 +139,8 @@ target = 4.5
     assert 'y/other, rate 0.001, has a loss that is not finite: seed 2' in done.out
     assert 'y/other is compared only on seed 1' in done.out
     # Student's t of 0.5, 0.6 and 0.4 is 8.66, with n = 2: half of the interval is 4.303 * 0.1 / sqrt(3), and
-    # p = 1 - t / sqrt(t^2 + n) = 0.0131, of two tests.
-    for row in ('| x/other | 0.001 | 3 | 100 | 1.0 | 4.600 (0.100) | +0.500 (+0.252 to +0.748) | .026 |',
+    # p = 1 - t / sqrt(t^2 + n) = 0.0131, of one test, since the other comparison has one seed.
+    for row in ('| x/other | 0.001 | 3 | 100 | 1.0 | 4.600 (0.100) | +0.500 (+0.252 to +0.748) | .013 |',
                 '| y/other | 0.001 | 2 | 100 | 1.0 | 3.400 (0.283) | +0.200 |  |',
                 '| more in y | 1 | -0.300 |'):          # 0.2 - 0.5 of seed 1
         assert row in done.out, row
