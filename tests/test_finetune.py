@@ -31,7 +31,7 @@ from prepare_data import digest_of, file_sum, load_tokenizer, write_json
 
 SPECIAL_IDS = {'pad': 0, 'unk': 1, 'cls': 2, 'sep': 3, 'mask': 4}
 QUICK = {'trials': 1, 'epochs': 1, 'total_batch': 8, 'batch_size': 8, 'learning_rate': 5e-3, 'stride': 16,
-         'device': 'cpu', 'dtype': 'float32'}
+         'device': 'cpu', 'dtype': 'float32', 'texts': 'text', 'label': 'class'}
 PUBLISHED = [name for name in TASKS if name != 'custom']
 
 
@@ -84,11 +84,17 @@ def copies(tmp_path_factory):
 
 
 @pytest.fixture
-def trial(stage, run, copies, tmp_path):
+def tune(stage, run, copies, tmp_path):
+    """tune(seed=2) runs finetune.py in this process -> Done"""
+    given = {**QUICK, 'tasks': 'rte', 'init_from': run, 'data_dir': copies, 'out_dir': tmp_path / 'out'}
+    return lambda **knobs: stage('finetune', *words(**{**given, **knobs}))
+
+
+@pytest.fixture
+def trial(tune, tmp_path):
     """trial('cola', seed=2) fine-tunes in this process; returns result.json of its only trial."""
     def call(name, out='out', **knobs):
-        given = {**QUICK, 'init_from': run, 'data_dir': copies, 'tasks': name, 'out_dir': tmp_path / out}
-        done = stage('finetune', *words(**{**given, **knobs}))
+        done = tune(tasks=name, out_dir=tmp_path / out, **knobs)
         assert done.code == 0, done
         path, = Path(tmp_path, out).glob('*/*/result.json')
         return {**json.loads(path.read_text()), 'folder': path.parent, 'printed': done}
@@ -222,8 +228,6 @@ def test_windows_hold_every_token_and_the_answer(run):
             assert context[begin:end] == answer
     empty, = finetune.span_features([Example(0, ('what ?', ''), ())], tokenizer, 48, 16)
     assert empty.offsets.tolist() == [[0, 0]]
-    two_words = np.array([[0, 3], [3, 5]])
-    assert finetune.span_target((('abcd', 2),), two_words, 5) == (0, 0)         # cut off
 
 
 def test_choices_are_padded_with_copies_that_are_never_chosen():
@@ -247,7 +251,9 @@ def test_the_answer_is_the_best_span_of_all_windows(name):
     generator = torch.Generator().manual_seed(1)
     context = ' '.join('abcdefghijkl')
     offsets = np.array([[2 * i, 2 * i + 2] for i in range(12)])         # a token has the blank after it
-    features = [Feature(i, [], (0, 0), 2, offsets[first:first + 7]) for i, first in ((0, 0), (0, 5), (1, 3))]
+    starts = 0, 5, 3
+    features = [Feature(i, [], (0, 0), 2, offsets[first:first + 7])
+                for i, first in zip((0, 0, 1), starts, strict=True)]
     data = Data(TASKS[name], [Example(i, ('q', context), ()) for i in range(2)], features, 0)
     for longest in (1, 3, 30):
         start, end = torch.randn(2, 3, 12, generator=generator)
@@ -258,8 +264,8 @@ def test_the_answer_is_the_best_span_of_all_windows(name):
                      for first, last in itertools.combinations_with_replacement(range(7), 2)
                      if last - first < longest}
             window, first, last = max(pairs, key=pairs.get)
-            letters = context.split()[features[window].offsets[0, 0] // 2:]
-            answer = ' '.join(letters[first:last + 1])
+            begin = 2 * (first + starts[window])
+            answer = context[begin:begin + 2 * (last - first) + 1]
             none_logit = min((start[window, 0] + end[window, 0]).item() for window in windows)
             gap = none_logit - max(pairs.values())
             below = math.nextafter(gap, -math.inf)
@@ -372,70 +378,48 @@ def test_multirc_is_scored_by_question():
     assert scores == pytest.approx({'accuracy': 3 / 4, 'f1a': 4 / 5, 'exact_question': 2 / 3})
 
 
-def squad_oracle(answers, prediction):
-    """(EM, F1) of a question by the official definition, as plainly as can be."""
-    def clean(text):
-        text = ''.join(c for c in text.lower() if c not in string.punctuation)
-        text = re.sub(r'\b(a|an|the)\b', ' ', text)
-        return text.split()
-
-    def f1(a, b):
-        if not a or not b:
-            return float(a == b)
-        shared = sum(min(n, b.count(word)) for word, n in Counter(a).items())
-        if not shared:
-            return 0.0
-        precision = shared / len(b)
-        recall = shared / len(a)
-        return 2 * precision * recall / (precision + recall)
-
-    guess = clean(prediction)
-    golds = [clean(item) for item in answers if clean(item)]
-    if not golds:
-        golds = [[]]
-    exact = float(guess in golds)
-    best = max(f1(gold, guess) for gold in golds)
-    return exact, best
+def squad_clean(text):
+    text = ''.join(c for c in text.lower() if c not in string.punctuation)
+    return ' '.join(re.sub(r'\b(a|an|the)\b', ' ', text).split())
 
 
-def cmrc_oracle(answers, prediction):
-    """(EM, F1) of a question; its words must be between blanks or Chinese characters."""
+def squad_common(a, b):
+    return sum(min(n, b.count(word)) for word, n in Counter(a).items())
+
+
+def cmrc_clean(text):
     marks = '-:_*^/\\~`+=，。：？！“”；’《》·、「」（）－～『』'
+    return ''.join(c for c in text.lower().strip() if c not in marks)
 
-    def clean(text):
-        return ''.join(c for c in text.lower().strip() if c not in marks)
 
-    def tokens(text):
-        return re.sub('([\u4e00-\u9fa5])', r' \1 ', clean(text)).split()
-
-    def f1(a, b):
-        longest = 0                                     # run of tokens of a that b has too
-        for i, j in itertools.combinations(range(len(a) + 1), 2):
-            n = j - i
-            if any(a[i:j] == b[k:k + n] for k in range(len(b))):
-                longest = max(longest, n)
-        if not longest:
-            return 0.0
-        return 2 * longest / (len(a) + len(b))
-
-    exact = max(float(clean(item) == clean(prediction)) for item in answers)
-    best = max(f1(tokens(item), tokens(prediction)) for item in answers)
-    return exact, best
+def cmrc_common(a, b):
+    """Length of the longest run of tokens of a that b has too."""
+    longest = 0
+    for i, j in itertools.combinations(range(len(a) + 1), 2):
+        if any(a[i:j] == b[k:k + j - i] for k in range(len(b))):
+            longest = max(longest, j - i)
+    return longest
 
 
 ENGLISH = ['the', 'The', 'a', 'an', 'cat', 'Cat', 'cats', 'sat', 'U.S.', 'u.s', "john's", 'x-ray', 'Öl']
 MIXED = [*'中国北京大学，《》·-。', ' bert ', ' 2018 ', ' BERT ']
 
 
-@pytest.mark.parametrize('names, oracle, vocabulary, joint, empty', [
-    (('exact', 'f1_words'), squad_oracle, ENGLISH, ' ', 0.4),
-    (('exact_chinese', 'f1_characters', 'exact_f1_chinese'), cmrc_oracle, MIXED, '', 0)])
-def test_answers_are_scored_by_the_official_definition(names, oracle, vocabulary, joint, empty):
-    """empty: the share of questions without an answer"""
+@pytest.mark.parametrize('names, clean, common, vocabulary, joint, empty', [
+    ('exact f1_words', squad_clean, squad_common, ENGLISH, ' ', 0.4),
+    ('exact_chinese f1_characters exact_f1_chinese', cmrc_clean, cmrc_common, MIXED, '', 0)])
+def test_answers_are_scored_by_the_official_definition(names, clean, common, vocabulary, joint, empty):
+    """As plainly as can be.  empty: the share of questions without an answer"""
     pick = random.Random(1)
 
     def text(most):
         return joint.join(pick.choices(vocabulary, k=pick.randint(1, most)))
+
+    def tokens(text):                                   # a Chinese character, or what is between blanks
+        return re.sub('([\u4e00-\u9fa5])', r' \1 ', text).split()
+
+    def f1(a, b):
+        return 2 * common(a, b) / (len(a) + len(b)) if a and b else float(a == b)
 
     scores = []
     for _ in range(400):
@@ -443,12 +427,14 @@ def test_answers_are_scored_by_the_official_definition(names, oracle, vocabulary
         if pick.random() >= empty:
             answers = [text(6) for _ in range(pick.randint(1, 3))]
         guess = pick.choice([*answers[:1], text(6), text(2), '' if empty else text(1)])
-        if oracle is cmrc_oracle and not all(map(finetune.chinese_tokens, answers)):
+        golds = [clean(answer) for answer in answers if clean(answer)] or ['']
+        if not (empty or all(map(clean, answers))):
             continue                                    # CMRC has no answers of punctuation alone
-        exact, f1 = oracle(answers, guess)
-        scores.append((exact, f1))
+        exact = float(clean(guess) in golds)
+        best = max(f1(tokens(gold), tokens(clean(guess))) for gold in golds)
+        scores.append((exact, best))
         targets = [[(answer, 0) for answer in answers]]
-        for name, value in zip(names, (exact, f1, (exact + f1) / 2), strict=False):
+        for name, value in zip(names.split(), (exact, best, (exact + best) / 2), strict=False):
             score = METRICS[name](targets, [guess])
             assert score == pytest.approx(value), (answers, guess)
     mean_exact, mean_f1 = np.mean(scores, 0)
@@ -647,55 +633,53 @@ def test_numbers_of_examples_and_the_metric_of_a_task(trial, copies):
     assert digest_of(examples) == result['recipe']['examples']['train']
 
 
-def test_processes_share_the_trials(stage, trial, run, copies, tmp_path, monkeypatch):
-    """Each trial is that of a process alone, whichever process has it; the last one writes the table."""
-    given = {'init_from': run, 'data_dir': copies, 'tasks': 'rte', 'out_dir': tmp_path / 'two'}
-    command = words(**{**QUICK, **given, 'trials': 3})
+def test_processes_share_the_trials(tune, trial, tmp_path, monkeypatch):
+    """Each trial is that of a process alone, whichever process has it; the last one writes the table.
+
+    Finished trials of several seeds can be evaluated by one command.
+    """
     with monkeypatch.context() as environment:
         environment.setenv('WORLD_SIZE', '2')
         for rank, last in (('1', '2 trials of other processes go on'), ('0', 'finished: 3 trials, ')):
             environment.setenv('RANK', rank)
-            done = stage('finetune', *command)
+            done = tune(trials=3)
             assert done.code == 0, done
             assert done.out.splitlines()[-1].startswith(last)
     for seed in (2, 3):
         alone = trial('rte', f'alone_{seed}', seed=seed)
-        shared = tmp_path / 'two' / 'base' / f'rte_{seed}'
+        shared = tmp_path / 'out' / 'base' / f'rte_{seed}'
         assert same(parameters(shared), parameters(alone['folder']))
-    again = {'init_from': f"{tmp_path}/two/base/*", 'epochs': 0, 'out_dir': tmp_path / 'again'}
-    done = stage('finetune', *command, *words(**again))
+    done = tune(init_from=tmp_path / 'out/base/*', epochs=0, out_dir=tmp_path / 'again')
     assert 'finished: 3 trials' in done.out
 
 
-def test_two_commands_never_share_a_trial(stage, run, copies, tmp_path):
+def test_two_commands_never_share_a_trial(tune, tmp_path):
     """Another command's process may be in the trial's folder, though no process has the lock of out_dir."""
     folder = tmp_path / 'out' / 'base' / 'rte_1'
-    command = words(init_from=run, data_dir=copies, tasks='rte', out_dir=tmp_path / 'out', **QUICK)
     with train.lock_folder(str(folder)):
-        assert f'{folder}: another run uses it' in refused(stage('finetune', *command))
+        assert f'{folder}: another run uses it' in refused(tune())
         assert [path.name for path in folder.iterdir()] == ['lock']
 
 
-def test_a_finished_trial_is_kept_and_another_recipe_refused(trial, stage, run, tmp_path):
+def test_a_finished_trial_is_kept_and_another_recipe_refused(trial, tune, run, tmp_path):
     """Also one of an earlier revision: with other knobs, without examples, with the path of its weights."""
     write_copy(tmp_path, 'rte', made('rte'))
     place = trial('rte', data_dir=tmp_path)['folder'] / 'result.json'
     result = json.loads(place.read_text())
-    command = words(init_from=run, tasks='rte', out_dir=tmp_path / 'out', data_dir=tmp_path, **QUICK)
     other_run = pretrained(tmp_path / 'base', seed=1)
     earlier = {**result, 'weights': f'{run}/ckpt_0000003.pt', 'recipe': {**result['recipe'], 'noise': ''}}
     del earlier['recipe']['keep_best'], earlier['recipe']['examples']
     for kept in (result, earlier):
         write_json(place, kept)
-        assert stage('finetune', *command).code == 0
+        assert tune(data_dir=tmp_path).code == 0
         for changes, message in (({'epochs': 2, 'seed': 7}, 'epochs=1, this run has 2'),
                                  ({'keep_best': True}, 'keep_best=False, this run has True'),
                                  ({'init_from': other_run, 'seed': 7}, 'other parameters')):
-            assert message in refused(stage('finetune', *command, *words(**changes)))
+            assert message in refused(tune(data_dir=tmp_path, **changes))
         assert json.loads(place.read_text()) == kept
     result['recipe']['examples']['train'] = 'others'
     write_json(place, result)
-    assert "has examples={'train': 'others'" in refused(stage('finetune', *command, '--seed=7'))
+    assert "has examples={'train': 'others'" in refused(tune(data_dir=tmp_path, seed=7))
 
 
 def test_a_bert_is_known_by_its_files(tmp_path):
@@ -708,58 +692,59 @@ def test_a_bert_is_known_by_its_files(tmp_path):
 
 @pytest.mark.parametrize('pooling', ['first', 'layerwise'])
 def test_a_finished_trial_is_evaluated_by_its_own_recipe(pooling, trial, run, tmp_path):
-    """Every predicted number stays, whatever the command says of training and of the model."""
-    first = trial('stsb', init_from=f'{run}/ckpt_0000003.pt', pooling=pooling, block_size=40, seed=2)
-    again = trial('rte', 'again', init_from=first['folder'], trials=4, epochs=0, predict='test')
-    assert (again['folder'] / 'test_stsb.tsv').exists()
-    predictions = (first['folder'] / 'stsb.tsv').read_bytes()
-    assert (again['folder'] / 'stsb.tsv').read_bytes() == predictions
-    for key in ('scores', 'majority', 'n', 'run', 'step', 'seed', 'task'):
+    """Every predicted number stays, whatever the command says, and in whatever scale a new dev_file is."""
+    for name, factor in (('train', 1.5), ('dev', 1.5), ('other', 1e3)):
+        rows = ''.join(f'the river {i},{factor * (i % 7)}\n' for i in range(30))
+        (tmp_path / name).with_suffix('.csv').write_text(HEAD + rows)
+    first = trial('custom', init_from=f'{run}/ckpt_0000003.pt', train_file=tmp_path / 'train.csv',
+                  dev_file=tmp_path / 'dev.csv', pooling=pooling, block_size=40, seed=2)
+    changes = {'epochs': 0, 'predict': 'test', 'dev_file': f'{tmp_path}/other.csv'}
+    again = trial('rte', 'again', init_from=first['folder'], trials=4, **changes)
+    before, after = ((result['folder'] / 'custom.jsonl').read_bytes() for result in (first, again))
+    assert after == before
+    for key in ('n', 'run', 'step', 'seed', 'task', 'model'):
         assert again[key] == first[key]
-    assert again['folder'] == tmp_path / 'again' / 'base@3' / 'stsb_2'
-    assert again['recipe'] == {**first['recipe'], 'epochs': 0, 'predict': 'test'}
+    assert again['scores']['custom'] == pytest.approx(first['scores']['custom'])
+    assert again['folder'] == tmp_path / 'again' / 'base@3' / 'custom_2'
+    assert again['recipe'] == {**first['recipe'], **changes, 'examples': again['recipe']['examples']}
 
 
-def test_a_file_is_labelled_by_a_trial_alone(trial, stage, tmp_path):
+def test_a_file_is_labelled_by_a_trial_alone(trial, tune, tmp_path):
     """Rows stay as they are, to the digit; classes have names and probabilities; other predictions stay."""
     (tmp_path / 'a.csv').write_text(HEAD + GOOD)
-    folder = trial('custom', train_file=tmp_path / 'a.csv', texts='text', label='class')['folder']
+    folder = trial('custom', train_file=tmp_path / 'a.csv')['folder']
     (tmp_path / 'a.csv').unlink()
     records = [{'number': 1 / 3e12, 'text': 'NA'}, {'text': 'a, river', 'class': 'pink'}]
     (tmp_path / 'new.csv').write_text('number,text\n1,NA\n2,"a, river"\n')
     (tmp_path / 'new.jsonl').write_text('\n'.join(map(json.dumps, records)))
     for file in ('new.csv', 'new.jsonl'):
-        done = stage('finetune', *words(init_from=folder, predict=tmp_path / file, device='cpu'))
-        assert done.code == 0, done
-    table = pd.read_csv(folder / 'predicted_new.csv', dtype=str, keep_default_na=False)
-    assert [*table] == ['number', 'text', 'prediction', 'probability']
-    lines = (folder / 'predicted_new.jsonl').read_text().splitlines()
+        assert tune(init_from=folder, predict=tmp_path / file).code == 0
     model, tokenizer, content = train.load(str(folder))
-    for row, record, line in zip(table.itertuples(), records, lines, strict=True):
-        assert row.text == record['text']
-        ids = [2, *tokenizer.encode([row.text])[0], 3]
+    for record in records:
+        ids = [2, *tokenizer.encode([record['text']])[0], 3]
         chances = model(torch.tensor([ids]))[0].softmax(0)
-        assert row.prediction == content['labels'][chances.argmax()]
-        assert float(row.probability) == pytest.approx(chances.max().item(), abs=1e-6)
-        added = {'prediction': row.prediction, 'probability': float(row.probability)}
-        assert json.loads(line) == {**record, **added}
+        record['prediction'] = content['labels'][chances.argmax()]
+        record['probability'] = pytest.approx(chances.max().item(), abs=1e-6)
+    lines = (folder / 'predicted_new.jsonl').read_text().splitlines()
+    assert [*map(json.loads, lines)] == records
+    table = pd.read_csv(folder / 'predicted_new.csv', keep_default_na=False).to_dict('list')
+    assert table.pop('number') == [1, 2]
+    assert table == pd.DataFrame(records)[['text', 'prediction', 'probability']].to_dict('list')
 
-    line = refused(stage('finetune', *words(init_from=folder, predict=tmp_path / 'new.csv', device='cpu')))
+    line = refused(tune(init_from=folder, predict=tmp_path / 'new.csv'))
     assert 'predicted_new.csv is there already' in line
 
 
-def test_training_rows_are_not_scored_without_a_word(trial, stage, tmp_path):
+def test_training_rows_are_not_scored_without_a_word(trial, tune, tmp_path):
     """A trial on all rows of a file, evaluated on that file, or on a copy that differs by case and space."""
     (tmp_path / 'a.csv').write_text(HEAD + GOOD)
     (tmp_path / 'b.csv').write_text(HEAD + 'b,red\n')
     (tmp_path / 'c.csv').write_text(HEAD + GOOD.replace('a ', 'A  '))
-    first = trial('custom', train_file=tmp_path / 'a.csv', dev_file=tmp_path / 'b.csv', texts='text',
-                  label='class')
+    first = trial('custom', train_file=tmp_path / 'a.csv', dev_file=tmp_path / 'b.csv')
     assert 'have the text of a training row' not in first['printed'].err
-    command = {'init_from': first['folder'], 'epochs': 0, 'out_dir': tmp_path / 'again', 'device': 'cpu'}
-    line = refused(stage('finetune', *words(dev_file=tmp_path / 'a.csv', **command)))
-    assert 'was trained on it' in line
-    done = stage('finetune', *words(dev_file=tmp_path / 'c.csv', **command))
+    command = {'init_from': first['folder'], 'epochs': 0, 'out_dir': tmp_path / 'again'}
+    assert 'was trained on it' in refused(tune(dev_file=tmp_path / 'a.csv', **command))
+    done = tune(dev_file=tmp_path / 'c.csv', **command)
     assert 'custom: 200 of 200 dev rows have the text of a training row' in done.err
 
 
@@ -789,9 +774,8 @@ def test_a_trial_goes_on(first, same, other, trial, run):
     ({'epochs': 0}, 'no finished trial: name OUT_DIR'),
     ({'learning_rate': 1e38, 'epochs': 4}, 'rte_1: a loss or gradient up to step 2 is not finite'),
 ])
-def test_a_mistake_on_the_command_line_is_one_line(given, message, stage, run, copies, tmp_path):
-    command = {'tasks': 'rte', 'init_from': run, 'data_dir': copies, 'out_dir': tmp_path / 'out', **QUICK}
-    assert message in refused(stage('finetune', *words(**{**command, **given})))
+def test_a_mistake_on_the_command_line_is_one_line(given, message, tune, tmp_path):
+    assert message in refused(tune(**given))
     assert not [*tmp_path.glob('out/*/*/result.json')]
 
 
@@ -812,12 +796,10 @@ def test_a_path_that_exists_is_no_glob_and_no_list(tmp_path, monkeypatch):
 
 # ---- results/kowsher.py ----
 
-def test_the_norm_of_the_noise(run):
+def test_the_norm_of_the_noise(run, copies):
     model, tokenizer = finetune.make_model(f'{run}/ckpt_0000003.pt', TASKS['cola'], 1, knobs())
-    examples = [Example(i, ('the river ' * i,), 0) for i in range(1, 6)]
-    features = finetune.text_features(examples, tokenizer, 48, 16)
-    data = Data(TASKS['cola'], examples, features, 0)
-    batch = collate(features, 0)
+    data = finetune.load_data(TASKS['cola'], 'validation', tokenizer, 48, knobs(data_dir=copies))
+    batch = collate(data.features, 0)
     seen = []
     with torch.no_grad():
         plain = model.encoder.embed(batch['ids'], batch['segments'])
@@ -914,19 +896,6 @@ def test_classes_or_numbers(labels, kind, names, own):
         assert found == [re.sub(r'^(-?\d+)\.0+$', r'\1', label) for label in labels.split()]
     else:
         assert [np.mean(values), np.std(values, ddof=1)] == pytest.approx([0, 1])
-
-
-def test_a_finished_trial_keeps_the_scale_of_its_numbers(trial, tmp_path):
-    """Its predictions in their own scale are the same beside another dev_file."""
-    for name, factor in (('a.csv', 1.5), ('b.csv', 1.5), ('c.csv', 1e3)):
-        lines = [f'the river {i},{factor * (i % 7)}\n' for i in range(30)]
-        (tmp_path / name).write_text(HEAD + ''.join(lines))
-    first = trial('custom', train_file=tmp_path / 'a.csv', dev_file=tmp_path / 'b.csv', texts='text',
-                  label='class')
-    again = trial('custom', 'again', init_from=first['folder'], epochs=0, dev_file=tmp_path / 'c.csv')
-    before, after = ((result['folder'] / 'custom.jsonl').read_text() for result in (first, again))
-    assert after == before
-    assert again['scores']['custom'] == pytest.approx(first['scores']['custom'])
 
 
 def test_a_seventh_is_held_out_by_its_text(own):
