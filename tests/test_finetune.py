@@ -606,17 +606,19 @@ def test_the_same_command_gives_the_same_weights(trial):
         assert not same(first, other), knob
 
 
-def test_the_step_of_a_run_is_that_of_its_newest_checkpoint(trial, tmp_path):
-    """So a checkpoint of before is not the last of the tables; its trials have a folder of their own."""
-    run = pretrained(tmp_path / 'base', step=7, seed=1)
-    earlier = f'{run}/ckpt_0000004.pt'
-    shutil.copy(f'{run}/ckpt_0000007.pt', earlier)
-    newest = trial('rte', 'newest', init_from=run)
-    named = trial('rte', 'named', init_from=earlier)
-    for result, step, name in ((newest, 7, 'base'), (named, 4, 'base@4')):
-        assert (result['run'], result['step']) == ('base', step)
-        assert [row[0] for row in cells(result['printed'].out, 'rte.accuracy')] == [name]
-        assert finetune.find_start(str(result['folder'])).subfolder == result['folder'].parent.name == name
+def test_runs_steps_and_tasks_have_folders_of_their_own(tune, run, tmp_path):
+    """The step of a run is that of its newest checkpoint, so one of before is not the last of the tables."""
+    newest = pretrained(tmp_path / 'base', step=7, seed=1)
+    earlier = f'{newest}/ckpt_0000004.pt'
+    shutil.copy(f'{run}/ckpt_0000003.pt', earlier)
+    done = tune(init_from=f'{newest},{earlier}', tasks='rte,cola')
+    for step, name in ((7, 'base'), (4, 'base@4')):
+        for task in ('rte', 'cola'):
+            folder = tmp_path / 'out' / name / f'{task}_1'
+            result = json.loads((folder / 'result.json').read_text())
+            assert (result['run'], result['step'], result['task']) == ('base', step, task)
+            assert finetune.find_start(str(folder)).subfolder == name
+    assert [row[0] for row in cells(done.out, 'rte.accuracy')] == ['base', 'base@4']
 
 
 def test_numbers_of_examples_and_the_metric_of_a_task(trial, copies):
