@@ -135,9 +135,9 @@ RECORDS = {     # name: (record, its Example)
         Example(3, ('_老师_说[他]',), 0)),
     'chid': (
         {'candidates': ['甲', '乙'],
-         'content': ['#idiom000001#水#idiom000002#'],
+         'content': [f"山{'水' * 56}#idiom000001##idiom000002#{'水' * 56}"],
          'answers': {'candidate_id': [1, 0]}},
-        Example('#idiom000001#', (('甲', '____水****'), ('乙', '____水****')), 1)),
+        Example('#idiom000001#', tuple((idiom, '水' * 56 + '____****' + '水' * 52) for idiom in '甲乙'), 1)),
     'c3': (
         {'id': 8, 'context': ['男：来', '女：去'], 'question': '？', 'choice': ['一', '二'], 'answer': '二'},
         Example(8, (('男：来 女：去', '？ 一'), ('男：来 女：去', '？ 二')), 1)),
@@ -170,6 +170,7 @@ def test_every_split_of_every_data_set_is_read(copies):
 
 @pytest.mark.parametrize('context, given, label', [
     ('cat and cat', [('cat', 7)], (('cat', 8),)),
+    ('Cat and cat', [('cat', 0)], (('cat', 0),)),
     ('Cat, The Cat sat', [('cat', 7)], (('cat', 9),)),
     ('Cat and a cat', [('cat', 1)], (('cat', 10),)),
     ('one two', [('FAKE', -1), ('FAKE', -1)], None),
@@ -266,6 +267,7 @@ def test_a_choice_is_one_of_its_example():
     features = [Feature(0, [row], (0, 1)), Feature(1, [row, row], (1, 2))]
     logits = torch.tensor([[1.0, 50.0], [1.0, 2.0]])
     assert HEADS['choose'].decode(logits, features, knobs()) == [0, 1]
+    assert collate(features, 0, True)['ids'].tolist() == 2 * [2 * [[2, 5, 3]]]
     assert collate(features, 0, True, 10)['ids'].shape == (2, 2, 10)                   # as on XLA
 
 
