@@ -663,7 +663,8 @@ def test_two_commands_never_share_a_trial(tune, tmp_path):
 
 def test_a_finished_trial_is_kept_and_another_recipe_refused(trial, tune, run, tmp_path):
     """Also one of an earlier revision: with other knobs, without examples, with the path of its weights."""
-    write_copy(tmp_path, 'rte', made('rte'))
+    for name in ('rte', 'cola'):
+        write_copy(tmp_path, name, made(name))
     place = trial('rte', data_dir=tmp_path)['folder'] / 'result.json'
     result = json.loads(place.read_text())
     other_run = pretrained(tmp_path / 'base', seed=1)
@@ -672,11 +673,12 @@ def test_a_finished_trial_is_kept_and_another_recipe_refused(trial, tune, run, t
     for kept in (result, earlier):
         write_json(place, kept)
         assert tune(data_dir=tmp_path).code == 0
-        for changes, message in (({'epochs': 2, 'seed': 7}, 'epochs=1, this run has 2'),
+        for changes, message in (({'epochs': 2, 'seed': 7, 'tasks': 'cola,rte'}, 'epochs=1, this run has 2'),
                                  ({'keep_best': True}, 'keep_best=False, this run has True'),
                                  ({'init_from': other_run, 'seed': 7}, 'other parameters')):
             assert message in refused(tune(data_dir=tmp_path, **changes))
         assert json.loads(place.read_text()) == kept
+    assert not [*tmp_path.glob('out/base/cola*')]       # all are refused before the first trial
     result['recipe']['examples']['train'] = 'others'
     write_json(place, result)
     assert "has examples={'train': 'others'" in refused(tune(data_dir=tmp_path, seed=7))
