@@ -58,9 +58,9 @@ def make_multirc(name, i, pick, test):
 
 
 def make_span(name, i, pick, test):
-    """CMRC's test set has dummy answers; every other question of squad2 has none."""
+    """An answer has two words; CMRC's test set has dummy ones, every other question of squad2 has none."""
     before = text_for(pick) + ' his name is '
-    word = pick.choice(WORDS)
+    word = ' '.join(pick.choices(WORDS, k=2))
     none = name == 'squad2' and i % 2
     answers = {'text': [] if none else [word], 'answer_start': [] if none else [len(before)]}
     if test:
