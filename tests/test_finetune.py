@@ -217,6 +217,8 @@ def test_windows_hold_every_token_and_the_answer(run):
         seen = np.concatenate([feature.offsets for feature in features])
         assert {*map(tuple, seen.tolist())} == {*map(tuple, offsets.tolist())}
         assert max(feature.length for feature in features) == 48
+        for feature in features:
+            assert feature.length == feature.context_start + len(feature.offsets) + 1       # and [SEP]
         for feature, following in itertools.pairwise(features):
             step = min(stride, len(feature.offsets) // 2)
             assert following.offsets[0].tolist() == feature.offsets[step].tolist()
@@ -228,6 +230,8 @@ def test_windows_hold_every_token_and_the_answer(run):
             begin, _ = feature.offsets[first]
             _, end = feature.offsets[last]
             assert context[begin:end] == answer
+    long, = finetune.span_features([Example(0, ('what ? ' * 60, 'a river'), ())], tokenizer, 200, 16)
+    assert long.context_start == 64 + 2                 # BERT's code keeps 64 tokens of a question
     empty, = finetune.span_features([Example(0, ('what ?', ''), ())], tokenizer, 48, 16)
     assert empty.offsets.tolist() == [[0, 0]]
 
