@@ -27,7 +27,7 @@ import scipy.stats
 import sentencepiece
 import tiktoken
 import zstandard
-from conftest import flip, launch, process, words
+from conftest import ROOT, flip, launch, process, words
 
 import prepare_data
 from configurator import UserError, configure
@@ -122,7 +122,8 @@ def contents(folder):
 def specs(tmp_path, monkeypatch):
     """{kind of tokenizer: the knob}; the names of tiktoken are a small encoding without a network."""
     (tmp_path / 'vocab.txt').write_text('\n'.join(VOCAB) + '\n')
-    ranks = {token: i for i, token in enumerate([*(bytes([i]) for i in range(256)), b' t', b'he'])}
+    tokens = [*(bytes([i]) for i in range(256)), b' t', b'he', b'\x80\x81']      # the last is no UTF-8
+    ranks = {token: i for i, token in enumerate(tokens)}
     pattern = r' ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+'
     small = tiktoken.Encoding('small', pat_str=pattern, mergeable_ranks=ranks, special_tokens={'<end>': 300})
     monkeypatch.setattr(tiktoken, 'get_encoding', {'small': small}.__getitem__)
@@ -214,6 +215,10 @@ def test_characters_by_falling_frequency(tmp_path):
         assert contents(folder)['tokenizer/vocab.txt'].decode().split('\n') == [*pieces[:n], '']
     tokenizer = prepare_data.load_tokenizer(folder)
     assert [tokenizer.pieces[i] for i in encoded(folder, ['Bé好baz'])[0]] == ['b', '##e', '好', '[UNK]']
+    # a trained WordPiece has the most frequent half of them, and more if it has few words to learn
+    folder, _ = prepare(tmp_path, texts, tokenizer='wordpiece:train', val_fraction=0.4, vocab_size=22,
+                        name='words')
+    assert {*pieces} <= {*prepare_data.load_tokenizer(folder).pieces}
 
 
 def test_long_lines_count_for_sentencepiece(tmp_path):
@@ -603,6 +608,8 @@ def test_a_sample_is_of_the_whole_corpus(tmp_path):
     ('a.jsonl', '--val_fraction=0', 'val_fraction=0.0: must be above 0 and at most 1'),
     ('a.jsonl', '--text_field=body', "text_field='body': the fields of the first row are id, text"),
     ('a.jsonl', '--segmenter=jieba', "segmenter='jieba': must be jieba, with tokenizer=wordpiece"),
+    ('a.jsonl', '--path=b', "path='b': corpus='"),
+    ('a.jsonl', f'--tokenizer=wordpiece:{ROOT}/README.md', "KeyError: '[PAD]'"),
     ('a.jsonl', '--part=4/4', "part='4/4': must be i/n with i from 0 to n - 1, as in 0/4"),
     ('cut.jsonl.gz', '--part=0/1', 'cut.jsonl.gz: cannot be read: '),
     ('two.json', '--part=0/1', 'two.json: cannot be read: Extra data')])
