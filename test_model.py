@@ -676,7 +676,7 @@ COUNTS = {                              # masked LMs of the sizes small, base an
 @pytest.mark.parametrize('attention', COUNTS)
 def test_parameter_counts_of_the_papers(attention):
     """Those of Courtois et al. 2024 (table 2) and Kowsher et al. 2024 (table 4), to the last one."""
-    shapes = (4, 8, 512, 2048), (12, 12, 768, 3072), (24, 16, 1024, 4096)
+    shapes = (4, 8, 512, 2048), (), (24, 16, 1024, 4096)            # the defaults are those of base
     with torch.device('meta'):
         models = [MaskedLM(EncoderConfig(30522, 512, *shape, attention=attention)) for shape in shapes]
     assert [source.count_parameters(model) for model in models] == COUNTS[attention]
