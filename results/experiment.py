@@ -15,9 +15,9 @@ assigns fields of Plan, see below. This one has two attentions and three seeds:
 Processes with the same plan share its runs: each of them takes the next run that no other process has taken.
 On several GPUs start them with torchrun, which gives each process a GPU of its own. If one was killed, start
 it again: its run continues from the newest checkpoint (see --checkpoint_interval of train.py). The runs are
-in the folders out/plan/CELL_RATE-SEED. Each finished run adds a line to plan.jsonl, with its knobs, digests of
-its corpus, loss curve, machine and seconds. If you change the knobs or prepare the corpus again, give the plan
-another name: such runs are refused, since their losses do not compare with those in plan.jsonl.
+in the folders out/plan/CELL_RATE-SEED. Each finished run adds a line to plan.jsonl, with its knobs, digests
+of its corpus, loss curve, machine and seconds. If you change the knobs or prepare the corpus again, give the
+plan another name: such runs are refused, since their losses do not compare with those in plan.jsonl.
 
 Differences are paired by seed: runs with the same seed see the same rows, and also the same masks, unless
 their cells mask different fractions. Intervals (95 %) and p are those of Student's paired t test, and p is
