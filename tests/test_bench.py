@@ -128,7 +128,8 @@ def test_two_ways_to_one_loss(name, other, tunes, full):
     batch = bench.random_batch(2, 32, 60)
     losses = []
     shapes = []                                         # (B, tokens) whose logits are computed
-    for system, full_logits in (name, False), (other, full):
+    usual = CONFIG['full_logits']                       # only the predicted tokens' logits, as in training
+    for system, full_logits in (name, usual), (other, full or usual):
         config = {**CONFIG, 'finetune': tunes, 'full_logits': full_logits}
         torch.manual_seed(0)
         model = bench.build(system, config, 32).eval()
