@@ -202,6 +202,7 @@ def test_a_large_vocabulary(tmp_path):
     folder, meta = prepare(tmp_path, [f'red w65999{" red" * i}' for i in range(30)],
                            tokenizer=f'wordpiece:{tmp_path}/vocab.txt')
     assert (meta['vocab_size'], meta['special']['unk'], meta['dtype']) == (66007, 2, 'uint32')
+    assert [prepare_data.id_type(n).name for n in (65536, 65537)] == ['uint16', 'uint32']
     assert {ids[:2] for ids in read_all(folder, meta)} == {(6, 66006)}
 
 
