@@ -128,8 +128,9 @@ def rows_path(path):
     return os.path.splitext(path)[0] + '.jsonl'
 
 
-# knobs that say where a run computes and where its files are; a row has its device and corpus of its own
-PLACE = 'out_dir', 'data_dir', 'device', 'compile', 'timeout', 'wandb_project'
+# Knobs that say where a run computes, where its files are and which ones stay; so they may differ. A row also
+# has the device and the corpus.
+PLACE = 'out_dir', 'data_dir', 'device', 'compile', 'timeout', 'wandb_project', 'milestones'
 
 
 def read_lines(path):
