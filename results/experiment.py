@@ -17,7 +17,7 @@ On several GPUs start them with torchrun, which gives each process a GPU of its 
 it again: its run continues from the newest checkpoint (see --checkpoint_interval of train.py). The runs are
 in the folders out/plan/CELL_RATE-SEED. Each finished run adds a line to plan.jsonl, with its knobs, digests
 of its corpus, loss curve, machine and seconds. If you change the knobs or prepare the corpus again, give the
-plan another name: such runs are refused, since their losses do not compare with those in plan.jsonl.
+plan another name: losses of different knobs or corpora do not compare, so the plan is refused otherwise.
 
 Differences are paired by seed: runs with the same seed see the same rows, and also the same masks, unless
 their cells mask different fractions. Intervals (95 %) and p are those of Student's paired t test, and p is
@@ -128,9 +128,10 @@ def rows_path(path):
     return os.path.splitext(path)[0] + '.jsonl'
 
 
-# Knobs that say where a run computes, where its files are and which ones stay; so they may differ. A row also
-# has the device and the corpus.
-PLACE = 'out_dir', 'data_dir', 'device', 'compile', 'timeout', 'wandb_project', 'milestones'
+# Knobs that do not change a loss, so they may differ between the runs of a plan. A row also has the device
+# and the digests of the corpus.
+MAY_DIFFER = ('out_dir', 'data_dir', 'device', 'compile', 'timeout', 'wandb_project', 'milestones',
+              'checkpoint_interval', 'log_interval', 'validation')
 
 
 def read_lines(path):
@@ -159,7 +160,7 @@ def read_rows(path, runs):
         if row is None:
             continue
         for knob, value in row['knobs'].items():
-            if knob in one.knobs and knob not in PLACE and as_json(one.knobs[knob]) != value:
+            if knob in one.knobs and knob not in MAY_DIFFER and as_json(one.knobs[knob]) != value:
                 raise UserError(f'{rows_path(path)}: the run of {one.cell}, seed {one.seed}, has {knob}='
                                 f'{printable(value)}, the plan {printable(one.knobs[knob])}: give the plan '
                                 'another name')
@@ -203,7 +204,8 @@ def corpus_of(path, one):
     corpus = train.load_meta(os.path.join(one.knobs['data_dir'], dataset))['identity']
     for row in read_lines(path):                        # rows of before 2026-11-27 do not have the digests
         if row['knobs']['dataset'] == dataset:
-            train.refuse_difference(rows_path(path), row.get('corpus', corpus), corpus)
+            source = f'give the plan another name: {rows_path(path)}'
+            train.refuse_difference(source, row.get('corpus', corpus), corpus)
     return corpus
 
 
@@ -213,8 +215,8 @@ def make(one, plan):
     path = train.newest(one.folder)
     if path:                                            # train.py itself goes on even if the knobs differ
         begun = train.read_checkpoint(path)['config']
-        ours = {knob: value for knob, value in one.knobs.items() if knob in begun and knob not in PLACE}
-        train.refuse_difference(path, begun, ours)
+        ours = {knob: value for knob, value in one.knobs.items() if knob in begun and knob not in MAY_DIFFER}
+        train.refuse_difference(f'give the plan another name: {path}', begun, ours)
     sys.argv = ['train.py', *one.arguments]
     finite = True
     try:

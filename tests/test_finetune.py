@@ -954,11 +954,12 @@ def test_squad_from_files_of_your_own(name, n_train, n_without, trial, tmp_path)
     assert said.count(' questions have no answer that is in their context: ') == 2
 
 
-@pytest.mark.parametrize('file', ['train_file', 'dev_file'])
-def test_a_file_that_a_task_does_not_read_is_refused(file):
+def test_a_file_that_a_task_does_not_read_is_refused(tune, trial):
     """Otherwise the scores of the hub's examples would be taken for those of the file."""
-    with pytest.raises(UserError, match='rte is read from the hub'):
-        finetune.make_task('rte', knobs(**{file: 'mine.csv'}))
+    for file in ('train_file', 'dev_file'):
+        assert 'mine.csv: only custom and SQuAD read a file, not rte' in refused(tune(**{file: 'mine.csv'}))
+    folder = trial('rte')['folder']
+    assert 'was not trained on a file' in refused(tune(init_from=folder, epochs=0, dev_file='mine.csv'))
 
 
 def test_questions_with_the_same_id_are_refused(tmp_path):
