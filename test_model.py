@@ -6,7 +6,7 @@ The tests range over the tables of model.py: a new row is tested at once, and fa
 A kind of attention needs one row in ATTENTIONS (its oracle and the number of its parameters), each parameter
 of its own one in STARTS (how it starts) and, if it has weight decay, one in DECAYING. A position encoding
 needs one in POSITIONS. A row of another table needs its oracle in NORMALISERS, SCALES, MLPS, NORMS, BLOCKS,
-HEADS or POOLINGS, or its deviation in PAIR_STARTS; an option that not all use, a value in KNOBS.
+HEADS or POOLINGS, or its deviation in PAIR_STARTS; an option that only some variants read, a value in KNOBS.
 """
 import json
 import math
@@ -71,7 +71,7 @@ OTHERS = [
     {**XLNET, **MODERN},
 ]
 
-# models that the oracles, gradients, dropout and initial values are tested of
+# models whose equations, gradients, dropout and initial values are tested
 CASES = [(kind, {**settings, 'pooling': 'layerwise'})
          for kind in (MaskedLM, SequenceClassifier) for settings in [*SYSTEMS, *OTHERS]]
 for place in BLOCK:
@@ -176,7 +176,7 @@ def silu(x):
 
 
 def dropped(x, rate):
-    """In place of dropout, in the oracles and in the model: not linear, so each place gives other results."""
+    """Replaces dropout in oracles and model. It is not linear: in a wrong place it changes the result."""
     return x + rate * x * x
 
 
@@ -639,7 +639,7 @@ def test_equals_the_loops_of_the_paper(kind, settings):
 
 @each_case
 def test_dropout_is_where_the_papers_have_it(kind, settings, monkeypatch):
-    """Of the attention weights too, whose dropout is inside of PyTorch's fused attention."""
+    """PyTorch's fused attention, which applies dropout to the attention weights, is replaced too."""
     def dropout(x, p, training=True, inplace=False):
         return dropped(x, p) if training else x
 
@@ -700,13 +700,13 @@ def test_parameter_formula_of_attention(attention):
 
 @each([*SYSTEMS, *OTHERS])
 def test_padding_changes_nothing(settings):
-    """Its weight is exactly 0, not merely small. A mask may have numbers; without padding it may be None."""
+    """A padded token has weight exactly 0. The mask may be of integers too, and None without padding."""
     ids, segments = batch()
     for kind in (MaskedLM, SequenceClassifier):
         model = build(kind, **settings, pooling='layerwise')
         logits = outputs(model, ids, segments, KEEP)
         others = torch.where(KEEP, ids, 1), torch.where(KEEP, segments, 1 - segments)
-        real = KEEP if kind is MaskedLM else [0, 1, 2, 3]       # other padding has other logits of its own
+        real = KEEP if kind is MaskedLM else [0, 1, 2, 3]       # logits at padding may differ
         assert torch.equal(outputs(model, *others, KEEP.long())[real], logits[real])
         assert difference(outputs(model, ids[:1], segments[:1], None), logits[:1]) < 1e-12
 

@@ -216,7 +216,7 @@ def masked_by_hand(ids, word_starts, fraction, k, meta, rng, whole_word):
     ('character', 'abc ', None), ('sentencepiece', 'abc', 'whole_word: 97% of the tokens are in words that'),
     ('sentencepiece', '我来到北京', None)])
 def test_whole_words_that_cannot_work(tokenizer, letters, said, tmp_path, stage):
-    """Each character would be a word, or what has no spaces; a piece of Chinese is one."""
+    """Each character would be a word, or words are longer than a row predicts; Chinese pieces are words."""
     texts = [''.join(np.random.default_rng(i).choice(list(letters), 300)) for i in range(20)]
     (tmp_path / 'a.txt').write_text('\n\n'.join(texts))
     done = stage('prepare_data', f'--corpus={tmp_path}/a.txt', f'--data_dir={tmp_path}', '--vocab_size=20',
@@ -604,7 +604,7 @@ def test_what_is_not_finite_is_never_saved(what, dtype, run, monkeypatch):
     assert list(train.checkpoints('a')) == ([5] if interval else [])
 
 
-# ---- refusals: each of these would let a wrong run go on ----
+# ---- refusals: without most of these a wrong run would go on ----
 
 def test_what_a_run_must_have_in_common_with_its_checkpoint(stage, pair, corpus, tmp_path, monkeypatch):
     """A new run may take the weights to another corpus of the same tokenizer and has an optimizer of its own.
@@ -643,7 +643,7 @@ def test_mistakes_are_one_line(knobs, run, monkeypatch):
 
 
 def test_every_process_needs_a_sequence_of_a_step():
-    """On XLA as many as every other process."""
+    """On XLA all processes need equally many."""
     for device, total_batch in (('cpu', 3), ('xla', 6)):
         runtime = Runtime(torch.device(device), torch.float32, 0, 4, None)
         with pytest.raises(UserError, match=f'total_batch={total_batch}: '):
