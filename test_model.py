@@ -304,6 +304,11 @@ def phase(w, y, x, layer):
     return attend(layer, turned.view(float), linear(w, 'query', x), linear(w, 'value', x))
 
 
+def identity_query(w, y, x, layer):
+    """Karbevski and Mijoski 2025: Wq is the identity."""
+    return attend(layer, y, linear(w, 'key', x), linear(w, 'value', x))
+
+
 def shared_kv(w, y, x, layer):
     """Kayyam et al. 2026: the keys are the values too."""
     return attend(layer, linear(w, 'query', y), linear(w, 'key', x), linear(w, 'key', x))
@@ -432,6 +437,8 @@ ATTENTIONS = {
     'symmetric': (symmetric, 2 * LINEAR),
     'pairwise': (pairwise, 2 * LINEAR + H * K * K),
     'phase': (phase, 2 * LINEAR + D // 2),
+    'identity_query': (identity_query, 2 * LINEAR),
+    'narrow': (original, 2 * LINEAR),                   # attend() finds the width of its queries
     'shared_kv': (shared_kv, 2 * LINEAR),
     'shared': (shared, LINEAR + 3 * D),
     'rpe': (relative, 3 * LINEAR + (2 * C - 1) * D),
@@ -1027,6 +1034,7 @@ KNOBS = {                               # an option that not all use -> a value 
     (system('part_mask', 'none', one_value_matrix=True), 'one_value_matrix=True.*shatter'),
     (system('gau', 'rope', relu_scale='n'), "relu_scale='n'.*squared_relu"),
     ({'attention': 'phase', 'n_head': 6, 'n_embd': 18}, "attention='phase'.*even"),
+    ({'attention': 'narrow', 'n_head': 6, 'n_embd': 36}, "attention='narrow'.*multiple of 4"),
 ], ids=str)
 def test_a_combination_that_would_compute_something_else_is_refused(settings, message):
     with pytest.raises(UserError, match=message):
