@@ -4,6 +4,7 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -112,7 +113,8 @@ def test_printed_values_are_those_of_a_system_and_its_qualifiers():
 def test_rows_predict_as_many_tokens_as_in_training():
     for length in 16, 20, 128:
         ids, positions, targets = bench.random_batch(4, length, 60)
-        masker = train.Masker({'special': {'pad': 0}, 'vocab_size': 60}, {**MASKS, 'block_size': length})
+        meta = {'special': {'pad': 0}, 'vocab_size': 60}
+        masker = train.Masker(SimpleNamespace(meta=meta), {**MASKS, 'block_size': length})
         assert ids.shape == (4, length)
         assert positions.shape == targets.shape == (4, masker.n_positions)
 

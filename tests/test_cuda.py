@@ -42,9 +42,9 @@ def make(system, corpus, sizes, rows, steps, packing='stream'):
     knobs = dict(zip(('attention', 'position', 'objective'), system, strict=True))
     torch.manual_seed(1)
     settings = {**knobs, **sizes, 'dropout': 0.0, 'attention_dropout': 0.0}
-    model = train.MODEL_CLASSES[knobs['objective']](model_config(settings, meta['vocab_size']))
-    texts = train.Rows(corpus, meta, 'train', sizes['block_size'], packing)
-    loader = train.Loader(texts, train.Masker(meta, {**MASKS, **knobs, **sizes}), 1)
+    model = train.model_class(knobs['objective'])(model_config(settings, meta['vocab_size']))
+    masks = {**MASKS, **knobs, **sizes, 'packing': packing, 'seed': 1}
+    loader = train.make_loader(corpus, meta, 'train', masks)
     return model, [loader.batch(range(step * rows, (step + 1) * rows)) for step in range(steps)]
 
 
@@ -58,7 +58,7 @@ def stepper(model, runtime, scale=1024.0):
 
     def step(batch):
         n_predicted = float(batch['weights'].sum())
-        both = train.update(model, optimizer, scaler, [batch], n_predicted, 1.0, runtime)
+        both = train.train_step(model, optimizer, scaler, [batch], n_predicted, 1.0, runtime)
         return torch.stack(both).double().cpu()
 
     return step, scaler
@@ -171,8 +171,8 @@ def test_the_host_waits_only_for_the_log(knobs, device, stage, corpus, tmp_path,
     """From the first step to the checkpoint no line of Python waits for the device in each of 60 steps."""
     mode = torch.cuda.set_sync_debug_mode if device == 'cuda' else lambda name: None
     request.addfinalizer(lambda: mode('default'))       # also if the run fails
-    step, write = train.update, train.write_checkpoint
-    monkeypatch.setattr(train, 'update', lambda *arguments: (mode('warn'), step(*arguments))[1])
+    step, write = train.train_step, train.write_checkpoint
+    monkeypatch.setattr(train, 'train_step', lambda *arguments: (mode('warn'), step(*arguments))[1])
     monkeypatch.setattr(train, 'write_checkpoint', lambda *arguments: (mode('default'), write(*arguments)))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter('always')

@@ -65,7 +65,7 @@ def make_run(folder, losses, more=()):
 
 def test_each_run_has_a_row_and_a_line_for_each_corpus(call, tmp_path, monkeypatch):
     pictures = []
-    monkeypatch.setattr(train, 'plot', lambda path, panels, label: pictures.append(panels['step']))
+    monkeypatch.setattr(curves, 'plot', lambda path, panels, label: pictures.append(panels['step']))
     make_run(tmp_path / 'plain-1', (6, 5.9, 5.8, 4))
     make_run(tmp_path / 'base_pairwise-1', (6, 5, 4, 3))
     # train.py leaves a loss that is not finite out of metrics.jsonl

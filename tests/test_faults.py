@@ -140,7 +140,7 @@ class Stuck:
 stuck = Stuck()
 runtime = train.make_runtime('cpu', 'float32', 1)
 atexit.register(sys.stdout.write, f'a hook of rank {runtime.rank}' + chr(10))
-train.leave(runtime, 3)
+train.exit_processes(runtime, 3)
 """
 
 

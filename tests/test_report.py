@@ -6,7 +6,6 @@ import pytest
 from test_finetune import cells
 
 import finetune
-import train
 from configurator import UserError
 from finetune import TASKS
 from report import make_report, printed_table, read_book
@@ -77,7 +76,7 @@ def test_a_curve_over_pretraining_steps(stage, tmp_path, monkeypatch):
             folder.mkdir(parents=True)
             (folder / 'result.json').write_text(json.dumps(result(score + add, task, step=step)))
     seen = []
-    monkeypatch.setattr(train, 'plot', lambda path, panels, label: seen.append(panels))
+    monkeypatch.setattr('report.plot', lambda path, panels, label: seen.append(panels))
     text = stage('report', f'--out_dir={tmp_path}').out
     assert text == (tmp_path / 'report.md').read_text()
     assert cells(text, 'ours')[0] == ['90.00', '80.00', '85.00', '1']           # of the last step

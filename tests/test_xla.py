@@ -37,7 +37,7 @@ KNOBS = {
 def build(objective='mlm', **settings):
     torch.manual_seed(1)
     config = small(**{'dropout': 0.0, 'attention_dropout': 0.0, **settings})
-    return train.MODEL_CLASSES[objective](config)
+    return train.model_class(objective)(config)
 
 
 def batch(seed=0, **more):
@@ -99,7 +99,8 @@ def steps(runtime, looks, **settings):
         train.seed_step(1, step, runtime)
         # the rate passes 0.01, the decay: scalars of equal values were once one input, and so another graph
         train.set_lr(optimizer, train.get_lr(step, 1e-2, 0.0, 4, 8, 'linear'), runtime)
-        loss, norm = train.update(model, optimizer, scaler, two_batches(2 * step), 15.0 + step, 1.0, runtime)
+        loss, norm = train.train_step(model, optimizer, scaler, two_batches(2 * step), 15.0 + step, 1.0,
+                                      runtime)
         if step in looks:
             found.append([loss.item(), norm.item()])
         graphs.append(n_compiled())
@@ -189,7 +190,7 @@ def wrapped_twin():
             model = train.DistributedDataParallel(raw, gradient_as_bucket_view=True)
         optimizer = torch.optim.SGD(raw.parameters(), 1.0)
         # DDP divides by 1 here
-        train.update(model, optimizer, scaler, two_batches(0), 16.0 * world, 0.0, runtime)
+        train.train_step(model, optimizer, scaler, two_batches(0), 16.0 * world, 0.0, runtime)
         after.append(torch.cat([x.detach().cpu().flatten() for x in raw.parameters()]))
     assert torch.allclose(*after, atol=1e-6)
     print('the same')
