@@ -5,7 +5,7 @@ from conftest import refused, tiny
 
 import train
 from model import EncoderConfig, MaskedLM, SequenceClassifier
-from prepare_data import bert_tokenizer, copy_tokenizer, fast_tokenizer, load_meta, load_tokenizer
+from prepare_data import SPECIAL_PIECES, copy_tokenizer, load_meta, load_tokenizer
 
 transformers = pytest.importorskip('transformers')
 SHAPE = {'n_layer': 2, 'n_head': 4, 'n_embd': 16, 'n_inner': 32, 'block_size': 32, 'dropout': 0.0}
@@ -49,9 +49,6 @@ def row_of(tokenizer, *texts):
 def exported(request, corpus, tmp_path, stage):
     """(our model, our tokenizer, the exported folder)"""
     run = make_run(tmp_path / 'run', corpus, attention='shared', position=request.param)
-    if request.param == 'rope':                         # a run on a tokenizer.json, as of a BERT
-        fast_tokenizer(load_tokenizer(run), 32).save_pretrained(tmp_path / 'bert')
-        copy_tokenizer(bert_tokenizer(tmp_path / 'bert'), run)
     done = stage('train', f'--out_dir={run}', f'--export={tmp_path}/out')
     assert done.code == 0, done
     model, tokenizer, _ = train.load(run)
@@ -98,6 +95,10 @@ def test_a_run_starts_from_a_bert(corpus, tmp_path, stage):
     assert 'has n_layer=2, this run has 3' in done.err
     file = tmp_path / 'bert' / 'tokenizer.json'
     file.write_text(file.read_text().replace('\u2581the"', '\u2581eht"'))       # of the same size
+    assert 'no copy of its sentencepiece.model' in stage('train', *tiny(corpus, tmp_path / 'c', **knobs)).err
+    for name in ('tokenizer.json', 'sentencepiece.model'):
+        (tmp_path / 'bert' / name).unlink()
+    (tmp_path / 'bert' / 'vocab.txt').write_text('\n'.join(SPECIAL_PIECES))
     assert 'bert has tokenizer=' in stage('train', *tiny(corpus, tmp_path / 'c', **knobs)).err
 
 

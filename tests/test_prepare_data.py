@@ -97,7 +97,7 @@ def units_of(place, **changes):
 def unit_texts(place, **changes):
     """The documents of each unit of a corpus, and a Counter of the rows that gave none."""
     dropped = Counter()
-    return [list(prepare_data.documents(unit, dropped)) for unit in units_of(place, **changes)], dropped
+    return [list(prepare_data.read_documents(unit, dropped)) for unit in units_of(place, **changes)], dropped
 
 
 def read_all(folder, meta):
@@ -148,7 +148,7 @@ def starts_word(kind, i, piece):
     return piece[:2] != '##'
 
 
-@pytest.mark.parametrize('kind', prepare_data.TOKENIZERS)
+@pytest.mark.parametrize('kind', [*prepare_data.TOKENIZERS, 'tokenizer.json'])
 def test_every_document_once_in_order_and_its_ids(tmp_path, specs, kind, monkeypatch):
     """Then the same texts as a validation corpus with that tokenizer, and in pieces of seven characters."""
     texts = [*make_texts(300), *20 * ['我们来到北京'], 'the red [MASK] walks \u3000\n']
@@ -252,8 +252,9 @@ def test_exported_copy_gives_our_ids(tmp_path, specs, kind, lower_case):
     assert theirs('The Red')['input_ids'] == [cls, *ids, sep]
     assert (theirs.model_max_length, theirs.pad_token_id) == (64, pad)
     theirs.save_pretrained(tmp_path / 'bert')
+    (tmp_path / 'bert' / ours.file_name).write_bytes(ours.data)                 # as train.py does
     back = prepare_data.bert_tokenizer(tmp_path / 'bert')
-    assert prepare_data.library_digest(back) == prepare_data.library_digest(ours)
+    assert prepare_data.encoding_digest(back) == prepare_data.encoding_digest(ours)
 
 
 @pytest.mark.parametrize('options, fits', [
@@ -275,7 +276,7 @@ def test_a_model_that_is_exported_gives_its_ids_or_is_refused(options, fits):
         assert theirs['input_ids'] == [ids.tolist() for ids in tokenizer.encode(texts)]
 
 
-@pytest.mark.parametrize('kind', prepare_data.TOKENIZERS)
+@pytest.mark.parametrize('kind', [*prepare_data.TOKENIZERS, 'tokenizer.json'])
 def test_masked_text_has_the_ids_of_training_but_for_the_masks(tmp_path, kind, specs):
     """Before punctuation, inside a word's pieces, in a row, at both ends; with the exported tokenizer too."""
     texts = ['The river (of red).', 'the, the "of"', 'walks  riverriver 2of', 'red', '我们 来到，北京']
@@ -318,7 +319,7 @@ def test_a_bert_is_its_whole_tokenizer(tmp_path, monkeypatch, flags, pieces):
         prepare(tmp_path, make_texts(30), tokenizer=f'wordpiece:{tmp_path}', lower_case=not lower_case)
     bert = prepare_data.bert_tokenizer(tmp_path)
     usual = prepare_data.open_tokenizer(bert.data, {'kind': 'wordpiece', 'lower_case': True})
-    digest = prepare_data.library_digest
+    digest = prepare_data.encoding_digest
     assert (digest(usual) == digest(bert)) == (flags == {})
     prepare_data.fast_tokenizer(bert, 64).backend_tokenizer.save(f'{tmp_path}/tokenizer.json')
 
@@ -332,14 +333,57 @@ def test_a_bert_is_its_whole_tokenizer(tmp_path, monkeypatch, flags, pieces):
     other_name = tmp_path / 'elsewhere' / 'bert.json'
     other_name.parent.mkdir()
     other_name.write_bytes((tmp_path / 'tokenizer.json').read_bytes())
-    renamed, _ = prepare_data.TOKENIZERS['tokenizer.json'].make(str(other_name), options, None)
+    renamed, _ = prepare_data.TOKENIZERS['wordpiece'].make(str(other_name), options, None)
     folder, _ = prepare(tmp_path, make_texts(30), tokenizer='wordpiece:owner/name', **options)
     library = prepare_data.load_tokenizer(folder)
-    assert renamed == library.data                      # it truncates no text and adds no [CLS]
-    assert digest(library) == digest(bert)
-    assert prepare_data.bert_tokenizer(tmp_path).file_name == 'tokenizer.json'          # not its vocab.txt
-    for tokenizer in (bert, library):
+    assert renamed == library.data
+    (tmp_path / 'vocab.txt').unlink()
+    for tokenizer in (bert, library, prepare_data.bert_tokenizer(tmp_path)):
+        assert digest(tokenizer) == digest(bert)
         assert [tokenizer.pieces[i] for i in tokenizer.encode(['Tür 北京'])[0]] == pieces.split()
+
+
+@pytest.mark.parametrize('changes, said', [
+    ({'tokenizer_config.json': {'tokenizer_class': 'BertJapaneseTokenizer'}}, "='BertJapanese"),
+    ({'config.json': {'tokenizer_class': 'BertJapaneseTokenizer'}}, "='BertJapanese"),
+    ({'added_tokens.json': {'[E1]': 15}}, r'the added word \[E1\]'),
+    ({'tokenizer.json': {'added_tokens': [{'content': '[E1]'}]}}, r'the added word \[E1\]'),
+    ({'tokenizer.json': {'normalizer': None}}, 'normalizer type=None'),
+    ({'tokenizer.json': {'pre_tokenizer': {'type': 'Whitespace'}}}, "pre_tokenizer type='Whitespace'"),
+    ({'tokenizer.json': {'model': {'type': 'Unigram', 'vocab': []}}}, "model type='Unigram'"),
+    ({'tokenizer.json': {'model': {'vocab': {'[PAD]': 0}}}}, r'no \[UNK\], \[CLS\], \[SEP\], \[MASK\]'),
+    ({'tokenizer.json': []}, "KeyError: 'model'"),
+    ({'vocab.txt': b'caf\xe9'}, 'UnicodeDecodeError')])
+def test_another_tokenizer_than_a_bert_is_refused(tmp_path, changes, said):
+    """Whatever its files say that is not WordPiece; a file that cannot be read; [PAD] that is not there."""
+    settings = {'kind': 'wordpiece', 'lower_case': True}
+    tokenizer = prepare_data.open_tokenizer('\n'.join(VOCAB).encode(), settings)
+    prepare_data.fast_tokenizer(tokenizer, 64).save_pretrained(tmp_path)
+    library = json.loads((tmp_path / 'tokenizer.json').read_text())
+    assert prepare_data.bert_tokenizer(str(tmp_path)).pieces == VOCAB
+    if 'tokenizer.json' not in changes:
+        (tmp_path / 'tokenizer.json').unlink()
+        (tmp_path / 'tokenizer_config.json').unlink()
+        (tmp_path / 'vocab.txt').write_text('\n'.join(VOCAB))
+    for name, change in changes.items():
+        if name == 'tokenizer.json' and change:
+            change = {**library, **change}
+        data = change if isinstance(change, bytes) else json.dumps(change or {}).encode()
+        (tmp_path / name).write_bytes(data)
+    with pytest.raises(UserError, match=said):
+        prepare_data.bert_tokenizer(str(tmp_path))
+
+
+@pytest.mark.parametrize('cached, found', [(None, None), (huggingface_hub._CACHED_NO_EXIST, {})])
+def test_no_network_does_not_mean_that_a_file_does_not_exist(monkeypatch, cached, found):
+    """Only the hub's cache may say so without a network."""
+    def download(hub_id, name):
+        raise huggingface_hub.errors.LocalEntryNotFoundError('no network')
+    monkeypatch.setattr(huggingface_hub, 'hf_hub_download', download)
+    monkeypatch.setattr(huggingface_hub, 'try_to_load_from_cache', lambda hub_id, name: cached)
+    refuses = pytest.raises(UserError, match='owner/name: LocalEntryNotFoundError: no network')
+    with contextlib.nullcontext() if found == {} else refuses, prepare_data.tokenizer_errors('owner/name'):
+        assert prepare_data.bert_json('owner/name', 'tokenizer_config.json') == found
 
 
 # ---- Chinese words ----
@@ -610,7 +654,7 @@ def test_a_sample_is_of_the_whole_corpus(tmp_path):
     ('a.jsonl', '--text_field=body', "text_field='body': the fields of the first row are id, text"),
     ('a.jsonl', '--segmenter=jieba', "segmenter='jieba': must be jieba, with tokenizer=wordpiece"),
     ('a.jsonl', '--path=b', "path='b' is for docstrings, "),
-    ('a.jsonl', f'--tokenizer=wordpiece:{ROOT}/README.md', "KeyError: '[PAD]'"),
+    ('a.jsonl', f'--tokenizer=wordpiece:{ROOT}/README.md', "the vocabulary has no [PAD], "),
     ('a.jsonl', '--part=4/4', "part='4/4': must be i/n with i from 0 to n - 1, as in 0/4"),
     ('cut.jsonl.gz', '--part=0/1', 'cut.jsonl.gz: cannot be read: '),
     ('two.json', '--part=0/1', 'two.json: cannot be read: Extra data')])

@@ -30,7 +30,7 @@ def result(score, task='rte', seed=1, run='ours', step=100):
 
 def glue(*scores, **more):
     """All tasks of GLUE; seed i scores scores[i - 1] everywhere."""
-    tasks = finetune.BENCHMARKS['glue'].split()
+    tasks = finetune.find_tasks('glue')
     return [result(score, task, seed, **more) for seed, score in enumerate(scores, 1) for task in tasks]
 
 
