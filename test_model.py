@@ -11,7 +11,7 @@ HEADS or POOLINGS, or its deviation in PAIR_STARTS; an option that only some var
 import json
 import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from typing import NamedTuple
 
@@ -692,6 +692,14 @@ def test_parameter_counts_of_the_papers(attention):
 def test_every_variant_has_an_oracle_and_a_count_here():
     missing = [name for name in (*ATTENTION, *POSITION) if name not in {**ATTENTIONS, **POSITIONS}]
     assert not missing, f'{missing}: write an oracle from the paper and its row of ATTENTIONS or POSITIONS'
+
+
+def test_every_option_is_in_a_case():
+    """But for those that have tests of their own."""
+    others = 'n_segment', 'tied_start', 'pair_init', 'dropout', 'attention_dropout', 'n_label'
+    named = {*SMALL, *others}.union(*(settings for _, settings in [*CASES, *BARE_CASES]))
+    missing = [field.name for field in fields(EncoderConfig) if field.name not in named]
+    assert not missing, f'{missing}: add a system that has it to SYSTEMS'
 
 
 @pytest.mark.parametrize('attention', ATTENTION)
