@@ -370,8 +370,14 @@ def best_rates(path):
     if len(rows) < len(runs):
         raise UserError(f'{path}: {len(runs) - len(rows)} runs of the search are missing: '
                         f'python results/experiment.py {path} run')
+    best = best_of(rows)
+    return {cell: float(best[cell]) for cell in plan.cells}
+
+
+def best_of(rows):
+    """The rate with the lowest mean loss of each cell, without rates at which any seed diverged."""
     means = rows.groupby(['cell', 'rate'])['loss'].agg(lambda losses: losses.mean(skipna=False))
-    return {cell: float(means[cell].idxmin()) for cell in plan.cells}
+    return means.dropna().unstack().idxmin(axis=1)
 
 
 # ---- 4. tables and figure ----
@@ -403,19 +409,16 @@ def report_gaps(plan, runs, rows):
 
 
 def search_table(plan, rows):
-    lines = []
-    for cell in plan.cells:
-        losses = rows[rows['cell'] == cell].groupby('rate')['loss']
-        means = losses.mean()
-        if means.empty:
-            continue
-        line = {'cell': cell}
-        for rate in plan.rates:
-            line[f'{rate:g}'] = shown_mean(losses.get_group(rate), 3) if rate in means else '-'
-        lines.append({**line, 'best': f'{means.idxmin():g}'})
-        if means.idxmin() in (min(plan.rates), max(plan.rates)):
-            print(f'{cell}: the best rate is the outermost, {means.idxmin():g}: add one beyond it')
-    return pd.DataFrame(lines)
+    """A row for each cell: its mean loss by learning rate, and the best rate."""
+    best = best_of(rows)
+    for cell, rate in best.items():
+        if rate in (min(plan.rates), max(plan.rates)):
+            print(f'{cell}: the best rate is the outermost, {rate:g}: add one beyond it')
+    shown = rows.groupby(['cell', 'rate'])['loss'].agg(
+        lambda losses: 'diverged' if losses.isna().any() else shown_mean(losses, 3))
+    table = shown.unstack(fill_value='-').rename(columns='{:g}'.format)
+    table['best'] = best.map('{:g}'.format)
+    return table.reindex(rows['cell'].unique()).reset_index()
 
 
 def cell_table(plan, rows):
@@ -470,10 +473,8 @@ def contrast_table(plan, rows):
     return pd.DataFrame(lines)
 
 
-def make_tables(plan, rows):
-    """{caption: table}, the main one first; prints what a reader of the tables has to know."""
-    if plan.rates:
-        return {'Last loss in nats by learning rate, mean (deviation)': search_table(plan, rows)}
+def cell_tables(plan, rows):
+    """{caption: table}, the main one first."""
     rows = rows.assign(steps=[steps_below(curve, plan.target) for curve in rows['curve']])
     is_never = rows['steps'] == [curve[-1][0] for curve in rows['curve']]
     if plan.target and is_never.any():
@@ -532,21 +533,24 @@ def report(path, latex):
     plan, runs = read_plan(path)
     rows = read_rows(path, runs)
     report_gaps(plan, runs, rows)
-    rows = rows.dropna(subset='loss')
-    if rows.empty:
+    finished = rows.dropna(subset='loss')
+    if finished.empty:
         raise UserError(f'{path}: no run is finished: python results/experiment.py {path} run')
     for key in 'code', 'precision':                     # rows of before 2026-11-28 have neither
         values = rows.get(key, pd.Series()).dropna().unique()
         if len(values) > 1:
             notice(f"{rows_path(path)}: the rows differ in {key}: {', '.join(values)}")
-    tables = make_tables(plan, rows)
+    if plan.rates:
+        tables = {'Last loss in nats by learning rate, mean (deviation)': search_table(plan, rows)}
+    else:
+        tables = cell_tables(plan, finished)
     for caption, table in tables.items():
         text = table.to_latex(index=False, escape=True) if latex else markdown(table)
         print(f'\n{caption}\n\n{text}')
     stem = os.path.splitext(path)[0]
     table, *_ = tables.values()
     table.to_csv(f'{stem}.csv', index=False)
-    figure = draw(plan, rows)
+    figure = draw(plan, finished)
     for suffix in 'png', 'pdf':
         figure.savefig(f'{stem}.{suffix}', dpi=100)
     print(f'\nthe first table: {stem}.csv; losses by step: {stem}.png and {stem}.pdf')
