@@ -2,15 +2,15 @@
 import contextlib
 import importlib
 import json
+import runpy
+import shutil
 import time
 
 import experiment
-import numpy as np
 import pandas as pd
 import pytest
 import test_export as export
-from conftest import kill, launch, process, refused, tiny
-from scipy.stats import ttest_rel
+from conftest import ROOT, kill, launch, process, refused, tiny
 from test_train import CPU
 
 import train
@@ -121,16 +121,6 @@ def test_a_run_of_another_corpus_code_precision_or_plan_is_not_added(corpus, tmp
         export.make_run(tmp_path / one.folder, corpus, content=begun)
         with pytest.raises(UserError, match=message):
             experiment.make(one, plan, origin)
-
-
-def test_differences_are_paired_tests_of_scipy():
-    generator = np.random.default_rng(1)
-    a, b = generator.normal(size=(2, 5))
-    rows = pd.DataFrame({'cell': [*'aaaaabbbbb'], 'seed': [*range(5)] * 2, 'loss': [*a, *b]})
-    found = experiment.paired(experiment.differences(rows, {'a': 1, 'b': -1}))
-    expected = ttest_rel(a, b)
-    low, high = expected.confidence_interval()
-    assert found == pytest.approx((a.mean() - b.mean(), low, high, expected.pvalue))
 
 
 def test_holm_gives_the_values_of_r():
@@ -246,3 +236,13 @@ def test_knobs_that_may_differ_between_the_rows_of_a_plan(corpus, tmp_path):
     assert allowed == {
         'a_newer_knob', 'out_dir', 'data_dir', 'device', 'compile', 'timeout', 'wandb_project', 'milestones',
         'checkpoint_interval', 'log_interval', 'validation'}
+
+
+def test_the_second_grid_reports_its_shares(tmp_path, monkeypatch, capsys):
+    """As results/findings.md has them, to two places."""
+    shutil.copytree(f'{ROOT}/results', tmp_path / 'results')
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path(f'{ROOT}/results/grid2_figure.py', run_name='__main__')
+    found = capsys.readouterr().out
+    assert 'post-LN, last step, all rows: 0.34 (-0.15 to 0.83)' in found
+    assert 'modern, last step, all rows: 0.83 (0.70 to 0.97)' in found
