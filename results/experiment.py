@@ -459,7 +459,7 @@ def cell_table(plan, rows):
 
 def seed_table(rows):
     by_seed = rows.pivot(index='cell', columns='seed', values='loss').reindex(rows['cell'].unique())
-    return by_seed.round(3).reset_index()
+    return by_seed.map('{:.3f}'.format).reset_index()
 
 
 def contrast_table(plan, rows):
