@@ -221,8 +221,7 @@ def test_attention_of_an_untrained_gau():
     config = {**CONFIG, 'dropout': 0.5, 'key_size': 8, 'lengths': (32,)}
     rows = {(row['mode'], row['matrix']): row for row in curves.untrained(config, CPU)}
     for mode in 'train', 'eval':
-        assert rows[mode, 'QK^T']['rank / T'] == 8 / 32
-        assert rows[mode, 'QK^T']['zeros'] == 0
+        assert (rows[mode, 'QK^T']['rank / T'], rows[mode, 'QK^T']['zeros']) == (8 / 32, 0)
     assert 0.45 < rows['train', 'softmax']['zeros'] < 0.55
     assert rows['eval', 'softmax']['zeros'] == 0
     assert rows['train', 'softmax']['printed'] == '0.9983, 10.03% (liu: table 3)'
@@ -233,7 +232,6 @@ def test_attention_of_an_untrained_gau():
     negative = (torch.stack(scores) <= 0).double().mean().item()
     assert rows['eval', 'relu^2']['zeros'] == pytest.approx(negative)
     assert rows['train', 'relu^2']['zeros'] > 0.5 > negative
-    assert MATRICES['relu^2'](torch.tensor([-2, 3])).tolist() == [0, 9]
 
 
 def test_a_run_of_train_its_rank_and_pictures(stage, call, corpus, tmp_path):
