@@ -201,7 +201,7 @@ def make_all(path, any_code):
             origin = origin_of(one)
             check_origin(path, one, origin, any_code)
             print(f'\nrun {number} of {len(runs)}{time_left(path, runs)}: {one.folder}', flush=True)
-            row = {**make(one, plan, origin), **origin}
+            row = {**make(one, plan), **origin}
             with open(rows_path(path), 'a', encoding='utf-8') as file:
                 file.write(json.dumps(row) + '\n')
     finished = len(read_rows(path, runs))
@@ -228,7 +228,10 @@ def origin_of(one):
 
 
 def check_origin(path, one, origin, any_code):
-    """Raise a UserError if rows of the plan have another corpus, model.py or precision than this run."""
+    """Raise a UserError if rows of the plan have another corpus, model.py or precision than this run.
+
+    The same if a checkpoint of the run has other knobs, code or precision: train.py itself would go on.
+    """
     source = f'give the plan another name: {rows_path(path)}'
     for row in read_lines(path):
         theirs = {**origin, **row}                      # rows of before 2026-11-28 lack some of the keys
@@ -240,19 +243,21 @@ def check_origin(path, one, origin, any_code):
             raise UserError(f'{rows_path(path)}: model.py has changed since the run of {row["cell"]}, seed '
                             f'{row["seed"]}: give the plan another name or, if the change does not concern '
                             'it, add the word any_code')
-
-
-def make(one, plan, origin):
-    """Train in this process, from the newest checkpoint if there is one; return the row of the run."""
-    importlib.reload(train)                             # gives its knobs their defaults again
-    path = train.newest(one.folder)
-    if path:                                            # train.py itself goes on even if these differ
-        source = f'give the plan another name: {path}'
-        begun = train.read_checkpoint(path)
+    checkpoint = train.newest(one.folder)
+    if checkpoint:
+        source = f'give the plan another name: {checkpoint}'
+        begun = {'code': origin['code'], **train.read_checkpoint(checkpoint)}
         ours = {knob: value for knob, value in one.knobs.items()
                 if knob in begun['config'] and knob not in MAY_DIFFER}
         train.refuse_difference(source, begun['config'], ours)
         train.refuse_difference(source, begun, {'dtype': origin['precision']})
+        if not any_code:
+            train.refuse_difference(source, begun, {'code': origin['code']})
+
+
+def make(one, plan):
+    """Train in this process, from the newest checkpoint if there is one; return the row of the run."""
+    importlib.reload(train)                             # gives its knobs their defaults again
     sys.argv = ['train.py', *one.arguments]
     finite = True
     try:

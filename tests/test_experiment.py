@@ -1,6 +1,5 @@
 """results/experiment.py: runs that processes share, rows, every number of its tables and figure by hand."""
 import contextlib
-import importlib
 import json
 import runpy
 import shutil
@@ -97,9 +96,8 @@ def test_a_run_of_another_corpus_code_precision_or_plan_is_not_added(corpus, tmp
     """Otherwise a table would compare losses that do not compare, or a row have the new plan's knobs."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(train, 'code_digest', lambda: 'ours', raising=False)
-    monkeypatch.setattr(importlib, 'reload', lambda module: module)
     path = str(write_plan(tmp_path, corpus))
-    plan, runs = experiment.read_plan(path)
+    _, runs = experiment.read_plan(path)
     origin = experiment.origin_of(runs[1])
     for key, other, message in [
             ('corpus', {**origin['corpus'], 'val': 'another'}, 'plan.jsonl has val=another, this run has '),
@@ -115,11 +113,13 @@ def test_a_run_of_another_corpus_code_precision_or_plan_is_not_added(corpus, tmp
     experiment.check_origin(path, runs[1], origin, any_code=False)
     assert experiment.time_left(path, runs) == ', about 3 minutes left for one process'
 
-    for one, fraction, message in (runs[2], 0.4, 'mask_fraction=0.4'), (runs[3], 0.15, 'dtype=bfloat16'):
-        begun = {'config': {**one.knobs, 'mask_fraction': fraction}, 'dtype': 'bfloat16'}
-        export.make_run(tmp_path / one.folder, corpus, content=begun)
-        with pytest.raises(UserError, match=f'has {message}, this run has '):
-            experiment.make(one, plan, origin)
+    for key, other in ('mask_fraction', 0.4), ('dtype', 'bfloat16'), ('code', 'another'):
+        knobs = {**runs[3].knobs, 'mask_fraction': 0.4 if key == 'mask_fraction' else 0.15}
+        begun = {'config': knobs, 'dtype': 'float32', 'code': 'ours', key: other}
+        export.make_run(tmp_path / runs[3].folder, corpus, content=begun)
+        with pytest.raises(UserError, match=f'has {key}={other}, this run has '):
+            experiment.check_origin(path, runs[3], origin, any_code=False)
+        shutil.rmtree(tmp_path / runs[3].folder)
 
 
 def test_holm_gives_the_values_of_r():
