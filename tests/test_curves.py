@@ -194,6 +194,8 @@ def test_maps_of_a_text_and_of_masked_rows(attention, packing, stage, call, corp
     scores = [scores_by_hand(model, ids[0], number) for number in range(2)]
     looks = {False: [], True: []}
     _, _, loaders = train.make_loaders(content['config'])
+    plain = torch.cat(curves.validation_rows(run, content, 3, masked=False))        # those of rank
+    assert tokenizer.special_ids['mask'] not in plain
     for ids in loaders[''].batch(range(3))['ids']:
         ids = ids[ids != tokenizer.special_ids['pad']]
         weights = torch.stack([(scores_by_hand(model, ids, number) / 2).softmax(-1) for number in range(2)])
