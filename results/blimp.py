@@ -30,11 +30,10 @@ from tqdm import tqdm
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 import train
 from configurator import UserError, configure, run, notice, printable
-from curves import run_folders
-from finetune import read_file
+from finetune import find_paths, read_file
 from model import MaskedLM
 
-runs = ''                       # folders of train.py, checkpoints or globs, comma-separated
+runs = 'out/quickstart'         # folders of train.py, checkpoints or globs, comma-separated
 data_dir = ''                   # folder of .jsonl files, one a set; empty: nyu-mll/blimp from the hub
 pairs = 0                       # first pairs of each set, which are in random order; 0: all
 out = 'out/blimp.jsonl'         # gets a row for each run
@@ -214,13 +213,13 @@ def table(rows):
 
 
 def main():
-    config = configure(globals(), MINIMUM)
+    configure(globals(), MINIMUM)
     runtime = train.make_runtime(device, 'float32', width=0, group=False)
     data = data_dir if data_dir else HUB
     scored = read_rows(out)
     sets = read_sets(data_dir, pairs)
     rows = []
-    for folder in run_folders(config):
+    for folder in find_paths(runs):
         path = train.newest(folder) or folder           # if it has no checkpoint, load() says so
         key = path, data, pairs
         if key in scored:

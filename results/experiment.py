@@ -2,7 +2,8 @@
 
     $ python results/experiment.py plan.py run &    makes the runs of a plan
     $ python results/experiment.py plan.py run &    as many processes as there are free cores, or devices
-    $ python results/experiment.py plan.py          prints the table and draws plan.png
+    $ python results/experiment.py plan.py          prints tables; writes plan.csv, plan.png and plan.pdf
+    $ python results/experiment.py plan.py latex    the same with tables in LaTeX, for its package booktabs
 
 Start it in the project's folder, with a corpus that prepare_data.py has made. A plan is a Python file that
 assigns fields of Plan, see below. This one has two attentions and three seeds:
@@ -16,8 +17,11 @@ Processes with the same plan share its runs: each of them takes the next run tha
 On several GPUs start them with torchrun, which gives each process a GPU of its own. If one was killed, start
 it again: its run continues from the newest checkpoint (see --checkpoint_interval of train.py). The runs are
 in the folders out/plan/CELL_RATE-SEED. Each finished run adds a line to plan.jsonl, with its knobs, digests
-of its corpus, loss curve, machine and seconds. If you change the knobs or prepare the corpus again, give the
-plan another name: losses of different knobs or corpora do not compare, so the plan is refused otherwise.
+of its corpus and of model.py, precision, loss curve, machine and seconds.
+
+If you change the knobs or model.py, prepare the corpus again, or go on where dtype=auto is another precision,
+give the plan another name: such losses do not compare, so no run is added to the plan. If a change of
+model.py does not concern the plan, `plan.py run any_code` goes on.
 
 Differences are paired by seed: runs with the same seed see the same rows, and also the same masks, unless
 their cells mask different fractions. Intervals (95 %) and p are those of Student's paired t test, and p is
@@ -53,8 +57,7 @@ from filelock import FileLock, Timeout
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 import train
-from configurator import UserError, choose, configure, run, settings, printable
-from curves import hours_of
+from configurator import UserError, choose, configure, run, settings, notice, printable
 from finetune import markdown
 from model import count_parameters
 
@@ -128,8 +131,8 @@ def rows_path(path):
     return os.path.splitext(path)[0] + '.jsonl'
 
 
-# Knobs that do not change a loss, so they may differ between the runs of a plan. A row also has the device
-# and the digests of the corpus.
+# Knobs that do not change a loss, so they may differ between the runs of a plan. A row also has the device,
+# the precision, and digests of the corpus and of model.py.
 MAY_DIFFER = ('out_dir', 'data_dir', 'device', 'compile', 'timeout', 'wandb_project', 'milestones',
               'checkpoint_interval', 'log_interval', 'validation')
 
@@ -175,48 +178,86 @@ def as_json(value):
 
 # ---- 2. the runs ----
 
-def make_all(path):
-    """Make every run that has no row yet and that no other process is making."""
+def make_all(path, any_code):
+    """Make every run that has no row yet and that no other process is making.
+
+    any_code  also if other rows were made with another model.py
+    """
     for name in ('RANK', 'WORLD_SIZE'):                 # set by torchrun, but each run uses one process
         os.environ.pop(name, None)
     plan, runs = read_plan(path)
     for number, one in enumerate(runs, 1):
-        os.makedirs(os.path.dirname(one.folder), exist_ok=True)
-        lock = FileLock(one.folder + '.lock')           # released when the process ends, even by a kill
+        if len(read_rows(path, [one])):
+            continue
+        os.makedirs(one.folder, exist_ok=True)
+        lock = FileLock(os.path.join(one.folder, 'experiment.lock'))    # the end of the process releases it
         try:
             lock.acquire(blocking=False)
         except Timeout:
             continue
         with lock:
-            if read_rows(path, [one]).empty:
-                print(f'\nrun {number} of {len(runs)}: {one.folder}', flush=True)
-                corpus = corpus_of(path, one)
-                row = {**make(one, plan), 'corpus': corpus}
-                with open(rows_path(path), 'a', encoding='utf-8') as file:
-                    file.write(json.dumps(row) + '\n')
+            if len(read_rows(path, [one])):             # another process has just made it
+                continue
+            origin = origin_of(one)
+            check_origin(path, one, origin, any_code)
+            print(f'\nrun {number} of {len(runs)}{time_left(path, runs)}: {one.folder}', flush=True)
+            row = {**make(one, plan), **origin}
+            with open(rows_path(path), 'a', encoding='utf-8') as file:
+                file.write(json.dumps(row) + '\n')
     finished = len(read_rows(path, runs))
     print(f'{finished} of {len(runs)} runs are finished: python results/experiment.py {path}')
 
 
-def corpus_of(path, one):
-    """Digests of a run's corpus.  Raises UserError if it was prepared again since other rows of the plan."""
-    dataset = one.knobs['dataset']
-    corpus = train.load_meta(os.path.join(one.knobs['data_dir'], dataset))['identity']
-    for row in read_lines(path):                        # rows of before 2026-11-27 do not have the digests
-        if row['knobs']['dataset'] == dataset:
-            source = f'give the plan another name: {rows_path(path)}'
-            train.refuse_difference(source, row.get('corpus', corpus), corpus)
-    return corpus
+def time_left(path, runs):
+    """', about 40 minutes left' by the mean of the finished runs; '' if there are none."""
+    rows = read_rows(path, runs)
+    if rows.empty:
+        return ''
+    minutes = (len(runs) - len(rows)) * rows['seconds'].mean() / 60
+    return f', about {minutes:.0f} minutes left for one process'
+
+
+def origin_of(one):
+    """What the loss of a run depends on besides its knobs."""
+    knobs = one.knobs
+    runtime = train.make_runtime(knobs['device'], knobs['dtype'], knobs['n_embd'], group=False)
+    return {
+        'corpus': train.load_meta(os.path.join(knobs['data_dir'], knobs['dataset']))['identity'],
+        'code': train.code_digest(),
+        'precision': str(runtime.dtype).removeprefix('torch.')}
+
+
+def check_origin(path, one, origin, any_code):
+    """Raise a UserError if rows of the plan have another corpus, model.py or precision than this run.
+
+    The same if a checkpoint of the run has other knobs, code or precision: train.py itself would go on.
+    """
+    source = f'give the plan another name: {rows_path(path)}'
+    for row in read_lines(path):
+        theirs = {**origin, **row}                      # rows of before 2026-11-28 lack some of the keys
+        if row['knobs']['dataset'] == one.knobs['dataset']:
+            train.refuse_difference(source, theirs['corpus'], origin['corpus'])
+        if row['knobs']['dtype'] == one.knobs['dtype']:                 # both are auto, or both the same
+            train.refuse_difference(source, theirs, {'precision': origin['precision']})
+        if theirs['code'] != origin['code'] and not any_code:
+            raise UserError(f'{rows_path(path)}: model.py has changed since the run of {row["cell"]}, seed '
+                            f'{row["seed"]}: give the plan another name or, if the change does not concern '
+                            'it, add the word any_code')
+    checkpoint = train.newest(one.folder)
+    if checkpoint:
+        source = f'give the plan another name: {checkpoint}'
+        begun = {'code': origin['code'], **train.read_checkpoint(checkpoint)}
+        ours = {knob: value for knob, value in one.knobs.items()
+                if knob in begun['config'] and knob not in MAY_DIFFER}
+        train.refuse_difference(source, begun['config'], ours)
+        train.refuse_difference(source, begun, {'dtype': origin['precision']})
+        if not any_code:
+            train.refuse_difference(source, begun, {'code': origin['code']})
 
 
 def make(one, plan):
     """Train in this process, from the newest checkpoint if there is one; return the row of the run."""
     importlib.reload(train)                             # gives its knobs their defaults again
-    path = train.newest(one.folder)
-    if path:                                            # train.py itself goes on even if the knobs differ
-        begun = train.read_checkpoint(path)['config']
-        ours = {knob: value for knob, value in one.knobs.items() if knob in begun and knob not in MAY_DIFFER}
-        train.refuse_difference(f'give the plan another name: {path}', begun, ours)
     sys.argv = ['train.py', *one.arguments]
     finite = True
     try:
@@ -227,8 +268,7 @@ def make(one, plan):
     except SystemExit as end:                           # train.main() always ends with one
         if end.code:                                    # a signal stopped the run, and it has been saved
             raise
-    with open(os.path.join(one.folder, 'launches.jsonl'), encoding='utf-8') as file:
-        *_, launch = map(json.loads, file)
+    launch = last_launch(one.folder)
     validations = [line for line in train.read_metrics(one.folder)
                    if line['kind'] == 'val' and 'loss' in line]
     row = {
@@ -243,6 +283,25 @@ def make(one, plan):
     if finite and plan.blimp:
         row.update(blimp_scores(one.folder, plan))
     return row
+
+
+def last_launch(folder):
+    with open(os.path.join(folder, 'launches.jsonl'), encoding='utf-8') as file:
+        *_, launch = file
+    return json.loads(launch)
+
+
+def hours_of(folder):
+    """Hours of training up to the last line of the log that has a speed; None if no line has one."""
+    knobs = last_launch(folder)['config']
+    seconds = 0.0
+    step = 0
+    for line in train.read_metrics(folder):
+        if line.get('tokens_per_second'):
+            tokens = (line['step'] - step) * knobs['total_batch'] * knobs['block_size']
+            seconds += tokens / line['tokens_per_second']
+            step = line['step']
+    return seconds / 3600 if step else None
 
 
 def machine():
@@ -316,8 +375,14 @@ def best_rates(path):
     if len(rows) < len(runs):
         raise UserError(f'{path}: {len(runs) - len(rows)} runs of the search are missing: '
                         f'python results/experiment.py {path} run')
+    best = best_of(rows)
+    return {cell: float(best[cell]) for cell in plan.cells}
+
+
+def best_of(rows):
+    """The rate with the lowest mean loss of each cell, without rates at which any seed diverged."""
     means = rows.groupby(['cell', 'rate'])['loss'].agg(lambda losses: losses.mean(skipna=False))
-    return {cell: float(means[cell].idxmin()) for cell in plan.cells}
+    return means.dropna().unstack().idxmin(axis=1)
 
 
 # ---- 4. tables and figure ----
@@ -348,24 +413,21 @@ def report_gaps(plan, runs, rows):
             print(f"{cell}, rate {rate:g}, {text}: seed {', '.join(map(str, of_cell['seed']))}")
 
 
-def print_search(plan, rows):
-    lines = []
-    for cell in plan.cells:
-        losses = rows[rows['cell'] == cell].groupby('rate')['loss']
-        means = losses.mean()
-        if means.empty:
-            continue
-        line = {'cell': cell}
-        for rate in plan.rates:
-            line[f'{rate:g}'] = shown_mean(losses.get_group(rate), 3) if rate in means else '-'
-        lines.append({**line, 'best': f'{means.idxmin():g}'})
-        if means.idxmin() in (min(plan.rates), max(plan.rates)):
-            print(f'{cell}: the best rate is the outermost, {means.idxmin():g}: add one beyond it')
-    print(f'\nLast loss in nats by learning rate, mean (deviation)\n\n{markdown(pd.DataFrame(lines))}')
+def search_table(plan, rows):
+    """A row for each cell: its mean loss by learning rate, and the best rate."""
+    best = best_of(rows)
+    for cell, rate in best.items():
+        if rate in (min(plan.rates), max(plan.rates)):
+            print(f'{cell}: the best rate is the outermost, {rate:g}: add one beyond it')
+    shown = rows.groupby(['cell', 'rate'])['loss'].agg(
+        lambda losses: 'diverged' if losses.isna().any() else shown_mean(losses, 3))
+    table = shown.unstack(fill_value='-').rename(columns='{:g}'.format)
+    table['best'] = best.map('{:g}'.format)
+    return table.reindex(rows['cell'].unique()).reset_index()
 
 
-def print_cells(plan, rows):
-    """Print a row for each cell: its measures, and their differences or ratios to those of its reference."""
+def cell_table(plan, rows):
+    """A row for each cell: its measures, and their differences or ratios to those of its reference."""
     others = [cell for cell in plan.cells if cell != plan.reference_of(cell) and cell in set(rows['cell'])]
     found = {}
     for cell in others:
@@ -397,14 +459,15 @@ def print_cells(plan, rows):
             line[f'BLiMP {minus}'] = (shown_interval(paired(differences(scores, pair, 'percent')), 1)
                                      if cell in found else '')
         lines.append(line)
-    print('\nLast validation loss in nats: mean (deviation), then its difference from the reference with a\n'
-          '95 % interval: positive if the cell is worse; if the interval includes 0, the sign is open\n')
-    print(markdown(pd.DataFrame(lines)))
-    by_seed = rows.pivot(index='cell', columns='seed', values='loss').reindex(rows['cell'].unique()).round(3)
-    print(f'\nLoss of each seed\n\n{markdown(by_seed.reset_index())}')
+    return pd.DataFrame(lines)
 
 
-def print_contrasts(plan, rows):
+def seed_table(rows):
+    by_seed = rows.pivot(index='cell', columns='seed', values='loss').reindex(rows['cell'].unique())
+    return by_seed.map('{:.3f}'.format).reset_index()
+
+
+def contrast_table(plan, rows):
     found = {name: paired(differences(rows, weights)) for name, weights in plan.contrasts.items()}
     adjusted = holm(pd.Series({name: p for name, (*_, p) in found.items()}))
     lines = []
@@ -412,14 +475,32 @@ def print_contrasts(plan, rows):
         lines.append({'test': name, 'seeds': len(differences(rows, plan.contrasts[name])),
                       'nats (95 %)': shown_interval(test, 3), 'p': shown_p(test[3]),
                       "Holm's p": shown_p(adjusted[name])})
-    print(f'\nPlanned tests\n\n{markdown(pd.DataFrame(lines))}')
+    return pd.DataFrame(lines)
+
+
+def cell_tables(plan, rows):
+    """{caption: table}, the main one first."""
+    rows = rows.assign(steps=[steps_below(curve, plan.target) for curve in rows['curve']])
+    is_never = rows['steps'] == [curve[-1][0] for curve in rows['curve']]
+    if plan.target and is_never.any():
+        names = ', '.join(rows['cell'][is_never].unique())
+        print(f'never below {plan.target:g} nats, so that all steps count: {names}')
+    tables = {
+        'Last validation loss in nats: mean (deviation), then its difference from the reference with a\n'
+        '95 % interval: positive if the cell is worse; if the interval includes 0, the sign is open':
+            cell_table(plan, rows),
+        'Loss of each seed': seed_table(rows)}
+    if plan.contrasts:
+        tables['Planned tests'] = contrast_table(plan, rows)
+    return tables
 
 
 COLOURS = '#000000', '#E69F00', '#009E73', '#56B4E9', '#CC79A7', '#0072B2', '#D55E00', '#999999'
+MARKERS = 'o', 's', '^', 'D', 'v', 'P', 'X', '*'        # tell cells apart without colours
 
 
-def draw(plan, rows, path):
-    """Draw the validation loss by step: the mean over seeds in a band from minimum to maximum.
+def draw(plan, rows):
+    """Figure of the validation loss by step: the mean over seeds in a band from minimum to maximum.
 
     Each group of cells has its own panel.
     """
@@ -434,10 +515,11 @@ def draw(plan, rows, path):
         panel = panels[groups.index(os.path.dirname(cell))]
         name = os.path.basename(cell)
         label = f'{name}, rate {rate:g}' if plan.rates else name
-        line, = panel.plot(curves.index, curves.mean(axis=1), '.-', label=label,
-                           color=None if plan.rates else COLOURS[names.index(name) % len(COLOURS)])
-        panel.fill_between(curves.index, curves.min(axis=1), curves.max(axis=1), alpha=0.25,
-                           color=line.get_color())
+        number = len(panel.lines) if plan.rates else names.index(name)
+        colour = COLOURS[number % len(COLOURS)]
+        panel.plot(curves.index, curves.mean(axis=1), label=label, color=colour, markevery=0.1,
+                   marker=MARKERS[number % len(MARKERS)])
+        panel.fill_between(curves.index, curves.min(axis=1), curves.max(axis=1), alpha=0.25, color=colour)
         later = curves[curves.index >= curves.index[-1] / 10]   # the first steps would fill half the figure
         top = max(top, later.max(axis=None))
     for panel, group in zip(panels, groups, strict=True):
@@ -449,41 +531,47 @@ def draw(plan, rows, path):
         panel.spines[['top', 'right']].set_visible(False)
     figure.suptitle('Mean over seeds, in a band from the lowest\nto the highest', fontsize=16)
     panels[0].set_ylim(top=top)
-    figure.savefig(path, dpi=100)
+    return figure
 
 
-def report(path):
+def report(path, latex):
     plan, runs = read_plan(path)
     rows = read_rows(path, runs)
     report_gaps(plan, runs, rows)
-    rows = rows.dropna(subset='loss')
-    if rows.empty:
+    finished = rows.dropna(subset='loss')
+    if finished.empty:
         raise UserError(f'{path}: no run is finished: python results/experiment.py {path} run')
+    for key in 'code', 'precision':                     # rows of before 2026-11-28 have neither
+        values = rows.get(key, pd.Series()).dropna().unique()
+        if len(values) > 1:
+            notice(f"{rows_path(path)}: the rows differ in {key}: {', '.join(values)}")
     if plan.rates:
-        print_search(plan, rows)
+        tables = {'Last loss in nats by learning rate, mean (deviation)': search_table(plan, rows)}
     else:
-        rows['steps'] = [steps_below(curve, plan.target) for curve in rows['curve']]
-        print_cells(plan, rows)
-        never = rows['cell'][rows['steps'] == [curve[-1][0] for curve in rows['curve']]].unique()
-        if plan.target and len(never):
-            print(f"\nnever below {plan.target:g} nats, so that all steps count: {', '.join(never)}")
-        if plan.contrasts:
-            print_contrasts(plan, rows)
-    figure_path = os.path.splitext(path)[0] + '.png'
-    draw(plan, rows, figure_path)
-    print(f'\nlosses by step: {figure_path}')
+        tables = cell_tables(plan, finished)
+    for caption, table in tables.items():
+        text = table.to_latex(index=False, escape=True) if latex else markdown(table)
+        print(f'\n{caption}\n\n{text}')
+    stem = os.path.splitext(path)[0]
+    table, *_ = tables.values()
+    table.to_csv(f'{stem}.csv', index=False)
+    figure = draw(plan, finished)
+    for suffix in 'png', 'pdf':
+        figure.savefig(f'{stem}.{suffix}', dpi=100)
+    print(f'\nthe first table: {stem}.csv; losses by step: {stem}.png and {stem}.pdf')
 
 
 def main():
     path, *words = sys.argv[1:] or ['--help']
     if path in ('--help', '-h'):
         sys.exit(__doc__)
-    if words not in ([], ['run']):
-        raise UserError(f'{printable(" ".join(words))}: give a plan, then `run` or nothing')
-    if words:
-        make_all(path)
+    if words not in ([], ['latex'], ['run'], ['run', 'any_code']):
+        given = printable(' '.join(words))
+        raise UserError(f'{given}: give a plan, then nothing, latex, run or run any_code')
+    if 'run' in words:
+        make_all(path, 'any_code' in words)
     else:
-        report(path)
+        report(path, 'latex' in words)
 
 
 if __name__ == '__main__':

@@ -1,4 +1,5 @@
 """results/blimp.py: scores against a loop over masked sentences, words and punctuation, accuracies, rows."""
+import itertools
 import json
 
 import blimp
@@ -38,22 +39,22 @@ def loaded(request, tmp_path):
 @pytest.fixture
 def data_dir(tmp_path):
     """Three sets of pairs, of two phenomena of the paper and one that names none."""
-    sets = {'animate_a': ('s-selection', [('the value', 'the')]),
-            'b': ('argument_structure',
-                  [('the value', 'the'), ('the', 'the value'), ('the', 'The'), ('the', '.')]),
-            'further': ('', [('the', 'the value')])}
+    right, wrong, equal = ('the value', 'the'), ('the', 'the value'), ('the', 'The')
     (tmp_path / 'sets').mkdir()
-    for name, (term, pairs) in sets.items():
-        records = [{'sentence_good': good, 'sentence_bad': bad, 'linguistics_term': term}
-                   for good, bad in pairs]
-        (tmp_path / 'sets' / f'{name}.jsonl').write_text('\n'.join(map(json.dumps, records)))
+    for name, term, pairs in [
+            ('animate_a', 's-selection', [right]), ('b', 'argument_structure', [right, wrong, equal, wrong]),
+            ('further', '', [wrong])]:
+        with open(tmp_path / 'sets' / f'{name}.jsonl', 'w') as file:
+            for good, bad in pairs:
+                record = {'sentence_good': good, 'sentence_bad': bad, 'linguistics_term': term}
+                file.write(json.dumps(record) + '\n')
     return str(tmp_path / 'sets')
 
 
 def word_numbers(pieces, tokenizer):
     """Number of each piece's word, from the pieces alone; blimp.py takes the text."""
     numbers = [0]
-    for before, piece in zip(pieces, pieces[1:], strict=False):
+    for before, piece in itertools.pairwise(pieces):
         continues = before == '\u2581' or (before[-1].isalnum() and piece[0].isalnum())
         if tokenizer.settings['kind'] == 'wordpiece':
             continues = piece.startswith('##')
@@ -65,14 +66,12 @@ def word_numbers(pieces, tokenizer):
 def oracle(model, tokenizer, text):
     """Pseudo log-likelihood of a sentence, a token at a time, in float64."""
     special_ids = tokenizer.special_ids
-    ids, = tokenizer.encode([text])
+    [ids] = tokenizer.encode([text])
     numbers = word_numbers([tokenizer.pieces[token] for token in ids], tokenizer)
     total = 0
     for place, token in enumerate(ids):
-        seen = list(ids)
-        for later in range(place, len(ids)):
-            if numbers[later] == numbers[place]:
-                seen[later] = special_ids['mask']
+        seen = [special_ids['mask'] if later >= place and numbers[later] == numbers[place] else other
+                for later, other in enumerate(ids)]
         row = torch.tensor([[special_ids['cls'], *seen, special_ids['sep']]])
         chances = model(row)[0, place + 1].softmax(-1)
         total += chances[token].log().item()
@@ -117,9 +116,8 @@ def test_a_run_gets_a_row_and_is_not_scored_again(corpus, data_dir, stage, monke
 
 def test_a_run_of_another_objective_is_refused(data_dir, stage, tmp_path):
     folder = pretrained(tmp_path / 'plm', kind=PermutationLM, attention='xlnet', position='none')
-    knobs = words(runs=folder, data_dir=data_dir, device='cpu', out=tmp_path / 'rows.jsonl')
-    line = refused(stage('blimp', *knobs))
-    assert 'a PermutationLM; only runs of objective=mlm are scored' in line
+    done = stage('blimp', *words(runs=folder, data_dir=data_dir, out=tmp_path / 'rows.jsonl'))
+    assert 'a PermutationLM; only runs of objective=mlm are scored' in refused(done)
 
 
 @pytest.mark.parametrize('line, message', [

@@ -5,7 +5,6 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
-import test_export as export
 import torch
 import torch.nn.functional as F
 from conftest import knobs_of, refused, tiny, words
@@ -89,10 +88,8 @@ def test_what_the_papers_print_beside_a_run(call, tmp_path):
     printed = {
         'base_pairwise-1 printed': 'until 12,000, ends where original does (courtois base: ',
         'base_shatter printed': '45 hours (tian base: table 1',
-        'tian_original printed ptb_loss': 'about 2 nats (tian: figure 1)',
         'base_no_position printed ptb_loss': 'above 6 nats (tian base: figure 1)',
         'gau_scales_ns printed accuracy': '19.34% (liu: table 1, n)',
-        'gau_softmax_plus_512 printed accuracy': '41.07% (liu: table 2)',
     }
     for cell in printed:
         make_run(tmp_path / cell.split()[0], (6, 3))
@@ -133,7 +130,7 @@ def test_maps_times_values_are_what_the_attention_gives(name, options):
     model = bench.build(name, {**MODEL, **options}, 16)
     randomise(model)
     ids = torch.randint(60, (1, 16))
-    maps = list(curves.attention_maps(model, curves.scores_of(model, ids)))
+    maps = [layer.weights[0] for layer in curves.attention_of(model, ids)]
     assert [a.shape[1:] for a in maps] == [(16, 16)] * len(model.encoder.blocks)
     attention = model.encoder.blocks[0].attention
     given = []
@@ -161,33 +158,64 @@ def symmetric_share(matrix):
     return (symmetric.norm() / matrix.norm()).item() ** 2
 
 
-@pytest.mark.parametrize('attention', ['original', 'symmetric'])
-def test_symmetric_shares_of_scores_and_weights(attention, call, corpus, tmp_path):
-    """Saponati et al.'s score of Wq Wk^T is +-1 for a symmetric or antisymmetric matrix: 2 share - 1."""
-    folder = export.make_run(tmp_path / 'mine', corpus, attention=attention)
-    model, tokenizer, content = train.load(folder)
+def test_a_bool_mask_excludes_tokens_from_scores():
+    q = torch.zeros(1, 1, 3, 2, dtype=torch.float64)
+    mask = torch.ones(3, 3, dtype=torch.bool).tril()
+    with curves.Recorder() as recorder:
+        F.scaled_dot_product_attention(q, q, q, mask)
+    layer, = recorder.layers
+    assert layer.weights[0, 0].tolist() == [[1, 0, 0], [0.5, 0.5, 0], [1 / 3] * 3]
+
+
+def scores_by_hand(model, ids, number):
+    """q k^T (4, T, T) of a layer without positions."""
+    layer = model.encoder.blocks[number].attention
+    key = layer.query if model.config.attention == 'symmetric' else layer.key
+    x = model.encoder.states(ids[None])[number][0]
+    q, k = (linear(x).view(-1, 4, 4).transpose(0, 1) for linear in (layer.query, key))
+    return q @ k.mT
+
+
+@pytest.mark.parametrize('attention, packing', [('original', 'documents'), ('symmetric', 'stream')])
+def test_maps_of_a_text_and_of_masked_rows(attention, packing, stage, call, corpus, tmp_path):
+    """Saponati et al.'s score of Wq Wk^T is +-1 for a symmetric or antisymmetric matrix: 2 share - 1.
+
+    The weights on the tokens before and after are those of a loop over tokens, in rows without padding.
+    """
+    run = str(tmp_path / 'mine')
+    stage('train', *tiny(corpus, run, attention=attention, packing=packing, max_iters=0), pictures=True)
+    model, tokenizer, content = train.load(run)
     randomise(model)
-    train.write_checkpoint(train.newest(folder), {**content, 'model': model.state_dict()})
-    rows = call('--what=maps', runs=folder, text='the value of a list', pictures=True)
-    picture, = tmp_path.glob('maps_*mine.png')
-    assert picture.stat().st_size > 1000
-    ids, _ = curves.encode_text(folder, model, tokenizer, 'the value of a list')
-    states = model.double().encoder.states(ids)
+    train.write_checkpoint(train.newest(run), {**content, 'model': model.state_dict()})
+    rows = call('--what=maps', runs=run, text='the value of a list', masked_rows=3, pictures=True)
+    assert next(tmp_path.glob('maps_*mine.png')).stat().st_size > 1000
+    ids, _ = curves.encode_text(run, model, tokenizer, 'the value of a list')
+    model.double()
+    scores = [scores_by_hand(model, ids[0], number) for number in range(2)]
+    looks = {False: [], True: []}
+    _, _, loaders = train.make_loaders(content['config'])
+    plain = torch.cat(curves.validation_rows(run, content, 3, masked=False))        # those of rank
+    assert tokenizer.special_ids['mask'] not in plain
+    for ids in loaders[''].batch(range(3))['ids']:
+        ids = ids[ids != tokenizer.special_ids['pad']]
+        weights = torch.stack([(scores_by_hand(model, ids, number) / 2).softmax(-1) for number in range(2)])
+        for i in range(1, len(ids) - 1):
+            looks[ids[i].item() == tokenizer.special_ids['mask']].append(weights[..., i, [i - 1, i + 1]])
+    of_masks = torch.stack(looks[True]).mean(0)         # (2, 4, before and after)
+    of_all = torch.stack(looks[False] + looks[True]).mean(0)
     for row, (number, h) in zip(rows, np.ndindex(2, 4), strict=True):
         assert (row['layer'], row['head']) == (number, h)
-        layer = model.encoder.blocks[number].attention
-        key_of = layer.query if attention == 'symmetric' else layer.key
-        head = slice(4 * h, 4 * h + 4)
-        x = states[number][0]
-        scores = layer.query(x)[:, head] @ key_of(x)[:, head].T
-        share = symmetric_share(scores - scores.mean())
-        assert row['symmetric share'] == pytest.approx(share, rel=1e-9)
+        found = [row[name] for name in ('before', 'after', '[MASK] before', '[MASK] after')]
+        assert found == pytest.approx([*of_all[number, h].tolist(), *of_masks[number, h].tolist()])
+        centred = scores[number][h] - scores[number][h].mean()
+        assert row['symmetric share'] == pytest.approx(symmetric_share(centred), rel=1e-9)
         if attention == 'symmetric':                    # it has no Wk of its own
-            assert share == pytest.approx(1)
+            assert row['symmetric share'] == pytest.approx(1)
             assert 'Wq Wk^T' not in row
         else:
-            share = symmetric_share(layer.query.weight[head].T @ key_of.weight[head])
-            assert row['Wq Wk^T'] == pytest.approx(2 * share - 1, rel=1e-6)
+            layer = model.encoder.blocks[number].attention
+            query, key = (linear.weight.view(4, 4, 16)[h] for linear in (layer.query, layer.key))
+            assert row['Wq Wk^T'] == pytest.approx(2 * symmetric_share(query.T @ key) - 1, rel=1e-6)
 
 
 def test_attention_of_an_untrained_gau():
@@ -195,26 +223,24 @@ def test_attention_of_an_untrained_gau():
     config = {**CONFIG, 'dropout': 0.5, 'key_size': 8, 'lengths': (32,)}
     rows = {(row['mode'], row['matrix']): row for row in curves.untrained(config, CPU)}
     for mode in 'train', 'eval':
-        assert rows[mode, 'QK^T']['rank / T'] == 8 / 32
-        assert rows[mode, 'QK^T']['zeros'] == 0
+        assert (rows[mode, 'QK^T']['rank / T'], rows[mode, 'QK^T']['zeros']) == (8 / 32, 0)
     assert 0.45 < rows['train', 'softmax']['zeros'] < 0.55
     assert rows['eval', 'softmax']['zeros'] == 0
     assert rows['train', 'softmax']['printed'] == '0.9983, 10.03% (liu: table 3)'
     assert rows['eval', 'softmax']['printed'] is None
     torch.manual_seed(1)
     model = bench.build('gau_12k', {**config, 'finetune': False, 'normaliser': 'squared_relu'}, 32)
-    scores = [layer for _, layer in curves.scores_of(model, torch.randint(12_000, (1, 32)))]
+    scores = [layer.scores for layer in curves.attention_of(model, torch.randint(12_000, (1, 32)))]
     negative = (torch.stack(scores) <= 0).double().mean().item()
     assert rows['eval', 'relu^2']['zeros'] == pytest.approx(negative)
     assert rows['train', 'relu^2']['zeros'] > 0.5 > negative
-    assert MATRICES['relu^2'](torch.tensor([-2, 3])).tolist() == [0, 9]
 
 
 def test_a_run_of_train_its_rank_and_pictures(stage, call, corpus, tmp_path):
     run = tmp_path / 'mine'
     stage('train', *tiny(corpus, run, attention='shatter', position='none', max_iters=2), pictures=True)
-    rows = call('--what=runs,rank,partition', runs=run, pictures=True)
-    assert [row['section'] for row in rows] == ['runs'] + ['rank'] * 4 + ['partition'] * 12
+    rows = call('--what=runs,rank,partition', runs=run, pictures=True, **SHAPE)
+    assert [row['section'] for row in rows] == ['runs'] + ['rank'] * 4 + ['partition'] * 2
     ranks = rows[1:5]
     assert [row['matrix'] for row in ranks] == [*MATRICES]
     assert all(0 <= row['rank / T'] <= 1 and row['T'] == 32 for row in ranks)

@@ -1,16 +1,19 @@
-"""results/experiment.py: runs that processes share, rows, statistics of scipy and R, what is said of gaps."""
+"""results/experiment.py: runs that processes share, rows, every number of its tables and figure by hand."""
+import contextlib
 import json
+import runpy
+import shutil
 import time
 
 import experiment
-import numpy as np
 import pandas as pd
 import pytest
-from conftest import kill, launch, process, refused, tiny
-from scipy.stats import ttest_rel
+import test_export as export
+from conftest import ROOT, kill, launch, process, refused, tiny
 from test_train import CPU
 
 import train
+from configurator import UserError
 
 PLAN = """
 base = '{base}'
@@ -37,10 +40,11 @@ def make_rows(folder, losses, name='plan', rate=1e-3, **values):
     with open(folder / f'{name}.jsonl', 'a') as file:
         for cell, of_cell in losses.items():
             for seed, loss in enumerate(of_cell, 1):
+                last = loss or 0
                 row = {
-                    'cell': cell, 'rate': rate, 'seed': seed, 'loss': loss,
-                    'parameters': 100, 'seconds': 60, 'knobs': {},
-                    'curve': [[0, 9.0], [10, 5.0], [20, 4.0]],
+                    'cell': cell, 'rate': rate, 'seed': seed, 'loss': loss, 'parameters': 100, 'seconds': 60,
+                    'knobs': {'dataset': 'tiny', 'dtype': 'float32'}, 'blimp': last / 10,
+                    'curve': [[0, 9.0], [10, last + 0.3], [20, last], [30, last]],
                 }
                 file.write(json.dumps({**row, **values}) + '\n')
 
@@ -60,6 +64,7 @@ def test_two_processes_share_the_runs_and_a_killed_one_goes_on(corpus, tmp_path,
     second.communicate(timeout=120)
     assert second.returncode == 0
     assert script(tmp_path, 'run').code == 0
+    assert all(path.is_dir() for path in tmp_path.glob('out/plan/*'))       # for --init_from=out/plan/*
     rows = {(row['cell'], row['seed']): row for row in read_rows(tmp_path)}
     assert sorted(rows) == [('original', 1), ('original', 2), ('symmetric', 1), ('symmetric', 2)]
     launches = [path.read_text().count('"argv"') for path in tmp_path.glob('out/plan/*/launches.jsonl')]
@@ -87,27 +92,34 @@ def test_a_run_that_diverges_is_a_row_and_the_last_loss_can_be_of_all_rows(corpu
     assert losses['symmetric'] == pytest.approx(every_row, abs=1e-5)
 
 
-def test_runs_of_another_plan_or_corpus_do_not_share_a_table(corpus, tmp_path):
-    """Otherwise a row would have the knobs of the new plan and the losses of the old one."""
-    write_plan(tmp_path, corpus, 'seeds = 1,\n')
-    assert script(tmp_path, 'run').code == 0
-    row, _ = read_rows(tmp_path)
-    row['corpus']['val'] = 'another'                    # as if the corpus had been prepared again since
-    (tmp_path / 'plan.jsonl').write_text(json.dumps(row) + '\n')
-    assert 'plan.jsonl has val=another, this run has ' in refused(script(tmp_path, 'run'))
+def test_a_run_of_another_corpus_code_precision_or_plan_is_not_added(corpus, tmp_path, monkeypatch):
+    """Otherwise a table would compare losses that do not compare, or a row have the new plan's knobs."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(train, 'code_digest', lambda: 'ours', raising=False)
+    path = str(write_plan(tmp_path, corpus))
+    _, runs = experiment.read_plan(path)
+    origin = experiment.origin_of(runs[1])
+    for key, other, message in [
+            ('corpus', {**origin['corpus'], 'val': 'another'}, 'plan.jsonl has val=another, this run has '),
+            ('precision', 'bfloat16', 'plan.jsonl has precision=bfloat16, this run has float32'),
+            ('code', 'another', 'model.py has changed since the run of original, seed 1')]:
+        (tmp_path / 'plan.jsonl').unlink(missing_ok=True)
+        make_rows(tmp_path, {'original': [4.0]}, **{**origin, key: other})
+        with pytest.raises(UserError, match=message):
+            experiment.make_all(path, any_code=False)
+    experiment.check_origin(path, runs[1], origin, any_code=True)
     (tmp_path / 'plan.jsonl').unlink()
-    write_plan(tmp_path, corpus, 'seeds = 1,\n', mask_fraction=0.4)
-    assert 'has mask_fraction=0.15, this run has 0.4' in refused(script(tmp_path, 'run'))
+    make_rows(tmp_path, {'original': [4.0]})            # a row of an older revision
+    experiment.check_origin(path, runs[1], origin, any_code=False)
+    assert experiment.time_left(path, runs) == ', about 3 minutes left for one process'
 
-
-def test_differences_are_paired_tests_of_scipy():
-    generator = np.random.default_rng(1)
-    a, b = generator.normal(size=(2, 5))
-    rows = pd.DataFrame({'cell': [*'aaaaabbbbb'], 'seed': [*range(5)] * 2, 'loss': [*a, *b]})
-    found = experiment.paired(experiment.differences(rows, {'a': 1, 'b': -1}))
-    expected = ttest_rel(a, b)
-    low, high = expected.confidence_interval()
-    assert found == pytest.approx((a.mean() - b.mean(), low, high, expected.pvalue))
+    for key, other in ('mask_fraction', 0.4), ('dtype', 'bfloat16'), ('code', 'another'):
+        knobs = {**runs[3].knobs, 'mask_fraction': 0.4 if key == 'mask_fraction' else 0.15}
+        begun = {'config': knobs, 'dtype': 'float32', 'code': 'ours', key: other}
+        export.make_run(tmp_path / runs[3].folder, corpus, content=begun)
+        with pytest.raises(UserError, match=f'has {key}={other}, this run has '):
+            experiment.check_origin(path, runs[3], origin, any_code=False)
+        shutil.rmtree(tmp_path / runs[3].folder)
 
 
 def test_holm_gives_the_values_of_r():
@@ -120,48 +132,75 @@ def test_holm_gives_the_values_of_r():
 def test_steps_are_those_of_two_validations_in_a_row():
     curve = [[0, 9], [10, 4.9], [20, 5.1], [30, 4.8], [40, 4.7]]
     assert experiment.steps_below(curve, 5) == 30
-    assert experiment.steps_below(curve, 4.75) == 40    # the last one has none after it: all its steps
+    assert experiment.steps_below(curve, 4.8) == 40     # not below at 30, and none follows: all its steps
 
 
-def test_the_table_compares_within_a_group_on_the_seeds_that_both_have(corpus, tmp_path, stage):
+def test_every_number_of_the_tables_and_of_the_figure(corpus, tmp_path, stage):
+    """Cells are compared within their group, on the seeds that both have."""
     more = """
 cells = {'x/original': '', 'x/other': '', 'y/original': '', 'y/other': ''}
 seeds = 1, 2, 3
 contrasts = {'more in y': {'x/other': -1, 'x/original': 1, 'y/other': 1, 'y/original': -1}}
 target = 4.5
+blimp = 'folder'
 """
     path = write_plan(tmp_path, corpus, more)
-    make_rows(tmp_path, {'x/original': [4, 4.1, 4.2], 'x/other': [4.5, 4.7, 4.6],
-                         'y/original': [3, 3.1], 'y/other': [3.2, None, 3.6]})
+    make_rows(tmp_path, {'x/original': [4, 4.1, 4.2], 'x/other': [4.5, 4.7, 4.6]}, code='a')
+    make_rows(tmp_path, {'y/original': [3, 3.1], 'y/other': [3.2, None, 3.6]}, code='b')
     done = stage('experiment', path, pictures=True)
     assert done.code == 0, done.err
-    assert 'y/original, rate 0.001, has no finished run: seed 3' in done.out
-    assert 'y/other, rate 0.001, has a loss that is not finite: seed 2' in done.out
-    assert 'y/other is compared only on seed 1' in done.out
+    assert 'the rows differ in code: a, b' in done.err
     # Student's t of 0.5, 0.6 and 0.4 is 8.66, with n = 2: half of the interval is 4.303 * 0.1 / sqrt(3), and
     # p = 1 - t / sqrt(t^2 + n) = 0.0131, of one test, since the other comparison has one seed.
-    for row in ('| x/other | 0.001 | 3 | 100 | 1.0 | 4.600 (0.100) | +0.500 (+0.252 to +0.748) | .013 |',
-                '| y/other | 0.001 | 2 | 100 | 1.0 | 3.400 (0.283) | +0.200 |  |',
-                '| more in y | 1 | -0.300 |'):          # 0.2 - 0.5 of seed 1
-        assert row in done.out, row
-    assert (tmp_path / 'plan.png').stat().st_size > 0
+    # x/original is below 4.5 from steps 10, 10 and 20 on, x/other never, so its steps are 30. The logarithms
+    # of 3, 3 and 1.5 are 0.868 (0.400) on average: half of the interval is 4.303 * 0.400 / sqrt(3) = 0.994.
+    for line in (
+            'y/original, rate 0.001, has no finished run: seed 3',
+            'y/other, rate 0.001, has a loss that is not finite: seed 2',
+            'y/other is compared only on seed 1',
+            'never below 4.5 nats, so that all steps count: x/other',
+            '| x/other | 0.001 | 3 | 100 | 1.0 | 4.600 (0.100) | +0.500 (+0.252 to +0.748) | .013 '
+            '| 2.38 (0.88 to 6.43) | 30 | 46.0 (1.0) | +5.0 (+2.5 to +7.5) |',
+            '| x/original | 0.001 | 3 | 100 | 1.0 | 4.100 (0.100) |  |  |  | 13 | 41.0 (1.0) |  |',
+            '| y/other | 0.001 | 2 | 100 | 1.0 | 3.400 (0.283) | +0.200 |  | 1.00 | 10 | 34.0 (2.8) | +2.0 |',
+            '| y/other | 3.200 | nan | 3.600 |',
+            '| more in y | 1 | -0.300 |'):              # 0.2 - 0.5 of seed 1
+        assert line in done.out, line
+    assert '4.600 (0.100),+0.500 (+0.252 to +0.748),.013,' in (tmp_path / 'plan.csv').read_text()
+    assert all((tmp_path / f'plan.{kind}').stat().st_size > 0 for kind in ('png', 'pdf'))
+    assert r' & 46.0 (1.0) & +5.0 (+2.5 to +7.5) \\' in stage('experiment', path, 'latex', pictures=True).out
+
+    plan, runs = experiment.read_plan(str(path))
+    panel, _ = experiment.draw(plan, experiment.read_rows(str(path), runs).dropna(subset='loss')).axes
+    original, other = panel.lines
+    assert other.get_ydata() == pytest.approx([9, 4.9, 4.6, 4.6])
+    assert original.get_marker() != other.get_marker()
+    band = panel.collections[1].get_paths()[0].vertices
+    assert {y for x, y in band if x == 20} == {4.5, 4.7}
 
 
-def test_a_plan_takes_the_best_rates_of_a_search(corpus, tmp_path, stage):
-    search = write_plan(tmp_path, corpus, 'rates = 1e-3, 2e-3, 4e-3\n').rename(tmp_path / 'search.py')
-    plan = write_plan(tmp_path, corpus, f"rates_from = '{search}'\ncells['third'] = '--learning_rate=7e-3'\n")
-    make_rows(tmp_path, {'original': [5, 5], 'symmetric': [5, 5]}, 'search', 1e-3)
-    make_rows(tmp_path, {'original': [4, 4], 'symmetric': [5, 5]}, 'search', 2e-3)
-    make_rows(tmp_path, {'original': [5, 5], 'symmetric': [4]}, 'search', 4e-3)
-    with pytest.raises(experiment.UserError, match='1 runs of the search are missing'):
+def test_a_plan_takes_the_best_rates_of_searches(corpus, tmp_path, stage):
+    """A later search replaces an earlier one. A rate at which a seed diverged is not the best one."""
+    first = write_plan(tmp_path, corpus, 'rates = 1e-3, 2e-3, 4e-3\n').rename(tmp_path / 'first.py')
+    second = tmp_path / 'second.py'
+    second.write_text(first.read_text())
+    plan = write_plan(tmp_path, corpus, f"rates_from = '{first},{second}'\n"
+                                        "cells['third'] = '--learning_rate=7e-3'\n")
+    for rate in 1e-3, 2e-3, 4e-3:                       # the last one would be the best for both
+        make_rows(tmp_path, {'original': [4 - rate] * 2, 'symmetric': [4 - rate] * 2}, 'first', rate)
+    make_rows(tmp_path, {'original': [4, 4], 'symmetric': [5, 5]}, 'second', 1e-3)
+    make_rows(tmp_path, {'original': [5, 5], 'symmetric': [4, 4]}, 'second', 2e-3)
+    make_rows(tmp_path, {'original': [5, 5], 'symmetric': [3]}, 'second', 4e-3)
+    with pytest.raises(UserError, match='1 runs of the search are missing'):
         experiment.read_plan(str(plan))
-    make_rows(tmp_path, {'symmetric': [4]}, 'search', 4e-3, seed=2)
+    make_rows(tmp_path, {'symmetric': [None]}, 'second', 4e-3, seed=2)
     _, runs = experiment.read_plan(str(plan))
     assert {one.cell: one.knobs['learning_rate'] for one in runs} == {
-        'original': 2e-3, 'symmetric': 4e-3, 'third': 7e-3}
-    done = stage('experiment', search, pictures=True)
-    assert 'symmetric: the best rate is the outermost, 0.004' in done.out
-    assert 'original: the best' not in done.out
+        'original': 1e-3, 'symmetric': 2e-3, 'third': 7e-3}
+    done = stage('experiment', second, pictures=True)
+    assert '| symmetric | 5.000 (0.000) | 4.000 (0.000) | diverged | 0.002 |' in done.out
+    assert 'original: the best rate is the outermost, 0.001' in done.out
+    assert 'symmetric: the best' not in done.out
 
 
 @pytest.mark.parametrize('more, parts', [
@@ -175,10 +214,29 @@ def test_a_wrong_plan_is_refused(more, parts, corpus, tmp_path, stage):
 
 
 def test_rows_of_another_plan_are_refused(corpus, tmp_path, stage):
+    """Except for knobs that change no loss, and for those that the plan's revision does not have."""
     path = write_plan(tmp_path, corpus)
-    knobs = {'max_iters': 8, 'out_dir': 'elsewhere', 'a_newer_knob': 1}
-    make_rows(tmp_path, {'original': [4.0]}, knobs=knobs)
-    make_rows(tmp_path, {'symmetric': [4.0]}, knobs={'max_iters': 9})
+    _, (one, *_) = experiment.read_plan(str(path))
+    may_differ = set()
+    for knob in ['a_newer_knob', *one.knobs, 'max_iters']:
+        (tmp_path / 'plan.jsonl').write_text('')
+        make_rows(tmp_path, {'original': [4.0]}, knobs={knob: 9})
+        with contextlib.suppress(UserError):
+            experiment.read_rows(str(path), [one])
+            may_differ.add(knob)
+    assert may_differ == {
+        'a_newer_knob', 'out_dir', 'data_dir', 'device', 'compile', 'timeout', 'wandb_project', 'milestones',
+        'checkpoint_interval', 'log_interval', 'validation'}
     assert 'has max_iters=9, the plan 8' in refused(stage('experiment', path))
     make_rows(tmp_path, {'original': [4.0]})
     assert 'two rows of original, seed 1' in refused(stage('experiment', path))
+
+
+def test_the_second_grid_reports_its_shares(tmp_path, monkeypatch, capsys):
+    """As results/findings.md has them, to two places."""
+    shutil.copytree(f'{ROOT}/results', tmp_path / 'results')
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path(f'{ROOT}/results/grid2_figure.py', run_name='__main__')
+    found = capsys.readouterr().out
+    assert 'post-LN, last step, all rows: 0.34 (-0.15 to 0.83)' in found
+    assert 'modern, last step, all rows: 0.83 (0.70 to 0.97)' in found
