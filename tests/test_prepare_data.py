@@ -34,13 +34,12 @@ from configurator import UserError, configure
 
 DEFAULTS = configure(dict(vars(prepare_data)), prepare_data.MINIMUM, [])
 text_hash = partial(prepare_data.text_hash, seed=1)
-WORDS = ['red', 'green', 'blue', 'small', 'large', 'quick', 'slow', 'river', 'mountain', 'house', 'walks',
-         'sings', 'reads', 'under', 'over', 'the', 'of', 'and', '[MASK]']
+WORDS = ['red', 'green', 'blue', 'small', 'large', 'quick', 'river', 'house', 'walks', 'sings', 'under',
+         'the', 'of', 'and', '[MASK]']
 VOCAB = ['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]', '[', ']', 'mask', 'the', 'of', 'and', 'red', 'ri',
          '##ver', 'walks']
-CHINESE = ['宝玉', '黛玉', '林妹妹', '笑道', '我们', '的', '北京', '来到', 'T恤', 'models', 'Éa',
-           '２０', 'ＡＢ', '，', '。“', ' ', '\u3000\u3000', '\r\n', '\u200b', '𠮷', '䷀', 'は', '~~',
-           '[MASK]']
+CHINESE = ['宝玉', '林妹妹', '我们', '的', '北京', '来到', 'T恤', 'models', 'Éa', '２０', 'ＡＢ', '，',
+           '。“', ' ', '\u3000\u3000', '\r\n', '\u200b', '𠮷', '䷀', 'は', '~~', '[MASK]']
 
 
 @pytest.fixture(autouse=True)
@@ -127,15 +126,8 @@ def specs(tmp_path, monkeypatch):
     pattern = r' ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+'
     small = tiktoken.Encoding('small', pat_str=pattern, mergeable_ranks=ranks, special_tokens={'<end>': 300})
     monkeypatch.setattr(tiktoken, 'get_encoding', {'small': small}.__getitem__)
-    home = tmp_path / 'library'
-    prepare_data.fast_tokenizer(prepare_data.bert_tokenizer(tmp_path), 64).save_pretrained(home)
-    return {
-        'sentencepiece': 'sentencepiece',
-        'wordpiece': f'wordpiece:{tmp_path}/vocab.txt',
-        'character': 'character',
-        'tiktoken': 'tiktoken:small',
-        'tokenizer.json': f'wordpiece:{home}',
-    }
+    return {**dict(zip(prepare_data.TOKENIZERS, prepare_data.TOKENIZERS, strict=True)),
+            'wordpiece': f'wordpiece:{tmp_path}/vocab.txt', 'tiktoken': 'tiktoken:small'}
 
 
 # ---- tokenizers ----
@@ -148,7 +140,7 @@ def starts_word(kind, i, piece):
     return piece[:2] != '##'
 
 
-@pytest.mark.parametrize('kind', [*prepare_data.TOKENIZERS, 'tokenizer.json'])
+@pytest.mark.parametrize('kind', prepare_data.TOKENIZERS)
 def test_every_document_once_in_order_and_its_ids(tmp_path, specs, kind, monkeypatch):
     """Then the same texts as a validation corpus with that tokenizer, and in pieces of seven characters."""
     texts = [*make_texts(300), *20 * ['我们来到北京'], 'the red [MASK] walks \u3000\n']
@@ -186,24 +178,23 @@ def test_every_document_once_in_order_and_its_ids(tmp_path, specs, kind, monkeyp
 
 def test_identity(tmp_path):
     """It says what makes the ids, not where that lies."""
-    texts = make_texts(300)
-    folder, meta = prepare(tmp_path, texts, unit_bytes=20_000)
-    given = f'sentencepiece:{folder}/tokenizer/sentencepiece.model'
-    same = prepare(tmp_path, texts, unit_bytes=20_000, name='same', tokenizer=given)[1]
+    folder, meta = prepare(tmp_path, make_texts(60))
+    knobs = {'same': {'tokenizer': f'sentencepiece:{folder}/tokenizer/sentencepiece.model'},
+             'other': {'vocab_size': 50}}
+    same, other = (prepare(tmp_path, make_texts(60), name=name, **more)[1] for name, more in knobs.items())
     assert same['identity'] == meta['identity']
-    other = prepare(tmp_path, texts, unit_bytes=20_000, name='other', vocab_size=50)[1]
     assert not other['identity'].items() & meta['identity'].items()
 
 
 def test_a_large_vocabulary(tmp_path):
-    """CR LF ends a line, U+2028 does not; more than 65,536 ids are uint32."""
+    """CR LF ends a line, U+2028 does not; a byte order mark is no character; above 65,536 ids are uint32."""
     pieces = ['[PAD]', '\u2028', *VOCAB[1:5], 'red', *(f'w{i}' for i in range(66000))]
-    (tmp_path / 'vocab.txt').write_bytes('\r\n'.join([*pieces, '']).encode())
-    folder, meta = prepare(tmp_path, [f'red w65999{" red" * i}' for i in range(30)],
-                           tokenizer=f'wordpiece:{tmp_path}/vocab.txt')
+    (tmp_path / 'vocab.txt').write_bytes('\ufeff'.encode() + '\r\n'.join([*pieces, '']).encode())
+    texts = ['red w65999', 'red w65999 w0']
+    folder, meta = prepare(tmp_path, texts, tokenizer=f'wordpiece:{tmp_path}/vocab.txt')
     assert (meta['vocab_size'], meta['special']['unk'], meta['dtype']) == (66007, 2, 'uint32')
     assert [prepare_data.id_type(n).name for n in (65536, 65537)] == ['uint16', 'uint32']
-    assert {ids[:2] for ids in read_all(folder, meta)} == {(6, 66006)}
+    assert read_all(folder, meta) == [(6, 66006), (6, 66006, 7)]
 
 
 def test_characters_by_falling_frequency(tmp_path):
@@ -216,17 +207,25 @@ def test_characters_by_falling_frequency(tmp_path):
         assert contents(folder)['tokenizer/vocab.txt'].decode().split('\n') == [*pieces[:n], '']
     tokenizer = prepare_data.load_tokenizer(folder)
     assert [tokenizer.pieces[i] for i in encoded(folder, ['Bé好baz'])[0]] == ['b', '##e', '好', '[UNK]']
-    # a trained WordPiece has the most frequent half of them, and more if it has few words to learn
-    folder, _ = prepare(tmp_path, texts, tokenizer='wordpiece:train', val_fraction=0.4, vocab_size=22,
-                        name='words')
-    assert {*pieces} <= {*prepare_data.load_tokenizer(folder).pieces}
+    # half of the pieces of a trained WordPiece are characters, and more only if it has few words to learn
+    trained = prepare_data.train_wordpiece
+    few, usual = (trained([*texts, *more], {'vocab_size': 24, 'lower_case': True})[0].decode().split('\n')
+                  for more in ([], 9 * ['baba abab']))
+    assert {*pieces} <= {*few}
+    assert all(len(piece.removeprefix('##')) > 1 for piece in usual[12:18])
 
 
-def test_long_lines_count_for_sentencepiece(tmp_path):
-    """A text of one line of 6,000 bytes, as web pages have them, is not lost to the vocabulary."""
-    long = [*20 * [' '.join(WORDS[:-1] * 70)], *20 * ['宝' * 1000 + '玉' * 1000]]
-    folder, meta = prepare(tmp_path, [*long, *(f'zq{i} xj' for i in range(20))], vocab_size=45)
-    assert meta['special']['unk'] not in encoded(folder, ['mountain walks 宝玉'])[0]
+def test_training_reads_long_lines_but_no_long_words():
+    """A line of 6,000 bytes, as web pages have them, is not lost to the vocabulary."""
+    config = {'vocab_size': 60, 'lower_case': True}
+    texts = [' '.join(WORDS[:-1] * 70), '宝' * 1000 + '玉' * 1000, *map(str, range(60)), 4200 * 'j' + 'ж']
+    model = prepare_data.train_sentencepiece(texts, config, {'hard_vocab_limit': False})
+    tokenizer = prepare_data.open_tokenizer(model, {'kind': 'sentencepiece'})
+    unknown = [tokenizer.special_ids['unk'] in ids for ids in tokenizer.encode(['walks 宝玉', 'ж'])]
+    assert unknown == [False, True]
+    data, _ = prepare_data.train_wordpiece(['a ' * 9, 99 * 'ab', 49 * 'xy'], config)
+    pieces = data.decode().split('\n')
+    assert ('##ab' in pieces, '##xy' in pieces) == (False, True)
 
 
 @pytest.mark.parametrize('kind, lower_case', [
@@ -236,7 +235,7 @@ def test_long_lines_count_for_sentencepiece(tmp_path):
     ('wordpiece:train', False)])
 def test_exported_copy_gives_our_ids(tmp_path, specs, kind, lower_case):
     texts = [*make_texts(100, 3, CHINESE[:-1], ''), *make_texts(60, pieces=WORDS[:-1]),
-             *30 * ['The Red'], ' Straße ﬁne ＦＵＬＬ\u3000width ½ É ']
+             *30 * ['The Red'], ' Straße ﬁne ＦＵＬＬ\u3000width ½ É \x85']
     folder, _ = prepare(tmp_path, texts, tokenizer=specs.get(kind, kind), lower_case=lower_case,
                         vocab_size=250)
     ours = prepare_data.load_tokenizer(folder)
@@ -276,7 +275,7 @@ def test_a_model_that_is_exported_gives_its_ids_or_is_refused(options, fits):
         assert theirs['input_ids'] == [ids.tolist() for ids in tokenizer.encode(texts)]
 
 
-@pytest.mark.parametrize('kind', [*prepare_data.TOKENIZERS, 'tokenizer.json'])
+@pytest.mark.parametrize('kind', prepare_data.TOKENIZERS)
 def test_masked_text_has_the_ids_of_training_but_for_the_masks(tmp_path, kind, specs):
     """Before punctuation, inside a word's pieces, in a row, at both ends; with the exported tokenizer too."""
     texts = ['The river (of red).', 'the, the "of"', 'walks  riverriver 2of', 'red', '我们 来到，北京']
@@ -311,7 +310,7 @@ def test_masked_text_has_the_ids_of_training_but_for_the_masks(tmp_path, kind, s
     ({'do_lower_case': False}, 'Tür 北 京'),
     ({'tokenize_chinese_chars': False}, 'tur 北京')])
 def test_a_bert_is_its_whole_tokenizer(tmp_path, monkeypatch, flags, pieces):
-    """vocab.txt with the flags of tokenizer_config.json, or a tokenizer.json alone, here from the hub."""
+    """vocab.txt with the flags of tokenizer_config.json; a tokenizer.json alone, also of the hub."""
     (tmp_path / 'vocab.txt').write_text('\n'.join([*VOCAB, 'tur', 'tür', 'Tür', '北', '京', '北京']))
     (tmp_path / 'tokenizer_config.json').write_text(json.dumps({'do_lower_case': True, **flags}))
     lower_case = flags.get('do_lower_case', True)
@@ -321,24 +320,18 @@ def test_a_bert_is_its_whole_tokenizer(tmp_path, monkeypatch, flags, pieces):
     usual = prepare_data.open_tokenizer(bert.data, {'kind': 'wordpiece', 'lower_case': True})
     digest = prepare_data.encoding_digest
     assert (digest(usual) == digest(bert)) == (flags == {})
-    prepare_data.fast_tokenizer(bert, 64).backend_tokenizer.save(f'{tmp_path}/tokenizer.json')
+    (tmp_path / 'alone').mkdir()
+    file = tmp_path / 'alone' / 'bert.json'
+    prepare_data.fast_tokenizer(bert, 64).backend_tokenizer.save(str(file))
 
     def download(hub_id, name):
         if name != 'tokenizer.json':
             raise huggingface_hub.errors.EntryNotFoundError('404')
-        return str(tmp_path / name)
+        return file
 
     monkeypatch.setattr(huggingface_hub, 'hf_hub_download', download)
-    options = {'lower_case': lower_case}
-    other_name = tmp_path / 'elsewhere' / 'bert.json'
-    other_name.parent.mkdir()
-    other_name.write_bytes((tmp_path / 'tokenizer.json').read_bytes())
-    renamed, _ = prepare_data.TOKENIZERS['wordpiece'].make(str(other_name), options, None)
-    folder, _ = prepare(tmp_path, make_texts(30), tokenizer='wordpiece:owner/name', **options)
-    library = prepare_data.load_tokenizer(folder)
-    assert renamed == library.data
-    (tmp_path / 'vocab.txt').unlink()
-    for tokenizer in (bert, library, prepare_data.bert_tokenizer(tmp_path)):
+    folder, _ = prepare(tmp_path, make_texts(30), tokenizer=f'wordpiece:{file}', lower_case=lower_case)
+    for tokenizer in (bert, prepare_data.load_tokenizer(folder), prepare_data.bert_tokenizer('owner/name')):
         assert digest(tokenizer) == digest(bert)
         assert [tokenizer.pieces[i] for i in tokenizer.encode(['Tür 北京'])[0]] == pieces.split()
 
@@ -352,38 +345,29 @@ def test_a_bert_is_its_whole_tokenizer(tmp_path, monkeypatch, flags, pieces):
     ({'tokenizer.json': {'pre_tokenizer': {'type': 'Whitespace'}}}, "pre_tokenizer type='Whitespace'"),
     ({'tokenizer.json': {'model': {'type': 'Unigram', 'vocab': []}}}, "model type='Unigram'"),
     ({'tokenizer.json': {'model': {'vocab': {'[PAD]': 0}}}}, r'no \[UNK\], \[CLS\], \[SEP\], \[MASK\]'),
-    ({'tokenizer.json': []}, "KeyError: 'model'"),
+    ({'tokenizer.json': {'model': None}}, 'AttributeError'),
     ({'vocab.txt': b'caf\xe9'}, 'UnicodeDecodeError')])
 def test_another_tokenizer_than_a_bert_is_refused(tmp_path, changes, said):
     """Whatever its files say that is not WordPiece; a file that cannot be read; [PAD] that is not there."""
-    settings = {'kind': 'wordpiece', 'lower_case': True}
-    tokenizer = prepare_data.open_tokenizer('\n'.join(VOCAB).encode(), settings)
-    prepare_data.fast_tokenizer(tokenizer, 64).save_pretrained(tmp_path)
-    library = json.loads((tmp_path / 'tokenizer.json').read_text())
-    assert prepare_data.bert_tokenizer(str(tmp_path)).pieces == VOCAB
-    if 'tokenizer.json' not in changes:
-        (tmp_path / 'tokenizer.json').unlink()
-        (tmp_path / 'tokenizer_config.json').unlink()
-        (tmp_path / 'vocab.txt').write_text('\n'.join(VOCAB))
+    (tmp_path / 'vocab.txt').write_text('\n'.join(VOCAB))
+    bert = prepare_data.bert_tokenizer(tmp_path)
+    assert bert.pieces == VOCAB
     for name, change in changes.items():
-        if name == 'tokenizer.json' and change:
+        if name == 'tokenizer.json':
+            library = json.loads(prepare_data.fast_tokenizer(bert, 64).backend_tokenizer.to_str())
             change = {**library, **change}
-        data = change if isinstance(change, bytes) else json.dumps(change or {}).encode()
-        (tmp_path / name).write_bytes(data)
+        (tmp_path / name).write_bytes(change if isinstance(change, bytes) else json.dumps(change).encode())
     with pytest.raises(UserError, match=said):
-        prepare_data.bert_tokenizer(str(tmp_path))
+        prepare_data.bert_tokenizer(tmp_path)
 
 
-@pytest.mark.parametrize('cached, found', [(None, None), (huggingface_hub._CACHED_NO_EXIST, {})])
-def test_no_network_does_not_mean_that_a_file_does_not_exist(monkeypatch, cached, found):
+def test_no_network_does_not_mean_that_a_file_does_not_exist(monkeypatch):
     """Only the hub's cache may say so without a network."""
-    def download(hub_id, name):
-        raise huggingface_hub.errors.LocalEntryNotFoundError('no network')
-    monkeypatch.setattr(huggingface_hub, 'hf_hub_download', download)
-    monkeypatch.setattr(huggingface_hub, 'try_to_load_from_cache', lambda hub_id, name: cached)
-    refuses = pytest.raises(UserError, match='owner/name: tokenizer_config.json is not in the cache')
-    with contextlib.nullcontext() if found == {} else refuses, prepare_data.tokenizer_errors('owner/name'):
-        assert prepare_data.bert_json('owner/name', 'tokenizer_config.json') == found
+    cache = {'a': huggingface_hub._CACHED_NO_EXIST, 'b': None}
+    monkeypatch.setattr(huggingface_hub, 'try_to_load_from_cache', lambda hub_id, name: cache[name])
+    assert prepare_data.bert_file('owner/name', 'a') is None
+    with pytest.raises(UserError, match='b is not in the cache, and the hub cannot be reached'):
+        prepare_data.bert_file('owner/name', 'b')
 
 
 # ---- Chinese words ----
@@ -391,7 +375,7 @@ def test_no_network_does_not_mean_that_a_file_does_not_exist(monkeypatch, cached
 def test_pieces_of_scripts_without_spaces():
     for piece in ('宝玉', 'は', 'ไทย', '𠮷'):
         assert prepare_data.is_unspaced(piece)
-    for piece in ('', 'er', 'é', 'й', '가', '。'):
+    for piece in ('', 'er', 'é', 'й', '가', '。', '・'):
         assert not prepare_data.is_unspaced(piece)
 
 
@@ -457,7 +441,7 @@ def test_readers_agree(tmp_path, capfd, monkeypatch):
 
     Whatever links lead to a file, it is read once; hidden ones never.
     """
-    monkeypatch.setattr(prepare_data, 'FEW_TEXTS', 40)          # 40 text files are not few: each is a document
+    monkeypatch.setattr(prepare_data, 'FEW_TEXTS', 40)          # so the 40 text files below are not few
     bom = codecs.BOM_UTF8
     texts = make_texts(40, between='\n\n')
     rows = [{'text': text} for text in texts]
@@ -488,7 +472,7 @@ def test_readers_agree(tmp_path, capfd, monkeypatch):
 
 
 def test_documents_between_blank_lines(tmp_path):
-    """As CLUECorpusSmall, or in a single .txt: each once and in order; one that is not UTF-8 is left out."""
+    """As CLUECorpusSmall, or in few text files: each once, in order; one that is not UTF-8 is left out."""
     texts = [text.replace(' ', '\n') for text in make_texts(60)]
     for k in range(3):
         (tmp_path / f'{k}.txt').write_bytes(
@@ -496,7 +480,7 @@ def test_documents_between_blank_lines(tmp_path):
     found, dropped = unit_texts('cluecorpussmall', path=str(tmp_path))
     assert [text.strip() for text in sum(found, [])] == texts
     assert dropped == {'rows that are not JSON or not UTF-8': 3}
-    assert len(unit_texts(tmp_path / '2.txt')[0][0]) == 20
+    assert unit_texts(tmp_path)[0] == found
 
 
 @pytest.mark.parametrize('joined, documents', [
@@ -509,7 +493,6 @@ def test_rows_are_joined(joined, documents):
 
 
 def test_oscar_filter_on_both_schemas(tmp_path):
-    english = {'identification': {'label': 'en', 'prob': 0.9}}
     passes = [
         {},
         {'annotation': None},
@@ -524,6 +507,7 @@ def test_oscar_filter_on_both_schemas(tmp_path):
     blocked = ('agressif adult cryptojacking dangerous_material phishing warez ddos hacking malware '
                'mixed_adult sect')
     fails += [{'categories': ['blog', category]} for category in blocked.split()]
+    english = {'identification': {'label': 'en', 'prob': 0.9}}
     rows = [{'content': str(more), 'metadata': english | more} for more in passes + fails]
     rows.append({'content': 'x', 'metadata': None})
     (tmp_path / 'a.jsonl').write_text('\n'.join(map(json.dumps, rows)))
@@ -554,6 +538,9 @@ def test_docstrings_of_a_package(tmp_path, monkeypatch):
         ('tinypackage/b.py:4', text(3)),
         ('tinypackage/deep/a.py:1', text(6))]
     assert len(read_all(folder, meta)) == 5
+    (tmp_path / 'tinypackage' / 'd.py').touch()
+    with pytest.raises(UserError, match='begun with another package tinypackage'):
+        prepare(tmp_path, path='tinypackage', val_fraction=0.7, text_field='body', tokenizer='character')
 
 
 def test_units_of_the_hub(tmp_path, monkeypatch):
@@ -599,7 +586,7 @@ def test_a_plan_is_kept_or_begun_again(tmp_path, specs):
     (tmp_path / 'files').mkdir()
     for k in range(3):
         write_jsonl(tmp_path / 'files' / f'{k}.jsonl', make_texts(70, seed=k))
-    usual = {'corpus': f'{tmp_path}/files', 'unit_bytes': 4000, 'tokenizer': specs['wordpiece']}
+    usual = {'corpus': f'{tmp_path}/files', 'unit_bytes': 4000, 'tokenizer': f'wordpiece:{tmp_path}'}
     folder, _ = prepare(tmp_path, **usual)
     before = contents(folder)
     assert contents(prepare(tmp_path, **usual, num_proc=2)[0]) == before
@@ -657,6 +644,8 @@ def test_a_sample_is_of_the_whole_corpus(tmp_path):
     ('a.jsonl', '--path=b', "path='b' is for docstrings, "),
     ('a.jsonl', f'--tokenizer=wordpiece:{ROOT}/README.md', "the vocabulary has no [PAD], "),
     ('a.jsonl', '--part=4/4', "part='4/4': must be i/n with i from 0 to n - 1, as in 0/4"),
+    ('a.jsonl', '--tokenizer=wordpiece:none/vocab.txt', "No such file or directory: 'none/vocab.txt'"),
+    ('a.jsonl', '--tokenizer=wordpiece', "vocab_size=20: tokenizer='wordpiece' is that of bert-base-unc"),
     ('cut.jsonl.gz', '--part=0/1', 'cut.jsonl.gz: cannot be read: '),
     ('two.json', '--part=0/1', 'two.json: cannot be read: Extra data')])
 def test_mistakes_are_one_line(tmp_path, stage, name, argument, said):
@@ -665,7 +654,7 @@ def test_mistakes_are_one_line(tmp_path, stage, name, argument, said):
     (tmp_path / 'cut.jsonl.gz').write_bytes(gzip.compress(pathlib.Path(file).read_bytes())[:-20])
     (tmp_path / 'two.json').write_text('{\n "text": "a"\n}\n{\n "text": "b"\n}\n')
     done = stage('prepare_data', f'--corpus={tmp_path}/{name}', f'--data_dir={tmp_path}/data', '--num_proc=1',
-                 argument)
+                 '--vocab_size=20', argument)
     assert done.code == 2
     assert said in done.err[done.err.index('error: '):]
     assert not glob.glob(f'{tmp_path}/data/*/*.json')
@@ -684,6 +673,18 @@ def test_a_run_checks_the_sizes_of_shards(tmp_path, monkeypatch):
     flip(f'{folder}/tokenizer/vocab.txt')
     with pytest.raises(UserError, match='tokenizer/vocab.txt: missing or damaged'):
         prepare_data.load_tokenizer(folder)
+
+
+def test_a_full_disk_and_a_killed_worker_are_one_line(tmp_path, monkeypatch, stage):
+    def full(self, ending, data):
+        raise OSError(28, 'No space left on device')
+    monkeypatch.setattr(prepare_data.Shard, 'write', full)
+    with pytest.raises(UserError, match='x: .*No space left on device: mend that, then repeat'):
+        prepare(tmp_path, make_texts(30))
+    with pytest.raises(UserError, match='killed, perhaps for want of memory: try --num_proc=1'):
+        prepare_data.in_parallel(os.abort, [()], 2)
+    monkeypatch.setenv('TORCHELASTIC_RUN_ID', '1')
+    assert 'start prepare_data.py without torchrun' in stage('prepare_data').err
 
 
 # ---- real processes ----
