@@ -34,8 +34,8 @@ from configurator import UserError, configure
 
 DEFAULTS = configure(dict(vars(prepare_data)), prepare_data.MINIMUM, [])
 text_hash = partial(prepare_data.text_hash, seed=1)
-WORDS = ['red', 'green', 'blue', 'small', 'large', 'quick', 'river', 'house', 'walks', 'sings', 'under',
-         'the', 'of', 'and', '[MASK]']
+WORDS = ['red', 'green', 'blue', 'small', 'large', 'quick', 'slow', 'river', 'mountain', 'house', 'walks',
+         'sings', 'reads', 'under', 'over', 'the', 'of', 'and', '[MASK]']
 VOCAB = ['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]', '[', ']', 'mask', 'the', 'of', 'and', 'red', 'ri',
          '##ver', 'walks']
 CHINESE = ['宝玉', '林妹妹', '我们', '的', '北京', '来到', 'T恤', 'models', 'Éa', '２０', 'ＡＢ', '，',
@@ -340,6 +340,8 @@ def test_a_bert_is_its_whole_tokenizer(tmp_path, monkeypatch, flags, pieces):
     ({'tokenizer_config.json': {'tokenizer_class': 'BertJapaneseTokenizer'}}, "='BertJapanese"),
     ({'config.json': {'tokenizer_class': 'BertJapaneseTokenizer'}}, "='BertJapanese"),
     ({'added_tokens.json': {'[E1]': 15}}, r"the added word '\[E1\]'"),
+    ({'special_tokens_map.json': {'additional_special_tokens': ['[E1]']}}, r"the added word '\[E1\]'"),
+    ({'tokenizer_config.json': {'mask_token': {'content': '<mask>'}}}, "the added word '<mask>'"),
     ({'tokenizer.json': {'added_tokens': [{'content': '[E1]'}]}}, r"the added word '\[E1\]'"),
     ({'tokenizer.json': {'normalizer': None}}, 'normalizer type=None'),
     ({'tokenizer.json': {'pre_tokenizer': {'type': 'Whitespace'}}}, "pre_tokenizer type='Whitespace'"),
