@@ -31,9 +31,12 @@ from conftest import ROOT, flip, launch, process, words
 
 import prepare_data
 from configurator import UserError, configure
+from prepare_data import (TOKENIZERS, bert_tokenizer, encoding_digest, fast_tokenizer, load_tokenizer,
+                          open_tokenizer)
 
 DEFAULTS = configure(dict(vars(prepare_data)), prepare_data.MINIMUM, [])
 text_hash = partial(prepare_data.text_hash, seed=1)
+refuses = partial(pytest.raises, UserError)
 WORDS = ['red', 'green', 'blue', 'small', 'large', 'quick', 'slow', 'river', 'mountain', 'house', 'walks',
          'sings', 'reads', 'under', 'over', 'the', 'of', 'and', '[MASK]']
 VOCAB = ['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]', '[', ']', 'mask', 'the', 'of', 'and', 'red', 'ri',
@@ -108,7 +111,7 @@ def entropy_of(documents):
 
 
 def encoded(folder, texts):
-    return [tuple(ids.tolist()) for ids in prepare_data.load_tokenizer(folder).encode(texts)]
+    return [tuple(ids.tolist()) for ids in load_tokenizer(folder).encode(texts)]
 
 
 def contents(folder):
@@ -126,7 +129,7 @@ def specs(tmp_path, monkeypatch):
     pattern = r' ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+'
     small = tiktoken.Encoding('small', pat_str=pattern, mergeable_ranks=ranks, special_tokens={'<end>': 300})
     monkeypatch.setattr(tiktoken, 'get_encoding', {'small': small}.__getitem__)
-    return {**dict(zip(prepare_data.TOKENIZERS, prepare_data.TOKENIZERS, strict=True)),
+    return {**dict(zip(TOKENIZERS, TOKENIZERS, strict=True)),
             'wordpiece': f'wordpiece:{tmp_path}/vocab.txt', 'tiktoken': 'tiktoken:small'}
 
 
@@ -140,7 +143,7 @@ def starts_word(kind, i, piece):
     return piece[:2] != '##'
 
 
-@pytest.mark.parametrize('kind', prepare_data.TOKENIZERS)
+@pytest.mark.parametrize('kind', TOKENIZERS)
 def test_every_document_once_in_order_and_its_ids(tmp_path, specs, kind, monkeypatch):
     """Then the same texts as a validation corpus with that tokenizer, and in pieces of seven characters."""
     texts = [*make_texts(300), *20 * ['我们来到北京'], 'the red [MASK] walks \u3000\n']
@@ -153,7 +156,7 @@ def test_every_document_once_in_order_and_its_ids(tmp_path, specs, kind, monkeyp
     assert train == list(itertools.compress(direct, np.logical_not(held_out)))
     assert meta['unigram_entropy'] == entropy_of(train)
 
-    tokenizer = prepare_data.load_tokenizer(folder)
+    tokenizer = load_tokenizer(folder)
     special_ids = tokenizer.special_ids
     first = 301 if kind == 'tiktoken' else 0                    # after the ids of its own special tokens
     assert sorted(special_ids.values()) == list(range(first, first + len(special_ids)))
@@ -178,11 +181,11 @@ def test_every_document_once_in_order_and_its_ids(tmp_path, specs, kind, monkeyp
 
 def test_identity(tmp_path):
     """It says what makes the ids, not where that lies."""
-    folder, meta = prepare(tmp_path, make_texts(60))
-    knobs = {'same': {'tokenizer': f'sentencepiece:{folder}/tokenizer/sentencepiece.model'},
-             'other': {'vocab_size': 50}}
-    same, other = (prepare(tmp_path, make_texts(60), name=name, **more)[1] for name, more in knobs.items())
-    assert same['identity'] == meta['identity']
+    texts = make_texts(60)
+    folder, meta = prepare(tmp_path, texts)
+    given = f'sentencepiece:{folder}/tokenizer/sentencepiece.model'
+    assert prepare(tmp_path, texts, name='same', tokenizer=given)[1]['identity'] == meta['identity']
+    other = prepare(tmp_path, texts, name='other', vocab_size=50)[1]
     assert not other['identity'].items() & meta['identity'].items()
 
 
@@ -205,7 +208,7 @@ def test_characters_by_falling_frequency(tmp_path):
         folder, _ = prepare(tmp_path, texts, tokenizer='character', val_fraction=0.4, vocab_size=size,
                             name=str(size))
         assert contents(folder)['tokenizer/vocab.txt'].decode().split('\n') == [*pieces[:n], '']
-    tokenizer = prepare_data.load_tokenizer(folder)
+    tokenizer = load_tokenizer(folder)
     assert [tokenizer.pieces[i] for i in encoded(folder, ['Bé好baz'])[0]] == ['b', '##e', '好', '[UNK]']
     # half of the pieces of a trained WordPiece are characters, and more only if it has few words to learn
     trained = prepare_data.train_wordpiece
@@ -220,7 +223,7 @@ def test_training_reads_long_lines_but_no_long_words():
     config = {'vocab_size': 60, 'lower_case': True}
     texts = [' '.join(WORDS[:-1] * 70), '宝' * 1000 + '玉' * 1000, *map(str, range(60)), 4200 * 'j' + 'ж']
     model = prepare_data.train_sentencepiece(texts, config, {'hard_vocab_limit': False})
-    tokenizer = prepare_data.open_tokenizer(model, {'kind': 'sentencepiece'})
+    tokenizer = open_tokenizer(model, {'kind': 'sentencepiece'})
     unknown = [tokenizer.special_ids['unk'] in ids for ids in tokenizer.encode(['walks 宝玉', 'ж'])]
     assert unknown == [False, True]
     data, _ = prepare_data.train_wordpiece(['a ' * 9, 99 * 'ab', 49 * 'xy'], config)
@@ -238,8 +241,8 @@ def test_exported_copy_gives_our_ids(tmp_path, specs, kind, lower_case):
              *30 * ['The Red'], ' Straße ﬁne ＦＵＬＬ\u3000width ½ É \x85']
     folder, _ = prepare(tmp_path, texts, tokenizer=specs.get(kind, kind), lower_case=lower_case,
                         vocab_size=250)
-    ours = prepare_data.load_tokenizer(folder)
-    theirs = prepare_data.fast_tokenizer(ours, 64)
+    ours = load_tokenizer(folder)
+    theirs = fast_tokenizer(ours, 64)
     for text, our_ids in zip(texts, encoded(folder, texts), strict=True):
         their_ids = tuple(theirs(text, add_special_tokens=False)['input_ids'])
         if their_ids != our_ids:                                # a tie
@@ -252,8 +255,8 @@ def test_exported_copy_gives_our_ids(tmp_path, specs, kind, lower_case):
     assert (theirs.model_max_length, theirs.pad_token_id) == (64, pad)
     theirs.save_pretrained(tmp_path / 'bert')
     (tmp_path / 'bert' / ours.file_name).write_bytes(ours.data)                 # as train.py does
-    back = prepare_data.bert_tokenizer(tmp_path / 'bert')
-    assert prepare_data.encoding_digest(back) == prepare_data.encoding_digest(ours)
+    back = bert_tokenizer(tmp_path / 'bert')
+    assert encoding_digest(back) == encoding_digest(ours)
 
 
 @pytest.mark.parametrize('options, fits', [
@@ -268,21 +271,20 @@ def test_a_model_that_is_exported_gives_its_ids_or_is_refused(options, fits):
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(texts), model_writer=model, vocab_size=330, hard_vocab_limit=False,
         minloglevel=2, **options)
-    tokenizer = prepare_data.open_tokenizer(model.getvalue(), {'kind': 'sentencepiece'})
-    refuses = pytest.raises(UserError, match='only a .model of unigrams')
-    with contextlib.nullcontext() if fits else refuses:
-        theirs = prepare_data.fast_tokenizer(tokenizer, 64)(texts, add_special_tokens=False)
+    tokenizer = open_tokenizer(model.getvalue(), {'kind': 'sentencepiece'})
+    with contextlib.nullcontext() if fits else refuses(match='only a .model of unigrams'):
+        theirs = fast_tokenizer(tokenizer, 64)(texts, add_special_tokens=False)
         assert theirs['input_ids'] == [ids.tolist() for ids in tokenizer.encode(texts)]
 
 
-@pytest.mark.parametrize('kind', prepare_data.TOKENIZERS)
+@pytest.mark.parametrize('kind', TOKENIZERS)
 def test_masked_text_has_the_ids_of_training_but_for_the_masks(tmp_path, kind, specs):
     """Before punctuation, inside a word's pieces, in a row, at both ends; with the exported tokenizer too."""
     texts = ['The river (of red).', 'the, the "of"', 'walks  riverriver 2of', 'red', '我们 来到，北京']
     (tmp_path / 'vocab.txt').write_text('\n'.join([*VOCAB, *'().,"', '']))
     folder, _ = prepare(tmp_path, [f'{text} {i}' for i, text in enumerate(texts * 30)], tokenizer=specs[kind])
-    tokenizer = prepare_data.load_tokenizer(folder)
-    exported = None if kind == 'tiktoken' else prepare_data.fast_tokenizer(tokenizer, 512)
+    tokenizer = load_tokenizer(folder)
+    exported = None if kind == 'tiktoken' else fast_tokenizer(tokenizer, 512)
     mask = tokenizer.special_ids['mask']
     for text, (ids, offsets) in zip(texts, tokenizer.encode_offsets(texts), strict=True):
         pieces = [tokenizer.pieces[i] for i in ids]
@@ -314,15 +316,14 @@ def test_a_bert_is_its_whole_tokenizer(tmp_path, monkeypatch, flags, pieces):
     (tmp_path / 'vocab.txt').write_text('\n'.join([*VOCAB, 'tur', 'tür', 'Tür', '北', '京', '北京']))
     (tmp_path / 'tokenizer_config.json').write_text(json.dumps({'do_lower_case': True, **flags}))
     lower_case = flags.get('do_lower_case', True)
-    with pytest.raises(UserError, match=f'so lower_case must be {lower_case}'):
+    with refuses(match=f'so lower_case must be {lower_case}'):
         prepare(tmp_path, make_texts(30), tokenizer=f'wordpiece:{tmp_path}', lower_case=not lower_case)
-    bert = prepare_data.bert_tokenizer(tmp_path)
-    usual = prepare_data.open_tokenizer(bert.data, {'kind': 'wordpiece', 'lower_case': True})
-    digest = prepare_data.encoding_digest
-    assert (digest(usual) == digest(bert)) == (flags == {})
+    bert = bert_tokenizer(tmp_path)
+    usual = open_tokenizer(bert.data, {'kind': 'wordpiece', 'lower_case': True})
+    assert (encoding_digest(usual) == encoding_digest(bert)) == (flags == {})
     (tmp_path / 'alone').mkdir()
     file = tmp_path / 'alone' / 'bert.json'
-    prepare_data.fast_tokenizer(bert, 64).backend_tokenizer.save(str(file))
+    fast_tokenizer(bert, 64).backend_tokenizer.save(str(file))
 
     def download(hub_id, name):
         if name != 'tokenizer.json':
@@ -331,8 +332,8 @@ def test_a_bert_is_its_whole_tokenizer(tmp_path, monkeypatch, flags, pieces):
 
     monkeypatch.setattr(huggingface_hub, 'hf_hub_download', download)
     folder, _ = prepare(tmp_path, make_texts(30), tokenizer=f'wordpiece:{file}', lower_case=lower_case)
-    for tokenizer in (bert, prepare_data.load_tokenizer(folder), prepare_data.bert_tokenizer('owner/name')):
-        assert digest(tokenizer) == digest(bert)
+    for tokenizer in (bert, load_tokenizer(folder), bert_tokenizer('owner/name')):
+        assert encoding_digest(tokenizer) == encoding_digest(bert)
         assert [tokenizer.pieces[i] for i in tokenizer.encode(['Tür 北京'])[0]] == pieces.split()
 
 
@@ -352,15 +353,15 @@ def test_a_bert_is_its_whole_tokenizer(tmp_path, monkeypatch, flags, pieces):
 def test_another_tokenizer_than_a_bert_is_refused(tmp_path, changes, said):
     """Whatever its files say that is not WordPiece; a file that cannot be read; [PAD] that is not there."""
     (tmp_path / 'vocab.txt').write_text('\n'.join(VOCAB))
-    bert = prepare_data.bert_tokenizer(tmp_path)
+    bert = bert_tokenizer(tmp_path)
     assert bert.pieces == VOCAB
     for name, change in changes.items():
         if name == 'tokenizer.json':
-            library = json.loads(prepare_data.fast_tokenizer(bert, 64).backend_tokenizer.to_str())
+            library = json.loads(fast_tokenizer(bert, 64).backend_tokenizer.to_str())
             change = {**library, **change}
         (tmp_path / name).write_bytes(change if isinstance(change, bytes) else json.dumps(change).encode())
-    with pytest.raises(UserError, match=said):
-        prepare_data.bert_tokenizer(tmp_path)
+    with refuses(match=said):
+        bert_tokenizer(tmp_path)
 
 
 def test_no_network_does_not_mean_that_a_file_does_not_exist(monkeypatch):
@@ -368,7 +369,7 @@ def test_no_network_does_not_mean_that_a_file_does_not_exist(monkeypatch):
     cache = {'a': huggingface_hub._CACHED_NO_EXIST, 'b': None}
     monkeypatch.setattr(huggingface_hub, 'try_to_load_from_cache', lambda hub_id, name: cache[name])
     assert prepare_data.bert_file('owner/name', 'a') is None
-    with pytest.raises(UserError, match='b is not in the cache, and the hub cannot be reached'):
+    with refuses(match='b is not in the cache, and the hub cannot be reached'):
         prepare_data.bert_file('owner/name', 'b')
 
 
@@ -391,7 +392,7 @@ def test_words_of_mixed_text(tmp_path, monkeypatch, text, cut, tokens):
     """jieba decides where a Chinese word starts, the pieces decide for all other text."""
     folder, _ = prepare(tmp_path, ['我们用模型买恤好𠮷bert，。,䷀'], tokenizer='character', val_fraction=1.0)
     monkeypatch.setattr(prepare_data, 'load_jieba', lambda: types.SimpleNamespace(cut=lambda _: cut.split()))
-    tokenizer = prepare_data.load_tokenizer(folder)
+    tokenizer = load_tokenizer(folder)
     (ids, offsets), = tokenizer.encode_offsets([text])
     marks = prepare_data.mark_words(text, ids, offsets, np.array(tokenizer.word_starts()))
     marked = [f'|{tokenizer.pieces[i]}' if mark else tokenizer.pieces[i]
@@ -404,7 +405,7 @@ def test_words_stay_with_their_tokens(tmp_path):
     texts = make_texts(60, 0, CHINESE, '') + ['我来到北京清华大学']        # from jieba's README
     folder, meta = prepare(tmp_path, texts, tokenizer='character', segmenter='jieba', vocab_size=100,
                            val_fraction=1.0, unit_bytes=5000)
-    tokenizer = prepare_data.load_tokenizer(folder)
+    tokenizer = load_tokenizer(folder)
     word_start = np.array(tokenizer.word_starts())
     marks = []
     for text, (ids, offsets) in zip(texts, tokenizer.encode_offsets(texts), strict=True):
@@ -529,8 +530,8 @@ def test_docstrings_of_a_package(tmp_path, monkeypatch):
     for name, content in files.items():
         (tmp_path / 'tinypackage' / name).write_text(content)
     monkeypatch.syspath_prepend(str(tmp_path))
-    folder, meta = prepare(tmp_path, path='tinypackage', val_fraction=0.7, text_field='body',
-                           tokenizer='character')
+    usual = {'path': 'tinypackage', 'val_fraction': 0.7, 'text_field': 'body', 'tokenizer': 'wordpiece:train'}
+    folder, meta = prepare(tmp_path, **usual)
     lines = [json.loads(line) for line in contents(folder)['docstrings.jsonl'].splitlines()]
     assert 'tinypackage' not in sys.modules
     assert [(line['where'], line['text']) for line in lines] == [
@@ -541,8 +542,8 @@ def test_docstrings_of_a_package(tmp_path, monkeypatch):
         ('tinypackage/deep/a.py:1', text(6))]
     assert len(read_all(folder, meta)) == 5
     (tmp_path / 'tinypackage' / 'd.py').touch()
-    with pytest.raises(UserError, match='begun with another package tinypackage'):
-        prepare(tmp_path, path='tinypackage', val_fraction=0.7, text_field='body', tokenizer='character')
+    with refuses(match='begun with another package tinypackage'):
+        prepare(tmp_path, **usual)
 
 
 def test_units_of_the_hub(tmp_path, monkeypatch):
@@ -592,14 +593,14 @@ def test_a_plan_is_kept_or_begun_again(tmp_path, specs):
     folder, _ = prepare(tmp_path, **usual)
     before = contents(folder)
     assert contents(prepare(tmp_path, **usual, num_proc=2)[0]) == before
-    with prepare_data.lock_folder(folder, 'lock_1'), pytest.raises(UserError, match='x: another run uses it'):
+    with prepare_data.lock_folder(folder, 'lock_1'), refuses(match='x: another run uses it'):
         prepare(tmp_path, part='1/2', **usual)
-    with pytest.raises(UserError, match='begun with another vocab_size'):
+    with refuses(match='begun with another vocab_size'):
         prepare(tmp_path, **usual, vocab_size=50)
     write_jsonl(tmp_path / 'files' / '9.jsonl', make_texts(10))
     (tmp_path / 'vocab.txt').write_text('\n'.join([*VOCAB, 'blue']))
     os.utime(tmp_path / 'files' / '1.jsonl', (1, 1))            # other texts of the same size
-    with pytest.raises(UserError, match='begun with another .*/1.jsonl, .*/vocab.txt, .*/9.jsonl: '):
+    with refuses(match='begun with another .*/1.jsonl, .*/vocab.txt, .*/9.jsonl: '):
         prepare(tmp_path, **usual)
     os.remove(f'{folder}/units.json')
     again, _ = prepare(tmp_path, **usual, vocab_size=50)
@@ -612,11 +613,11 @@ def test_no_split_is_empty(tmp_path, val_fraction, small):
     """The document whose hash is nearest moves there. Of one text nothing can."""
     texts = sorted(make_texts(12), key=text_hash)
     nearest = texts[0] if small == 'val' else texts[-1]
-    usual = {'val_fraction': val_fraction, 'tokenizer': 'character', 'unit_bytes': 500}
+    usual = {'val_fraction': val_fraction, 'tokenizer': 'wordpiece:train', 'unit_bytes': 500}
     folder, meta = prepare(tmp_path, texts, **usual)
     assert read_split(folder, meta, small) == encoded(folder, [nearest])
     assert len(read_all(folder, meta)) == 12
-    with pytest.raises(UserError, match='two documents that differ'):
+    with refuses(match='two documents that differ'):
         prepare(tmp_path, ['red'] * 3, **usual, name='y')
 
 
@@ -665,25 +666,25 @@ def test_mistakes_are_one_line(tmp_path, stage, name, argument, said):
 def test_a_run_checks_the_sizes_of_shards(tmp_path, monkeypatch):
     """Of a large corpus only these; test_train.py has the checksums of a small one. And its tokenizer."""
     monkeypatch.setattr(prepare_data, 'SUMS_BELOW', 0)
-    folder, meta = prepare(tmp_path, make_texts(60, 0, CHINESE, ''), tokenizer='character', segmenter='jieba',
-                           unit_bytes=3000, val_fraction=0.3)
+    folder, meta = prepare(tmp_path, make_texts(60, 0, CHINESE, ''), tokenizer='wordpiece:train',
+                           segmenter='jieba', unit_bytes=3000, val_fraction=0.3)
     prepare_data.check_corpus(folder, meta)
     for name, size in (('val_00001.idx', 1), ('train_00002.words', 0), ('train_00000.bin', 1)):
         os.truncate(f'{folder}/{name}', size)
-        with pytest.raises(UserError, match=f'{name}: missing, damaged'):
+        with refuses(match=f'{name}: missing, damaged'):
             prepare_data.check_corpus(folder, meta)
     flip(f'{folder}/tokenizer/vocab.txt')
-    with pytest.raises(UserError, match='tokenizer/vocab.txt: missing or damaged'):
-        prepare_data.load_tokenizer(folder)
+    with refuses(match='tokenizer/vocab.txt: missing or damaged'):
+        load_tokenizer(folder)
 
 
 def test_a_full_disk_and_a_killed_worker_are_one_line(tmp_path, monkeypatch, stage):
     def full(self, ending, data):
         raise OSError(28, 'No space left on device')
     monkeypatch.setattr(prepare_data.Shard, 'write', full)
-    with pytest.raises(UserError, match='x: .*No space left on device: mend that, then repeat'):
+    with refuses(match='x: .*No space left on device: mend that, then repeat'):
         prepare(tmp_path, make_texts(30))
-    with pytest.raises(UserError, match='killed, perhaps for want of memory: try --num_proc=1'):
+    with refuses(match='killed, perhaps for want of memory: try --num_proc=1'):
         prepare_data.in_parallel(os.abort, [()], 2)
     monkeypatch.setenv('TORCHELASTIC_RUN_ID', '1')
     assert 'start prepare_data.py without torchrun' in stage('prepare_data').err
@@ -695,7 +696,7 @@ def test_two_machines_are_killed_and_go_on(tmp_path):
     """Workers end with their command; what was done stays; the bytes are those of one process."""
     for k in range(5):
         write_jsonl(tmp_path / f'{k}.jsonl', make_texts(k and 3000, seed=k))
-    usual = {'corpus': f'{tmp_path}/*.jsonl', 'tokenizer': 'character', 'tokenizer_sample': 100_000,
+    usual = {'corpus': f'{tmp_path}/*.jsonl', 'tokenizer': 'wordpiece:train', 'tokenizer_sample': 100_000,
              'unit_bytes': 60_000}
     line = ['prepare_data.py', *words(**knobs(tmp_path, **usual, num_proc=2))]
     parts = [[*line, f'--part={i}/2'] for i in range(2)]
