@@ -146,7 +146,7 @@ def starts_word(kind, i, piece):
 @pytest.mark.parametrize('kind', TOKENIZERS)
 def test_every_document_once_in_order_and_its_ids(tmp_path, specs, kind, monkeypatch):
     """Then the same texts as a validation corpus with that tokenizer, and in pieces of seven characters."""
-    texts = [*make_texts(300), *20 * ['我们来到北京'], 'the red [MASK] walks \u3000\n']
+    texts = [*make_texts(300), *20 * ['我们来到北京'], 'the red [MASK] riverv\x0cer \u3000\n']
     folder, meta = prepare(tmp_path, texts, tokenizer=specs[kind], unit_bytes=10_000)
     direct = encoded(folder, texts)
     held_out = [text_hash(text) < 0.1 * 2**64 for text in texts]
