@@ -337,29 +337,28 @@ def test_a_bert_is_its_whole_tokenizer(tmp_path, monkeypatch, flags, pieces):
         assert [tokenizer.pieces[i] for i in tokenizer.encode(['Tür 北京'])[0]] == pieces.split()
 
 
-@pytest.mark.parametrize('changes, said', [
-    ({'tokenizer_config.json': {'tokenizer_class': 'BertJapaneseTokenizer'}}, "='BertJapanese"),
-    ({'config.json': {'tokenizer_class': 'BertJapaneseTokenizer'}}, "='BertJapanese"),
-    ({'added_tokens.json': {'[E1]': 15}}, r"the added word '\[E1\]'"),
-    ({'special_tokens_map.json': {'additional_special_tokens': ['[E1]']}}, r"the added word '\[E1\]'"),
-    ({'tokenizer_config.json': {'mask_token': {'content': '<mask>'}}}, "the added word '<mask>'"),
-    ({'tokenizer.json': {'added_tokens': [{'content': '[E1]'}]}}, r"the added word '\[E1\]'"),
-    ({'tokenizer.json': {'normalizer': None}}, 'normalizer type=None'),
-    ({'tokenizer.json': {'pre_tokenizer': {'type': 'Whitespace'}}}, "pre_tokenizer type='Whitespace'"),
-    ({'tokenizer.json': {'model': {'type': 'Unigram', 'vocab': []}}}, "model type='Unigram'"),
-    ({'tokenizer.json': {'model': {'vocab': {'[PAD]': 0}}}}, r'no \[UNK\], \[CLS\], \[SEP\], \[MASK\]'),
-    ({'tokenizer.json': {'model': None}}, 'AttributeError'),
-    ({'vocab.txt': b'caf\xe9'}, 'UnicodeDecodeError')])
-def test_another_tokenizer_than_a_bert_is_refused(tmp_path, changes, said):
+@pytest.mark.parametrize('name, content, said', [
+    ('tokenizer_config.json', b'{"tokenizer_class": "BertJapaneseTokenizer"}', "='BertJapaneseTokenizer'"),
+    ('config.json', b'{"tokenizer_class": "BertJapaneseTokenizer"}', "='BertJapaneseTokenizer'"),
+    ('tokenizer_config.json', b'{"mask_token": {"content": "<mask>"}}', "the added word '<mask>'"),
+    ('special_tokens_map.json', b'{"additional_special_tokens": ["E1"]}', "the added word 'E1'"),
+    ('added_tokens.json', b'{"E1": 15}', "the added word 'E1'"),
+    ('tokenizer.json', b'{"added_tokens": [{"content": "E1"}]}', "the added word 'E1'"),
+    ('tokenizer.json', b'{"normalizer": null}', 'normalizer type=None'),
+    ('tokenizer.json', b'{"pre_tokenizer": {"type": "Whitespace"}}', "pre_tokenizer type='Whitespace'"),
+    ('tokenizer.json', b'{"model": {"type": "Unigram", "vocab": []}}', "model type='Unigram'"),
+    ('tokenizer.json', b'{"model": {"vocab": {"[PAD]": 0}}}', r'no \[UNK\], \[CLS\], \[SEP\], \[MASK\]'),
+    ('tokenizer.json', b'{"model": null}', 'AttributeError'),
+    ('vocab.txt', b'caf\xe9', 'UnicodeDecodeError')])
+def test_another_tokenizer_than_a_bert_is_refused(tmp_path, name, content, said):
     """Whatever its files say that is not WordPiece; a file that cannot be read; [PAD] that is not there."""
     (tmp_path / 'vocab.txt').write_text('\n'.join(VOCAB))
     bert = bert_tokenizer(tmp_path)
     assert bert.pieces == VOCAB
-    for name, change in changes.items():
-        if name == 'tokenizer.json':
-            library = json.loads(fast_tokenizer(bert, 64).backend_tokenizer.to_str())
-            change = {**library, **change}
-        (tmp_path / name).write_bytes(change if isinstance(change, bytes) else json.dumps(change).encode())
+    if name == 'tokenizer.json':                                # but for one of its parts it is the BERT's
+        library = json.loads(fast_tokenizer(bert, 64).backend_tokenizer.to_str())
+        content = json.dumps({**library, **json.loads(content)}).encode()
+    (tmp_path / name).write_bytes(content)
     with refuses(match=said):
         bert_tokenizer(tmp_path)
 
@@ -497,25 +496,25 @@ def test_rows_are_joined(joined, documents):
 
 def test_oscar_filter_on_both_schemas(tmp_path):
     passes = [
-        {},
-        {'annotation': None},
-        {'harmful_pp': 5.0, 'categories': ['blog']},
-        {'harmful_pp': None, 'quality_warnings': None, 'categories': None}]
+        '{}',
+        '{"annotation": null}',
+        '{"harmful_pp": 5.0, "categories": ["blog"]}',
+        '{"harmful_pp": null, "quality_warnings": null, "categories": null}']
     fails = [
-        {'annotation': ['tiny']},
-        {'quality_warnings': ['header']},
-        {'harmful_pp': 4.9},
-        {'harmful_pp': 100_001.0},
-        {'identification': {'label': 'fr'}}]
+        '{"annotation": ["tiny"]}',
+        '{"quality_warnings": ["header"]}',
+        '{"harmful_pp": 4.9}',
+        '{"harmful_pp": 100001.0}',
+        '{"identification": {"label": "fr"}}']
     blocked = ('agressif adult cryptojacking dangerous_material phishing warez ddos hacking malware '
                'mixed_adult sect')
-    fails += [{'categories': ['blog', category]} for category in blocked.split()]
+    fails += [f'{{"categories": ["blog", "{category}"]}}' for category in blocked.split()]
     english = {'identification': {'label': 'en', 'prob': 0.9}}
-    rows = [{'content': str(more), 'metadata': english | more} for more in passes + fails]
+    rows = [{'content': more, 'metadata': english | json.loads(more)} for more in passes + fails]
     rows.append({'content': 'x', 'metadata': None})
     (tmp_path / 'a.jsonl').write_text('\n'.join(map(json.dumps, rows)))
     found, dropped = unit_texts('oscar', path=str(tmp_path / 'a.jsonl'))
-    assert (found, dropped.total()) == ([list(map(str, passes))], len(fails) + 1)
+    assert (found, dropped.total()) == ([passes], len(fails) + 1)
 
 
 def test_docstrings_of_a_package(tmp_path, monkeypatch):
