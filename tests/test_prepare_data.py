@@ -608,7 +608,7 @@ def test_a_plan_is_kept_or_begun_again(tmp_path, specs):
 
 
 @pytest.mark.parametrize('val_fraction, small', [(1e-9, 'val'), (1 - 1e-9, 'train')])
-def test_no_split_is_empty(tmp_path, val_fraction, small):
+def test_no_split_is_empty(tmp_path, capfd, val_fraction, small):
     """The document whose hash is nearest moves there. Of one text nothing can."""
     texts = sorted(make_texts(12), key=text_hash)
     nearest = texts[0] if small == 'val' else texts[-1]
@@ -616,6 +616,7 @@ def test_no_split_is_empty(tmp_path, val_fraction, small):
     folder, meta = prepare(tmp_path, texts, **usual)
     assert read_split(folder, meta, small) == encoded(folder, [nearest])
     assert len(read_all(folder, meta)) == 12
+    assert 'with few documents held out' in capfd.readouterr().err
     with refuses(match='two documents that differ'):
         prepare(tmp_path, ['red'] * 3, **usual, name='y')
 
