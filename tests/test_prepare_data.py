@@ -31,16 +31,18 @@ from conftest import ROOT, flip, launch, process, words
 
 import prepare_data
 from configurator import UserError, configure
+from prepare_data import (TOKENIZERS, bert_tokenizer, encoding_digest, fast_tokenizer, load_tokenizer,
+                          open_tokenizer)
 
 DEFAULTS = configure(dict(vars(prepare_data)), prepare_data.MINIMUM, [])
 text_hash = partial(prepare_data.text_hash, seed=1)
+refuses = partial(pytest.raises, UserError)
 WORDS = ['red', 'green', 'blue', 'small', 'large', 'quick', 'slow', 'river', 'mountain', 'house', 'walks',
          'sings', 'reads', 'under', 'over', 'the', 'of', 'and', '[MASK]']
 VOCAB = ['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]', '[', ']', 'mask', 'the', 'of', 'and', 'red', 'ri',
          '##ver', 'walks']
-CHINESE = ['宝玉', '黛玉', '林妹妹', '笑道', '我们', '的', '北京', '来到', 'T恤', 'models', 'Éa',
-           '２０', 'ＡＢ', '，', '。“', ' ', '\u3000\u3000', '\r\n', '\u200b', '𠮷', '䷀', 'は', '~~',
-           '[MASK]']
+CHINESE = ['宝玉', '林妹妹', '我们', '的', '北京', '来到', 'T恤', 'models', 'Éa', '２０', 'ＡＢ', '，',
+           '。“', ' ', '\u3000\u3000', '\r\n', '\u200b', '𠮷', '䷀', 'は', '~~', '[MASK]']
 
 
 @pytest.fixture(autouse=True)
@@ -109,7 +111,7 @@ def entropy_of(documents):
 
 
 def encoded(folder, texts):
-    return [tuple(ids.tolist()) for ids in prepare_data.load_tokenizer(folder).encode(texts)]
+    return [tuple(ids.tolist()) for ids in load_tokenizer(folder).encode(texts)]
 
 
 def contents(folder):
@@ -127,15 +129,8 @@ def specs(tmp_path, monkeypatch):
     pattern = r' ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+'
     small = tiktoken.Encoding('small', pat_str=pattern, mergeable_ranks=ranks, special_tokens={'<end>': 300})
     monkeypatch.setattr(tiktoken, 'get_encoding', {'small': small}.__getitem__)
-    home = tmp_path / 'library'
-    prepare_data.fast_tokenizer(prepare_data.bert_tokenizer(tmp_path), 64).save_pretrained(home)
-    return {
-        'sentencepiece': 'sentencepiece',
-        'wordpiece': f'wordpiece:{tmp_path}/vocab.txt',
-        'character': 'character',
-        'tiktoken': 'tiktoken:small',
-        'tokenizer.json': f'wordpiece:{home}',
-    }
+    return {**dict(zip(TOKENIZERS, TOKENIZERS, strict=True)),
+            'wordpiece': f'wordpiece:{tmp_path}/vocab.txt', 'tiktoken': 'tiktoken:small'}
 
 
 # ---- tokenizers ----
@@ -148,10 +143,10 @@ def starts_word(kind, i, piece):
     return piece[:2] != '##'
 
 
-@pytest.mark.parametrize('kind', [*prepare_data.TOKENIZERS, 'tokenizer.json'])
+@pytest.mark.parametrize('kind', TOKENIZERS)
 def test_every_document_once_in_order_and_its_ids(tmp_path, specs, kind, monkeypatch):
     """Then the same texts as a validation corpus with that tokenizer, and in pieces of seven characters."""
-    texts = [*make_texts(300), *20 * ['我们来到北京'], 'the red [MASK] walks \u3000\n']
+    texts = [*make_texts(300), *20 * ['我们来到北京'], 'the red [MASK] riverv\x0cer \u3000\n']
     folder, meta = prepare(tmp_path, texts, tokenizer=specs[kind], unit_bytes=10_000)
     direct = encoded(folder, texts)
     held_out = [text_hash(text) < 0.1 * 2**64 for text in texts]
@@ -161,7 +156,7 @@ def test_every_document_once_in_order_and_its_ids(tmp_path, specs, kind, monkeyp
     assert train == list(itertools.compress(direct, np.logical_not(held_out)))
     assert meta['unigram_entropy'] == entropy_of(train)
 
-    tokenizer = prepare_data.load_tokenizer(folder)
+    tokenizer = load_tokenizer(folder)
     special_ids = tokenizer.special_ids
     first = 301 if kind == 'tiktoken' else 0                    # after the ids of its own special tokens
     assert sorted(special_ids.values()) == list(range(first, first + len(special_ids)))
@@ -186,24 +181,23 @@ def test_every_document_once_in_order_and_its_ids(tmp_path, specs, kind, monkeyp
 
 def test_identity(tmp_path):
     """It says what makes the ids, not where that lies."""
-    texts = make_texts(300)
-    folder, meta = prepare(tmp_path, texts, unit_bytes=20_000)
+    texts = make_texts(60)
+    folder, meta = prepare(tmp_path, texts)
     given = f'sentencepiece:{folder}/tokenizer/sentencepiece.model'
-    same = prepare(tmp_path, texts, unit_bytes=20_000, name='same', tokenizer=given)[1]
-    assert same['identity'] == meta['identity']
-    other = prepare(tmp_path, texts, unit_bytes=20_000, name='other', vocab_size=50)[1]
+    assert prepare(tmp_path, texts, name='same', tokenizer=given)[1]['identity'] == meta['identity']
+    other = prepare(tmp_path, texts, name='other', vocab_size=50)[1]
     assert not other['identity'].items() & meta['identity'].items()
 
 
 def test_a_large_vocabulary(tmp_path):
-    """CR LF ends a line, U+2028 does not; more than 65,536 ids are uint32."""
+    """CR LF ends a line, U+2028 does not; a byte order mark is no character; above 65,536 ids are uint32."""
     pieces = ['[PAD]', '\u2028', *VOCAB[1:5], 'red', *(f'w{i}' for i in range(66000))]
-    (tmp_path / 'vocab.txt').write_bytes('\r\n'.join([*pieces, '']).encode())
-    folder, meta = prepare(tmp_path, [f'red w65999{" red" * i}' for i in range(30)],
-                           tokenizer=f'wordpiece:{tmp_path}/vocab.txt')
+    (tmp_path / 'vocab.txt').write_bytes('\ufeff'.encode() + '\r\n'.join([*pieces, '']).encode())
+    texts = ['red w65999', 'red w65999 w0']
+    folder, meta = prepare(tmp_path, texts, tokenizer=f'wordpiece:{tmp_path}/vocab.txt')
     assert (meta['vocab_size'], meta['special']['unk'], meta['dtype']) == (66007, 2, 'uint32')
     assert [prepare_data.id_type(n).name for n in (65536, 65537)] == ['uint16', 'uint32']
-    assert {ids[:2] for ids in read_all(folder, meta)} == {(6, 66006)}
+    assert read_all(folder, meta) == [(6, 66006), (6, 66006, 7)]
 
 
 def test_characters_by_falling_frequency(tmp_path):
@@ -214,19 +208,27 @@ def test_characters_by_falling_frequency(tmp_path):
         folder, _ = prepare(tmp_path, texts, tokenizer='character', val_fraction=0.4, vocab_size=size,
                             name=str(size))
         assert contents(folder)['tokenizer/vocab.txt'].decode().split('\n') == [*pieces[:n], '']
-    tokenizer = prepare_data.load_tokenizer(folder)
+    tokenizer = load_tokenizer(folder)
     assert [tokenizer.pieces[i] for i in encoded(folder, ['Bé好baz'])[0]] == ['b', '##e', '好', '[UNK]']
-    # a trained WordPiece has the most frequent half of them, and more if it has few words to learn
-    folder, _ = prepare(tmp_path, texts, tokenizer='wordpiece:train', val_fraction=0.4, vocab_size=22,
-                        name='words')
-    assert {*pieces} <= {*prepare_data.load_tokenizer(folder).pieces}
+    # half of the pieces of a trained WordPiece are characters, and more only if it has few words to learn
+    trained = prepare_data.train_wordpiece
+    few, usual = (trained([*texts, *more], {'vocab_size': 24, 'lower_case': True})[0].decode().split('\n')
+                  for more in ([], 9 * ['baba abab']))
+    assert {*pieces} <= {*few}
+    assert all(len(piece.removeprefix('##')) > 1 for piece in usual[12:18])
 
 
-def test_long_lines_count_for_sentencepiece(tmp_path):
-    """A text of one line of 6,000 bytes, as web pages have them, is not lost to the vocabulary."""
-    long = [*20 * [' '.join(WORDS[:-1] * 70)], *20 * ['宝' * 1000 + '玉' * 1000]]
-    folder, meta = prepare(tmp_path, [*long, *(f'zq{i} xj' for i in range(20))], vocab_size=45)
-    assert meta['special']['unk'] not in encoded(folder, ['mountain walks 宝玉'])[0]
+def test_training_reads_long_lines_but_no_long_words():
+    """A line of 6,000 bytes, as web pages have them, is not lost to the vocabulary."""
+    config = {'vocab_size': 60, 'lower_case': True}
+    texts = [' '.join(WORDS[:-1] * 70), '宝' * 1000 + '玉' * 1000, *map(str, range(60)), 4200 * 'j' + 'ж']
+    model = prepare_data.train_sentencepiece(texts, config, {'hard_vocab_limit': False})
+    tokenizer = open_tokenizer(model, {'kind': 'sentencepiece'})
+    unknown = [tokenizer.special_ids['unk'] in ids for ids in tokenizer.encode(['walks 宝玉', 'ж'])]
+    assert unknown == [False, True]
+    data, _ = prepare_data.train_wordpiece(['a ' * 9, 99 * 'ab', 49 * 'xy'], config)
+    pieces = data.decode().split('\n')
+    assert ('##ab' in pieces, '##xy' in pieces) == (False, True)
 
 
 @pytest.mark.parametrize('kind, lower_case', [
@@ -236,11 +238,11 @@ def test_long_lines_count_for_sentencepiece(tmp_path):
     ('wordpiece:train', False)])
 def test_exported_copy_gives_our_ids(tmp_path, specs, kind, lower_case):
     texts = [*make_texts(100, 3, CHINESE[:-1], ''), *make_texts(60, pieces=WORDS[:-1]),
-             *30 * ['The Red'], ' Straße ﬁne ＦＵＬＬ\u3000width ½ É ']
+             *30 * ['The Red'], ' Straße ﬁne ＦＵＬＬ\u3000width ½ É \x85']
     folder, _ = prepare(tmp_path, texts, tokenizer=specs.get(kind, kind), lower_case=lower_case,
                         vocab_size=250)
-    ours = prepare_data.load_tokenizer(folder)
-    theirs = prepare_data.fast_tokenizer(ours, 64)
+    ours = load_tokenizer(folder)
+    theirs = fast_tokenizer(ours, 64)
     for text, our_ids in zip(texts, encoded(folder, texts), strict=True):
         their_ids = tuple(theirs(text, add_special_tokens=False)['input_ids'])
         if their_ids != our_ids:                                # a tie
@@ -253,8 +255,8 @@ def test_exported_copy_gives_our_ids(tmp_path, specs, kind, lower_case):
     assert (theirs.model_max_length, theirs.pad_token_id) == (64, pad)
     theirs.save_pretrained(tmp_path / 'bert')
     (tmp_path / 'bert' / ours.file_name).write_bytes(ours.data)                 # as train.py does
-    back = prepare_data.bert_tokenizer(tmp_path / 'bert')
-    assert prepare_data.encoding_digest(back) == prepare_data.encoding_digest(ours)
+    back = bert_tokenizer(tmp_path / 'bert')
+    assert encoding_digest(back) == encoding_digest(ours)
 
 
 @pytest.mark.parametrize('options, fits', [
@@ -269,21 +271,20 @@ def test_a_model_that_is_exported_gives_its_ids_or_is_refused(options, fits):
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(texts), model_writer=model, vocab_size=330, hard_vocab_limit=False,
         minloglevel=2, **options)
-    tokenizer = prepare_data.open_tokenizer(model.getvalue(), {'kind': 'sentencepiece'})
-    refuses = pytest.raises(UserError, match='only a .model of unigrams')
-    with contextlib.nullcontext() if fits else refuses:
-        theirs = prepare_data.fast_tokenizer(tokenizer, 64)(texts, add_special_tokens=False)
+    tokenizer = open_tokenizer(model.getvalue(), {'kind': 'sentencepiece'})
+    with contextlib.nullcontext() if fits else refuses(match='only a .model of unigrams'):
+        theirs = fast_tokenizer(tokenizer, 64)(texts, add_special_tokens=False)
         assert theirs['input_ids'] == [ids.tolist() for ids in tokenizer.encode(texts)]
 
 
-@pytest.mark.parametrize('kind', [*prepare_data.TOKENIZERS, 'tokenizer.json'])
+@pytest.mark.parametrize('kind', TOKENIZERS)
 def test_masked_text_has_the_ids_of_training_but_for_the_masks(tmp_path, kind, specs):
     """Before punctuation, inside a word's pieces, in a row, at both ends; with the exported tokenizer too."""
     texts = ['The river (of red).', 'the, the "of"', 'walks  riverriver 2of', 'red', '我们 来到，北京']
     (tmp_path / 'vocab.txt').write_text('\n'.join([*VOCAB, *'().,"', '']))
     folder, _ = prepare(tmp_path, [f'{text} {i}' for i, text in enumerate(texts * 30)], tokenizer=specs[kind])
-    tokenizer = prepare_data.load_tokenizer(folder)
-    exported = None if kind == 'tiktoken' else prepare_data.fast_tokenizer(tokenizer, 512)
+    tokenizer = load_tokenizer(folder)
+    exported = None if kind == 'tiktoken' else fast_tokenizer(tokenizer, 512)
     mask = tokenizer.special_ids['mask']
     for text, (ids, offsets) in zip(texts, tokenizer.encode_offsets(texts), strict=True):
         pieces = [tokenizer.pieces[i] for i in ids]
@@ -299,7 +300,7 @@ def test_masked_text_has_the_ids_of_training_but_for_the_masks(tmp_path, kind, s
                 space = ' ' if text[first] == ' ' else ''
                 filled = f'{filled[:first]}{space}[MASK]{filled[last:]}'
                 expected[begin:end] = [mask]
-            parts = tokenizer.encode_parts(filled.split('[MASK]'))
+            parts = tokenizer.encode_between_masks(filled.split('[MASK]'))
             assert list(itertools.chain.from_iterable([*part, mask] for part in parts))[:-1] == expected
             if exported:
                 assert exported(filled, add_special_tokens=False)['input_ids'] == expected, filled
@@ -311,79 +312,64 @@ def test_masked_text_has_the_ids_of_training_but_for_the_masks(tmp_path, kind, s
     ({'do_lower_case': False}, 'Tür 北 京'),
     ({'tokenize_chinese_chars': False}, 'tur 北京')])
 def test_a_bert_is_its_whole_tokenizer(tmp_path, monkeypatch, flags, pieces):
-    """vocab.txt with the flags of tokenizer_config.json, or a tokenizer.json alone, here from the hub."""
+    """vocab.txt with the flags of tokenizer_config.json; a tokenizer.json alone, also of the hub."""
     (tmp_path / 'vocab.txt').write_text('\n'.join([*VOCAB, 'tur', 'tür', 'Tür', '北', '京', '北京']))
     (tmp_path / 'tokenizer_config.json').write_text(json.dumps({'do_lower_case': True, **flags}))
     lower_case = flags.get('do_lower_case', True)
-    with pytest.raises(UserError, match=f'so lower_case must be {lower_case}'):
+    with refuses(match=f'so lower_case must be {lower_case}'):
         prepare(tmp_path, make_texts(30), tokenizer=f'wordpiece:{tmp_path}', lower_case=not lower_case)
-    bert = prepare_data.bert_tokenizer(tmp_path)
-    usual = prepare_data.open_tokenizer(bert.data, {'kind': 'wordpiece', 'lower_case': True})
-    digest = prepare_data.encoding_digest
-    assert (digest(usual) == digest(bert)) == (flags == {})
-    prepare_data.fast_tokenizer(bert, 64).backend_tokenizer.save(f'{tmp_path}/tokenizer.json')
+    bert = bert_tokenizer(tmp_path)
+    usual = open_tokenizer(bert.data, {'kind': 'wordpiece', 'lower_case': True})
+    assert (encoding_digest(usual) == encoding_digest(bert)) == (flags == {})
+    (tmp_path / 'alone').mkdir()
+    file = tmp_path / 'alone' / 'bert.json'
+    fast_tokenizer(bert, 64).backend_tokenizer.save(str(file))
 
     def download(hub_id, name):
         if name != 'tokenizer.json':
             raise huggingface_hub.errors.EntryNotFoundError('404')
-        return str(tmp_path / name)
+        return file
 
     monkeypatch.setattr(huggingface_hub, 'hf_hub_download', download)
-    options = {'lower_case': lower_case}
-    other_name = tmp_path / 'elsewhere' / 'bert.json'
-    other_name.parent.mkdir()
-    other_name.write_bytes((tmp_path / 'tokenizer.json').read_bytes())
-    renamed, _ = prepare_data.TOKENIZERS['wordpiece'].make(str(other_name), options, None)
-    folder, _ = prepare(tmp_path, make_texts(30), tokenizer='wordpiece:owner/name', **options)
-    library = prepare_data.load_tokenizer(folder)
-    assert renamed == library.data
-    (tmp_path / 'vocab.txt').unlink()
-    for tokenizer in (bert, library, prepare_data.bert_tokenizer(tmp_path)):
-        assert digest(tokenizer) == digest(bert)
+    folder, _ = prepare(tmp_path, make_texts(30), tokenizer=f'wordpiece:{file}', lower_case=lower_case)
+    for tokenizer in (bert, load_tokenizer(folder), bert_tokenizer('owner/name')):
+        assert encoding_digest(tokenizer) == encoding_digest(bert)
         assert [tokenizer.pieces[i] for i in tokenizer.encode(['Tür 北京'])[0]] == pieces.split()
 
 
-@pytest.mark.parametrize('changes, said', [
-    ({'tokenizer_config.json': {'tokenizer_class': 'BertJapaneseTokenizer'}}, "='BertJapanese"),
-    ({'config.json': {'tokenizer_class': 'BertJapaneseTokenizer'}}, "='BertJapanese"),
-    ({'added_tokens.json': {'[E1]': 15}}, r'the added word \[E1\]'),
-    ({'tokenizer.json': {'added_tokens': [{'content': '[E1]'}]}}, r'the added word \[E1\]'),
-    ({'tokenizer.json': {'normalizer': None}}, 'normalizer type=None'),
-    ({'tokenizer.json': {'pre_tokenizer': {'type': 'Whitespace'}}}, "pre_tokenizer type='Whitespace'"),
-    ({'tokenizer.json': {'model': {'type': 'Unigram', 'vocab': []}}}, "model type='Unigram'"),
-    ({'tokenizer.json': {'model': {'vocab': {'[PAD]': 0}}}}, r'no \[UNK\], \[CLS\], \[SEP\], \[MASK\]'),
-    ({'tokenizer.json': []}, "KeyError: 'model'"),
-    ({'vocab.txt': b'caf\xe9'}, 'UnicodeDecodeError')])
-def test_another_tokenizer_than_a_bert_is_refused(tmp_path, changes, said):
+@pytest.mark.parametrize('name, content, said', [
+    ('tokenizer_config.json', b'{"tokenizer_class": "BertJapaneseTokenizer"}', "='BertJapaneseTokenizer'"),
+    ('config.json', b'{"tokenizer_class": "BertJapaneseTokenizer"}', "='BertJapaneseTokenizer'"),
+    ('tokenizer_config.json', b'{"mask_token": {"content": "<mask>"}}', "the added word '<mask>'"),
+    ('special_tokens_map.json', b'{"additional_special_tokens": ["E1"]}', "the added word 'E1'"),
+    ('added_tokens.json', b'{"E1": 15}', "the added word 'E1'"),
+    ('tokenizer.json', b'{"added_tokens": [{"content": "E1"}]}', "the added word 'E1'"),
+    ('tokenizer.json', b'{"normalizer": null}', 'normalizer type=None'),
+    ('tokenizer.json', b'{"pre_tokenizer": {"type": "Whitespace"}}', "pre_tokenizer type='Whitespace'"),
+    ('tokenizer.json', b'{"model": {"type": "Unigram", "vocab": []}}', "model type='Unigram'"),
+    ('tokenizer.json', b'{"model": {"vocab": {"[PAD]": 0}}}', r'no \[UNK\], \[CLS\], \[SEP\], \[MASK\]'),
+    ('tokenizer.json', b'{"model": null}', 'AttributeError'),
+    ('vocab.txt', b'caf\xe9', 'UnicodeDecodeError')])
+def test_another_tokenizer_than_a_bert_is_refused(tmp_path, name, content, said):
     """Whatever its files say that is not WordPiece; a file that cannot be read; [PAD] that is not there."""
-    settings = {'kind': 'wordpiece', 'lower_case': True}
-    tokenizer = prepare_data.open_tokenizer('\n'.join(VOCAB).encode(), settings)
-    prepare_data.fast_tokenizer(tokenizer, 64).save_pretrained(tmp_path)
-    library = json.loads((tmp_path / 'tokenizer.json').read_text())
-    assert prepare_data.bert_tokenizer(str(tmp_path)).pieces == VOCAB
-    if 'tokenizer.json' not in changes:
-        (tmp_path / 'tokenizer.json').unlink()
-        (tmp_path / 'tokenizer_config.json').unlink()
-        (tmp_path / 'vocab.txt').write_text('\n'.join(VOCAB))
-    for name, change in changes.items():
-        if name == 'tokenizer.json' and change:
-            change = {**library, **change}
-        data = change if isinstance(change, bytes) else json.dumps(change or {}).encode()
-        (tmp_path / name).write_bytes(data)
-    with pytest.raises(UserError, match=said):
-        prepare_data.bert_tokenizer(str(tmp_path))
+    (tmp_path / 'vocab.txt').write_text('\n'.join(VOCAB))
+    bert = bert_tokenizer(tmp_path)
+    assert bert.pieces == VOCAB
+    if name == 'tokenizer.json':                                # but for one of its parts it is the BERT's
+        library = json.loads(fast_tokenizer(bert, 64).backend_tokenizer.to_str())
+        content = json.dumps({**library, **json.loads(content)}).encode()
+    (tmp_path / name).write_bytes(content)
+    with refuses(match=said):
+        bert_tokenizer(tmp_path)
 
 
-@pytest.mark.parametrize('cached, found', [(None, None), (huggingface_hub._CACHED_NO_EXIST, {})])
-def test_no_network_does_not_mean_that_a_file_does_not_exist(monkeypatch, cached, found):
+def test_no_network_does_not_mean_that_a_file_does_not_exist(monkeypatch):
     """Only the hub's cache may say so without a network."""
-    def download(hub_id, name):
-        raise huggingface_hub.errors.LocalEntryNotFoundError('no network')
-    monkeypatch.setattr(huggingface_hub, 'hf_hub_download', download)
-    monkeypatch.setattr(huggingface_hub, 'try_to_load_from_cache', lambda hub_id, name: cached)
-    refuses = pytest.raises(UserError, match='owner/name: LocalEntryNotFoundError: no network')
-    with contextlib.nullcontext() if found == {} else refuses, prepare_data.tokenizer_errors('owner/name'):
-        assert prepare_data.bert_json('owner/name', 'tokenizer_config.json') == found
+    cache = {'a': huggingface_hub._CACHED_NO_EXIST, 'b': None}
+    monkeypatch.setattr(huggingface_hub, 'try_to_load_from_cache', lambda hub_id, name: cache[name])
+    assert prepare_data.bert_file('owner/name', 'a') is None
+    with refuses(match='b is not in the cache, and the hub cannot be reached'):
+        prepare_data.bert_file('owner/name', 'b')
 
 
 # ---- Chinese words ----
@@ -391,7 +377,7 @@ def test_no_network_does_not_mean_that_a_file_does_not_exist(monkeypatch, cached
 def test_pieces_of_scripts_without_spaces():
     for piece in ('宝玉', 'は', 'ไทย', '𠮷'):
         assert prepare_data.is_unspaced(piece)
-    for piece in ('', 'er', 'é', 'й', '가', '。'):
+    for piece in ('', 'er', 'é', 'й', '가', '。', '・'):
         assert not prepare_data.is_unspaced(piece)
 
 
@@ -405,7 +391,7 @@ def test_words_of_mixed_text(tmp_path, monkeypatch, text, cut, tokens):
     """jieba decides where a Chinese word starts, the pieces decide for all other text."""
     folder, _ = prepare(tmp_path, ['我们用模型买恤好𠮷bert，。,䷀'], tokenizer='character', val_fraction=1.0)
     monkeypatch.setattr(prepare_data, 'load_jieba', lambda: types.SimpleNamespace(cut=lambda _: cut.split()))
-    tokenizer = prepare_data.load_tokenizer(folder)
+    tokenizer = load_tokenizer(folder)
     (ids, offsets), = tokenizer.encode_offsets([text])
     marks = prepare_data.mark_words(text, ids, offsets, np.array(tokenizer.word_starts()))
     marked = [f'|{tokenizer.pieces[i]}' if mark else tokenizer.pieces[i]
@@ -418,7 +404,7 @@ def test_words_stay_with_their_tokens(tmp_path):
     texts = make_texts(60, 0, CHINESE, '') + ['我来到北京清华大学']        # from jieba's README
     folder, meta = prepare(tmp_path, texts, tokenizer='character', segmenter='jieba', vocab_size=100,
                            val_fraction=1.0, unit_bytes=5000)
-    tokenizer = prepare_data.load_tokenizer(folder)
+    tokenizer = load_tokenizer(folder)
     word_start = np.array(tokenizer.word_starts())
     marks = []
     for text, (ids, offsets) in zip(texts, tokenizer.encode_offsets(texts), strict=True):
@@ -452,11 +438,12 @@ def test_ranges_of_a_file_have_each_line_once(tmp_path):
         assert sum(found, []) == texts, unit_bytes
 
 
-def test_readers_agree(tmp_path, capfd):
+def test_readers_agree(tmp_path, capfd, monkeypatch):
     """The case of a suffix does not matter; files of other kinds are counted; a .json may be one value.
 
     Whatever links lead to a file, it is read once; hidden ones never.
     """
+    monkeypatch.setattr(prepare_data, 'FEW_TEXTS', 40)          # so the 40 text files below are not few
     bom = codecs.BOM_UTF8
     texts = make_texts(40, between='\n\n')
     rows = [{'text': text} for text in texts]
@@ -487,7 +474,7 @@ def test_readers_agree(tmp_path, capfd):
 
 
 def test_documents_between_blank_lines(tmp_path):
-    """As CLUECorpusSmall, or in a single .txt: each once and in order; one that is not UTF-8 is left out."""
+    """As CLUECorpusSmall, or in few text files: each once, in order; one that is not UTF-8 is left out."""
     texts = [text.replace(' ', '\n') for text in make_texts(60)]
     for k in range(3):
         (tmp_path / f'{k}.txt').write_bytes(
@@ -495,7 +482,7 @@ def test_documents_between_blank_lines(tmp_path):
     found, dropped = unit_texts('cluecorpussmall', path=str(tmp_path))
     assert [text.strip() for text in sum(found, [])] == texts
     assert dropped == {'rows that are not JSON or not UTF-8': 3}
-    assert len(unit_texts(tmp_path / '2.txt')[0][0]) == 20
+    assert unit_texts(tmp_path)[0] == found
 
 
 @pytest.mark.parametrize('joined, documents', [
@@ -508,26 +495,26 @@ def test_rows_are_joined(joined, documents):
 
 
 def test_oscar_filter_on_both_schemas(tmp_path):
-    english = {'identification': {'label': 'en', 'prob': 0.9}}
     passes = [
-        {},
-        {'annotation': None},
-        {'harmful_pp': 5.0, 'categories': ['blog']},
-        {'harmful_pp': None, 'quality_warnings': None, 'categories': None}]
+        '{}',
+        '{"annotation": null}',
+        '{"harmful_pp": 5.0, "categories": ["blog"]}',
+        '{"harmful_pp": null, "quality_warnings": null, "categories": null}']
     fails = [
-        {'annotation': ['tiny']},
-        {'quality_warnings': ['header']},
-        {'harmful_pp': 4.9},
-        {'harmful_pp': 100_001.0},
-        {'identification': {'label': 'fr'}}]
+        '{"annotation": ["tiny"]}',
+        '{"quality_warnings": ["header"]}',
+        '{"harmful_pp": 4.9}',
+        '{"harmful_pp": 100001.0}',
+        '{"identification": {"label": "fr"}}']
     blocked = ('agressif adult cryptojacking dangerous_material phishing warez ddos hacking malware '
                'mixed_adult sect')
-    fails += [{'categories': ['blog', category]} for category in blocked.split()]
-    rows = [{'content': str(more), 'metadata': english | more} for more in passes + fails]
+    fails += [f'{{"categories": ["blog", "{category}"]}}' for category in blocked.split()]
+    english = {'identification': {'label': 'en', 'prob': 0.9}}
+    rows = [{'content': more, 'metadata': english | json.loads(more)} for more in passes + fails]
     rows.append({'content': 'x', 'metadata': None})
     (tmp_path / 'a.jsonl').write_text('\n'.join(map(json.dumps, rows)))
     found, dropped = unit_texts('oscar', path=str(tmp_path / 'a.jsonl'))
-    assert (found, dropped.total()) == ([list(map(str, passes))], len(fails) + 1)
+    assert (found, dropped.total()) == ([passes], len(fails) + 1)
 
 
 def test_docstrings_of_a_package(tmp_path, monkeypatch):
@@ -542,8 +529,8 @@ def test_docstrings_of_a_package(tmp_path, monkeypatch):
     for name, content in files.items():
         (tmp_path / 'tinypackage' / name).write_text(content)
     monkeypatch.syspath_prepend(str(tmp_path))
-    folder, meta = prepare(tmp_path, path='tinypackage', val_fraction=0.7, text_field='body',
-                           tokenizer='character')
+    usual = {'path': 'tinypackage', 'val_fraction': 0.7, 'text_field': 'body', 'tokenizer': 'wordpiece:train'}
+    folder, meta = prepare(tmp_path, **usual)
     lines = [json.loads(line) for line in contents(folder)['docstrings.jsonl'].splitlines()]
     assert 'tinypackage' not in sys.modules
     assert [(line['where'], line['text']) for line in lines] == [
@@ -553,6 +540,9 @@ def test_docstrings_of_a_package(tmp_path, monkeypatch):
         ('tinypackage/b.py:4', text(3)),
         ('tinypackage/deep/a.py:1', text(6))]
     assert len(read_all(folder, meta)) == 5
+    (tmp_path / 'tinypackage' / 'd.py').touch()
+    with refuses(match='begun with another package tinypackage'):
+        prepare(tmp_path, **usual)
 
 
 def test_units_of_the_hub(tmp_path, monkeypatch):
@@ -598,18 +588,18 @@ def test_a_plan_is_kept_or_begun_again(tmp_path, specs):
     (tmp_path / 'files').mkdir()
     for k in range(3):
         write_jsonl(tmp_path / 'files' / f'{k}.jsonl', make_texts(70, seed=k))
-    usual = {'corpus': f'{tmp_path}/files', 'unit_bytes': 4000, 'tokenizer': specs['wordpiece']}
+    usual = {'corpus': f'{tmp_path}/files', 'unit_bytes': 4000, 'tokenizer': f'wordpiece:{tmp_path}'}
     folder, _ = prepare(tmp_path, **usual)
     before = contents(folder)
     assert contents(prepare(tmp_path, **usual, num_proc=2)[0]) == before
-    with prepare_data.lock_folder(folder, 'lock_1'), pytest.raises(UserError, match='x: another run uses it'):
+    with prepare_data.lock_folder(folder, 'lock_1'), refuses(match='x: another run uses it'):
         prepare(tmp_path, part='1/2', **usual)
-    with pytest.raises(UserError, match='begun with another vocab_size'):
+    with refuses(match='begun with another vocab_size'):
         prepare(tmp_path, **usual, vocab_size=50)
     write_jsonl(tmp_path / 'files' / '9.jsonl', make_texts(10))
     (tmp_path / 'vocab.txt').write_text('\n'.join([*VOCAB, 'blue']))
     os.utime(tmp_path / 'files' / '1.jsonl', (1, 1))            # other texts of the same size
-    with pytest.raises(UserError, match='begun with another .*/1.jsonl, .*/vocab.txt, .*/9.jsonl: '):
+    with refuses(match='begun with another .*/1.jsonl, .*/vocab.txt, .*/9.jsonl: '):
         prepare(tmp_path, **usual)
     os.remove(f'{folder}/units.json')
     again, _ = prepare(tmp_path, **usual, vocab_size=50)
@@ -618,15 +608,16 @@ def test_a_plan_is_kept_or_begun_again(tmp_path, specs):
 
 
 @pytest.mark.parametrize('val_fraction, small', [(1e-9, 'val'), (1 - 1e-9, 'train')])
-def test_no_split_is_empty(tmp_path, val_fraction, small):
+def test_no_split_is_empty(tmp_path, capfd, val_fraction, small):
     """The document whose hash is nearest moves there. Of one text nothing can."""
     texts = sorted(make_texts(12), key=text_hash)
     nearest = texts[0] if small == 'val' else texts[-1]
-    usual = {'val_fraction': val_fraction, 'tokenizer': 'character', 'unit_bytes': 500}
+    usual = {'val_fraction': val_fraction, 'tokenizer': 'wordpiece:train', 'unit_bytes': 500}
     folder, meta = prepare(tmp_path, texts, **usual)
     assert read_split(folder, meta, small) == encoded(folder, [nearest])
     assert len(read_all(folder, meta)) == 12
-    with pytest.raises(UserError, match='two documents that differ'):
+    assert 'with few documents held out' in capfd.readouterr().err
+    with refuses(match='two documents that differ'):
         prepare(tmp_path, ['red'] * 3, **usual, name='y')
 
 
@@ -656,6 +647,8 @@ def test_a_sample_is_of_the_whole_corpus(tmp_path):
     ('a.jsonl', '--path=b', "path='b' is for docstrings, "),
     ('a.jsonl', f'--tokenizer=wordpiece:{ROOT}/README.md', "the vocabulary has no [PAD], "),
     ('a.jsonl', '--part=4/4', "part='4/4': must be i/n with i from 0 to n - 1, as in 0/4"),
+    ('a.jsonl', '--tokenizer=wordpiece:none/vocab.txt', "No such file or directory: 'none/vocab.txt'"),
+    ('a.jsonl', '--tokenizer=wordpiece', "vocab_size=20: tokenizer='wordpiece' is that of bert-base-unc"),
     ('cut.jsonl.gz', '--part=0/1', 'cut.jsonl.gz: cannot be read: '),
     ('two.json', '--part=0/1', 'two.json: cannot be read: Extra data')])
 def test_mistakes_are_one_line(tmp_path, stage, name, argument, said):
@@ -664,7 +657,7 @@ def test_mistakes_are_one_line(tmp_path, stage, name, argument, said):
     (tmp_path / 'cut.jsonl.gz').write_bytes(gzip.compress(pathlib.Path(file).read_bytes())[:-20])
     (tmp_path / 'two.json').write_text('{\n "text": "a"\n}\n{\n "text": "b"\n}\n')
     done = stage('prepare_data', f'--corpus={tmp_path}/{name}', f'--data_dir={tmp_path}/data', '--num_proc=1',
-                 argument)
+                 '--vocab_size=20', argument)
     assert done.code == 2
     assert said in done.err[done.err.index('error: '):]
     assert not glob.glob(f'{tmp_path}/data/*/*.json')
@@ -673,16 +666,28 @@ def test_mistakes_are_one_line(tmp_path, stage, name, argument, said):
 def test_a_run_checks_the_sizes_of_shards(tmp_path, monkeypatch):
     """Of a large corpus only these; test_train.py has the checksums of a small one. And its tokenizer."""
     monkeypatch.setattr(prepare_data, 'SUMS_BELOW', 0)
-    folder, meta = prepare(tmp_path, make_texts(60, 0, CHINESE, ''), tokenizer='character', segmenter='jieba',
-                           unit_bytes=3000, val_fraction=0.3)
+    folder, meta = prepare(tmp_path, make_texts(60, 0, CHINESE, ''), tokenizer='wordpiece:train',
+                           segmenter='jieba', unit_bytes=3000, val_fraction=0.3)
     prepare_data.check_corpus(folder, meta)
     for name, size in (('val_00001.idx', 1), ('train_00002.words', 0), ('train_00000.bin', 1)):
         os.truncate(f'{folder}/{name}', size)
-        with pytest.raises(UserError, match=f'{name}: missing, damaged'):
+        with refuses(match=f'{name}: missing, damaged'):
             prepare_data.check_corpus(folder, meta)
     flip(f'{folder}/tokenizer/vocab.txt')
-    with pytest.raises(UserError, match='tokenizer/vocab.txt: missing or damaged'):
-        prepare_data.load_tokenizer(folder)
+    with refuses(match='tokenizer/vocab.txt: missing or damaged'):
+        load_tokenizer(folder)
+
+
+def test_a_full_disk_and_a_killed_worker_are_one_line(tmp_path, monkeypatch, stage):
+    def full(self, ending, data):
+        raise OSError(28, 'No space left on device')
+    monkeypatch.setattr(prepare_data.Shard, 'write', full)
+    with refuses(match='x: .*No space left on device: mend that, then repeat'):
+        prepare(tmp_path, make_texts(30))
+    with refuses(match='killed, perhaps for want of memory: try --num_proc=1'):
+        prepare_data.in_parallel(os.abort, [()], 2)
+    monkeypatch.setenv('TORCHELASTIC_RUN_ID', '1')
+    assert 'start prepare_data.py without torchrun' in stage('prepare_data').err
 
 
 # ---- real processes ----
@@ -691,7 +696,7 @@ def test_two_machines_are_killed_and_go_on(tmp_path):
     """Workers end with their command; what was done stays; the bytes are those of one process."""
     for k in range(5):
         write_jsonl(tmp_path / f'{k}.jsonl', make_texts(k and 3000, seed=k))
-    usual = {'corpus': f'{tmp_path}/*.jsonl', 'tokenizer': 'character', 'tokenizer_sample': 100_000,
+    usual = {'corpus': f'{tmp_path}/*.jsonl', 'tokenizer': 'wordpiece:train', 'tokenizer_sample': 100_000,
              'unit_bytes': 60_000}
     line = ['prepare_data.py', *words(**knobs(tmp_path, **usual, num_proc=2))]
     parts = [[*line, f'--part={i}/2'] for i in range(2)]
