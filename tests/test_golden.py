@@ -42,8 +42,8 @@ def test_first_losses(stage, tmp_path):
             corpus=table, data_dir=tmp_path, name='table', vocab_size=200, val_fraction=0.1, num_proc=1),
         # In rows of 60 tokens 15 % are 9, and any higher fraction is 10.
         'train': [f'{ROOT}/config/quickstart.py', *words(
-            **SYSTEM, data_dir=tmp_path, dataset='table', out_dir=tmp_path / 'run', block_size=60, max_iters=30,
-            eval_samples=8, fill_samples=0)],
+            **SYSTEM, data_dir=tmp_path, dataset='table', out_dir=tmp_path / 'run', block_size=60,
+            max_iters=30, eval_samples=8, fill_samples=0)],
         'finetune': [f'{ROOT}/config/finetune_quickstart.py', *words(
             **SYSTEM, init_from=tmp_path / 'run', train_file=labelled, out_dir=tmp_path / 'tuned', trials=1,
             epochs=2, batch_size=8, total_batch=8, dropout=0.0, attention_dropout=0.0)],
