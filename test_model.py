@@ -699,8 +699,8 @@ class Double(nn.Module):
 def test_a_linear_that_a_fork_changes_is_called(attention, positions):
     """One of its own class, with a parametrization, or with hooks."""
     models = [build(**system(attention, positions_of(attention)[0])) for _ in range(4)]
-    plain, own_class, parametrized, hooked = ([x for x in model.encoder.blocks.modules() if type(x) is nn.Linear]
-                                              for model in models)
+    plain, own_class, parametrized, hooked = (
+        [x for x in model.encoder.blocks.modules() if type(x) is nn.Linear] for model in models)
     calls = set()
     for plain_linear, own, other, watched in zip(plain, own_class, parametrized, hooked, strict=True):
         own.__class__ = Twice
@@ -1210,8 +1210,8 @@ def test_export_has_the_logits(kind, settings, transformers):
     (MaskedLM, {'norm_place': 'pre'}, 'norm_place=.pre.'),
     (MaskedLM, {'norm': 'rms'}, 'norm=.rms.'),
     (MaskedLM, system('rpe', 'none'), 'attention=.rpe.*as_bert'),
-    (MaskedLM, {'position': 'rab'}, 'only MaskedLM with absolute'),
-    (SpanClassifier, {}, 'SpanClassifier .*only MaskedLM'),
+    (MaskedLM, {'position': 'rab'}, 'only MaskedLM with position=absolute'),
+    (SpanClassifier, {}, 'only MaskedLM'),
 ], ids=str)
 def test_a_model_without_a_twin_is_refused(kind, settings, reason, transformers):
     """Before it is trained, too."""
