@@ -72,7 +72,7 @@ FILES = {
     ("--milestones=1,'x'", "milestones=(1, 'x') must be whole numbers"),
     ('--milestones=10,-1', 'milestones=(10, -1) must be finite and at least 0'),
     ('n_layer=3', 'neither a config file'), ('--\n\x1b[2J=1', r"'--\n\x1b[2J=1': there is no knob"),
-    ('class.py', "class.py': there is no knob 'Train'"), ('hidden.py', 'seed=<built-in function max> must be'),
+    ('class.py', "class.py': there is no knob 'Train'"), ('hidden.py', 'seed=<built-in function max> must'),
     ('broken.py', "broken.py: NameError: name 'pairwise' is not defined"),
     ('my.json', 'my.json: a config file is Python'), ('mixed.py', 'mixed.py: a config file is Python'),
     ('number.py', "learning_rate='1' must be a number"), ('--seed={[]}', "seed='{[]}' must be"),
@@ -97,7 +97,7 @@ def test_help_is_the_head_of_the_file(name, stage):
     text = stage(name, '--help').out
     assert text == stage(name, '-h').out
     assert text.startswith(f'"""{STAGES[name].__doc__}')
-    assert '\n# ' in text
+    assert name != 'train' or '\n# data\n' in text
     assert 'import torch' not in text
     for knob in knobs_of(STAGES[name]):
         assert re.search(rf'^ *{knob}(: \w+)? = .+ # ', text, re.M), knob
