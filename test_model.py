@@ -1248,7 +1248,7 @@ def test_import_refuses_what_computes_something_else(name, key, value, tmp_path,
     """The last two are those of RoFormerV2."""
     config_class = getattr(transformers, f'{name}Config')
     config_class(**{**SIZES, key: value}).save_pretrained(tmp_path)
-    with pytest.raises(UserError, match=f'{key}={value}: only a {name.lower()} with {key}='):
+    with pytest.raises(UserError, match=f'{key}={value!r}: only a {name.lower()} with {key}='):
         source.pretrained_encoder(tmp_path)
 
 
