@@ -696,24 +696,29 @@ class Double(nn.Module):
 
 @pytest.mark.parametrize('positions', [None, PREDICTED], ids=['all', 'some'])
 @pytest.mark.parametrize('attention', ATTENTION)
-def test_a_linear_that_a_fork_changes_is_called(attention, positions):
-    """One of its own class, with a parametrization, or with hooks."""
-    models = [build(**system(attention, positions_of(attention)[0])) for _ in range(4)]
-    plain, own_class, parametrized, hooked = (
-        [x for x in model.encoder.blocks.modules() if type(x) is nn.Linear] for model in models)
-    calls = set()
-    for plain_linear, own, other, watched in zip(plain, own_class, parametrized, hooked, strict=True):
-        own.__class__ = Twice
-        for name, value in list(plain_linear.named_parameters()):
-            value.data *= 2
-            register_parametrization(other, name, Double())
-        for kind in ('forward_pre', 'forward', 'full_backward'):
-            getattr(watched, f'register_{kind}_hook')(lambda *call, key=(kind, watched): calls.add(key))
-    expected, *others, last = (model(batch()[0], positions) for model in models)
-    for logits in others:
-        assert difference(logits, expected) < 1e-10
-    last.sum().backward()
-    assert len(calls) == 3 * len(hooked)
+@pytest.mark.parametrize('change', ['class', 'parametrization', 'forward_pre', 'forward', 'full_backward'])
+def test_a_linear_that_a_fork_changes_is_called(change, attention, positions):
+    """One of its own class, with a parametrization, or with a hook."""
+    plain, changed = (build(**system(attention, positions_of(attention)[0])) for _ in range(2))
+    linears, others = ([x for x in model.encoder.blocks.modules() if type(x) is nn.Linear]
+                       for model in (plain, changed))
+    called = set()
+    for linear, other in zip(linears, others, strict=True):
+        if change == 'class':
+            other.__class__ = Twice
+        elif change == 'parametrization':
+            for name, _ in list(linear.named_parameters()):
+                register_parametrization(other, name, Double())
+        else:
+            getattr(other, f'register_{change}_hook')(lambda module, *rest: called.add(module))
+            continue
+        for parameter in linear.parameters():
+            parameter.data *= 2
+    ids, _ = batch()
+    logits = changed(ids, positions)
+    logits.sum().backward()
+    assert difference(logits, plain(ids, positions)) < 1e-10
+    assert change in ('class', 'parametrization') or len(called) == len(others)
 
 
 def test_logits_on_a_gpu_are_of_a_multiple_of_64_words(monkeypatch):
