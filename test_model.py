@@ -1115,6 +1115,7 @@ KNOBS = {                               # an option that not all use -> a value 
     ({'attention': 'phase', 'n_head': 6, 'n_embd': 18}, "'phase'.* 3 entries"),
     ({'attention': 'narrow', 'n_head': 6, 'n_embd': 36}, "'narrow'.* 3 entries"),
     ({'position': 'rope', 'n_head': 6, 'n_embd': 18}, "'rope'.* 3 entries"),
+    (system('shatter', 'none', n_head=3), "'shatter' needs an even n_head"),
 ], ids=str)
 def test_a_combination_that_would_compute_something_else_is_refused(settings, message):
     with pytest.raises(UserError, match=message):
