@@ -694,6 +694,7 @@ class Double(nn.Module):
         return 2 * x
 
 
+@pytest.mark.filterwarnings('ignore:Full backward hook')        # where no input has a gradient
 @pytest.mark.parametrize('positions', [None, PREDICTED], ids=['all', 'some'])
 @pytest.mark.parametrize('attention', ATTENTION)
 @pytest.mark.parametrize('change', ['class', 'parametrization', 'forward_pre', 'forward', 'full_backward'])
@@ -1124,6 +1125,7 @@ def test_a_combination_that_would_compute_something_else_is_refused(settings, me
 
 @pytest.mark.parametrize('option', {**KNOBS, **source.which_read()})
 def test_an_option_that_nothing_reads_is_refused(option):
+    assert option in KNOBS, f'{option}: add a value that is not its default to KNOBS'
     value = KNOBS[option]
     _, users = source.which_read()[option]
     others = system('gau', 'rope') if 'original' in users else {}
