@@ -1142,6 +1142,7 @@ def test_two_streams_need_the_attention_of_xlnet():
 
 SIZES = {source.BERT_SIZES[name]: size for name, size in SMALL.items()}
 NO_BERT = source.Attention.as_bert
+# systems that no model of transformers equals; a fork adds its own
 NO_TWIN = [settings for settings in SYSTEMS if ATTENTION[settings['attention']].as_bert is NO_BERT]
 EXPORTED = [(kind, {**settings, **head})
             for (kind, position), (_, head) in source.EXPORTS.items() for settings in SYSTEMS
