@@ -1,4 +1,4 @@
-"""bench.py: counts, turns and ratios on a fake clock, memory, tables."""
+"""bench.py: counts, turns and ratios on a fake clock, memory."""
 import math
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +11,6 @@ import pandas as pd
 import pytest
 import torch
 from conftest import knobs_of, process, words
-from test_configs import COMMANDS, resolved
 from test_train import CPU, MASKS
 
 import bench
@@ -21,34 +20,15 @@ from configurator import UserError
 
 SHAPE = {'n_layer': 2, 'n_head': 4, 'n_embd': 16, 'n_inner': 32, 'vocab_size': 60}
 CONFIG = {**knobs_of(bench), **SHAPE, 'device': 'cpu', 'dtype': 'float32'}
-PRINTED = ['original', 'symmetric', 'pairwise', 'shared', 'shatter', 'rpe', 'rab', 'xlnet', 'roformer_v1',
-           'roformer_v2', 'gau']       # systems whose parameters the papers print
 
-
-def test_counts_are_those_of_the_papers_or_explained(monkeypatch):
-    monkeypatch.setattr(torch.Tensor, 'normal_', lambda self, *arguments, **keywords: self)     # slow on meta
-    rows = list(bench.params({**CONFIG, 'vocab_size': 30522, 'systems': PRINTED}, CPU))
-    theirs = [row for row in rows if row['printed']]
-    assert len(theirs) == 21
-    totals = {(row['system'], row['shape']): row['total'] for row in rows if not row['printed']}
-    assert totals['original', 'base'] == 109_514_298
-    unequal = {}                                        # row -> why it is another number
-    for row in theirs:
-        total = row['total']
-        as_printed = {'M': f'{total / 1e6:.1f}M', 'k': f'{total / 1e3:,.0f}k'}
-        if row['printed'] != as_printed.get(row['printed'][-1], f'{total:,}'):
-            unequal[f"{row['system']} {row['shape']} {row['counted']}"] = row['source']
-    assert list(unequal) == ['shared base all', 'original large matrices', 'shatter large matrices']
-    assert all('12 of the 24' in source or 'classifier' in source for source in unequal.values())
-
-
-def test_counts_of_lius_table_4():
-    """By the command of results/reproduce.md, whose names of systems tell the words."""
-    [command] = [line for line in COMMANDS if line == 'python bench.py config/bench/liu.py']
-    knobs = resolved(command)[1]
-    rows = bench.params({**knobs, 'systems': knobs['variants'].split(',')}, CPU)
-    assert {row['system']: row['total'] for row in rows if row['printed']} == {
-        'gau': 96519170, 'roformer_v1': 124147970, 'roformer_v2': 94777090}
+def test_counts_are_by_group():
+    """README's table has the sums of all attentions, see test_readme.py."""
+    knobs = {**CONFIG, 'vocab_size': 30522, 'systems': ['original', 'hf_bert']}
+    this_run, *others = bench.params(knobs, CPU)
+    assert [(row['shape'], row['total']) for row in others] == [
+        ('small', 28_795_194), ('base', 109_514_298), ('large', 335_174_458)]
+    assert this_run['position'] == 512 * 16
+    assert this_run['attention'] == 2 * 4 * (16 * 16 + 16)
 
 
 def test_a_system_has_the_attention_of_its_name():
@@ -93,21 +73,12 @@ def test_ratios_are_of_one_round_and_rows_are_printed_and_written(stage, tmp_pat
     assert [*rows['x hf_bert']] == [3, 2, 1]
     assert [*rows['time / original']] == pytest.approx([1, 2 / 3, 3])
     assert rows['tokens/s'][0] == 4 * 512 / 2
-    assert rows.printed[1] == '0.85 (tian original train base 512: table 1, 45 against 53 hours, TPUv3)'
+    assert [*rows['(time / original)']] == ['1 to 1', '0.5 to 4', '1 to 8']
+    assert [*rows['shape']] == ['base train'] * 3
     assert {*rows.made} == {header}
     assert caption[1] == bench.speed.__doc__.splitlines()[0]
-    assert first.split() == ['original', '4', '512', '2,000', '1,024', '1', '3', '1', '-']
-    assert last.split()[4:] == ['341.3', '0.3333', '1', '3', '-']
-    stage('bench', *words(**knobs))                     # of this shape no paper prints a time
-    assert 'printed' not in pd.read_csv(tmp_path / 'bench.csv')
-
-
-def test_printed_values_are_those_of_a_system_and_its_qualifiers():
-    for mode in 'train', 'finetune':                    # a masked LM by the paper, a classifier by its code
-        time = bench.printed('time', 'roformer_v2_12k', mode, '512')
-        assert time == '1.224 (liu gau 512: table 4, 8 rows, one T40)'
-    assert bench.printed('memory', 'roformer_v2', '512', 'half').startswith('10047 MiB, 118.7% (liu gau 512')
-    assert bench.printed('time', 'roformer_v2', 'train', '300') is None
+    assert first.split()[3:7] == ['4', '512', '2,000', '1,024']
+    assert last.split()[6:8] == ['341.3', '0.3333']
 
 
 def test_rows_predict_as_many_tokens_as_in_training():
@@ -195,13 +166,13 @@ def test_out_of_memory_is_a_row(monkeypatch):
     assert [row['MiB'] for row in rows[:3]] == [3.0, 4.0, 6.0]
     assert math.isnan(rows[3]['MiB'])
     assert [row['MiB / shatter'] for row in rows[:3]] == [1, 4 / 3, 1]
-    assert [row['half as long / MiB'] for row in rows[:3]] == [None, None, 0.5]
-    assert rows[0]['printed'] is None
-    assert rows[2]['printed'].startswith('below 50% (tian half: abstract: over 50 % saved')
+    halves = [row['half as long / MiB'] for row in rows]
+    assert halves[2] == 0.5
+    assert [math.isnan(half) for half in halves] == [True, True, False, True]
 
 
 def test_a_parameter_without_a_group_is_named(monkeypatch):
     """As that of a module that somebody adds; else its group would be a wrong number."""
     monkeypatch.delitem(bench.PARAMETER_GROUPS, 'MLP')
     with pytest.raises(UserError, match="'shared'.*encoder.blocks.0.expand.weight is in no group"):
-        bench.group_counts('shared', CONFIG, 'all')
+        bench.group_counts('shared', CONFIG)

@@ -3,12 +3,14 @@ import json
 
 import numpy as np
 import pytest
+import torch
+from conftest import refused
 from test_finetune import cells
 
 import finetune
 from configurator import UserError
 from finetune import TASKS
-from report import make_report, printed_table, read_book
+from report import count_as, make_report, printed_rows, printed_table, read_book
 
 
 def report(results, paper='', *more):
@@ -76,7 +78,7 @@ def test_a_curve_over_pretraining_steps(stage, tmp_path, monkeypatch):
             folder.mkdir(parents=True)
             (folder / 'result.json').write_text(json.dumps(result(score + add, task, step=step)))
     seen = []
-    monkeypatch.setattr('report.plot', lambda path, panels, label: seen.append(panels))
+    monkeypatch.setattr('curves.plot', lambda path, panels, label: seen.append(panels))
     text = stage('report', f'--out_dir={tmp_path}').out
     assert text == (tmp_path / 'report.md').read_text()
     assert cells(text, 'ours')[0] == ['90.00', '80.00', '85.00', '1']           # of the last step
@@ -88,6 +90,43 @@ def test_a_curve_over_pretraining_steps(stage, tmp_path, monkeypatch):
     curves = seen[0]['pretraining step']
     assert [*curves] == ['ours cola.matthews', 'ours rte.accuracy', 'ours average']
     assert curves['ours average'] == [(10, 78), (20, 81.5), (30, 85)]
+
+
+def test_counts_of_the_papers_are_ours_or_explained(monkeypatch):
+    monkeypatch.setattr(torch.Tensor, 'normal_', lambda self, *arguments, **keywords: self)     # slow on meta
+    assert sum(row.paper == 'liu' for row in printed_rows('parameters')) == 3
+    unequal = {}                                        # row -> why it is another number
+    for row in printed_rows('parameters'):
+        total = count_as(row)
+        as_printed = {'M': f'{total / 1e6:.1f}M', 'k': f'{total / 1e3:,.0f}k'}
+        if row.value != as_printed.get(row.value[-1], f'{total:,}'):
+            unequal[' '.join([row.system, *row.qualifiers[:2]])] = row.source
+    assert list(unequal) == ['shared base all', 'original large matrices', 'shatter large matrices']
+    assert all('12 of the 24' in source or 'classifier' in source for source in unequal.values())
+
+
+def test_rows_of_bench_are_shown_beside_what_papers_print(stage, tmp_path):
+    """gau_12k is gau; a masked LM is timed by Liu's paper and a classifier by his code."""
+    (tmp_path / 'bench.csv').write_text("""system,shape,length,half as long / MiB,section,made
+gau_12k,base,,,params,us
+shatter,base train,512,,speed,us
+shatter,small train,512,,speed,us
+roformer_v2_12k,base finetune,512,,speed,us
+shatter,base train,512,0.4,memory,us
+roformer_v2,base train,512,,memory,us
+roformer_v2,base train,300,,memory,us
+""")
+    text = stage('report', f'--out_dir={tmp_path}').out
+    assert cells(text, 'gau')[1][1:4] == ['classifier', '96,519,170', '96,519k']
+    tian, small, half = (row[-1] for row in cells(text, 'shatter'))
+    assert tian == '0.85 (tian original train base 512: table 1, 45 against 53 hours, TPUv3)'
+    assert small == '-'
+    assert half.startswith('below 50% (tian half: abstract: over 50 % saved')
+    assert cells(text, 'roformer_v2_12k')[0][-1] == '1.224 (liu gau 512: table 4, 8 rows, one T40)'
+    _, memory, other = (row[-1] for row in cells(text, 'roformer_v2'))
+    assert memory.startswith('10047 MiB, 118.7% (liu gau 512')
+    assert other == '-'
+    assert refused(stage('report', f'--out_dir={tmp_path}/none')).endswith('nor a bench.csv')
 
 
 def test_averages_of_papers_json_follow_from_their_columns():

@@ -1,5 +1,5 @@
 # CLUE as in Liu 2022 (arXiv 2205.05842), table 6: 9 tasks, each with its own epochs, batch and rate. GAU has
-# one Linear on the final state of [CLS] (`first`); the RoFormers have BERT's pooler, --pooling=cls.
+# one Linear on the final state of [CLS] (`first`); the RoFormers have a pooler, --pooling=gelu.
 # $ python finetune.py config/liu/clue.py --init_from=out/base_gau
 # Expect (table 5, average): 67.61 for GAU and 67.39 for RoFormerV2 after 30k steps, 75.02 for GAU's longer
 # run. results/reproduce.md has the other rows and lists our own choices.
