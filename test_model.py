@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch._dynamo.utils import counters
+from torch.nn.utils.parametrize import register_parametrization
 
 import model as source
 from configurator import UserError
@@ -551,6 +552,11 @@ def cls(w, states, final, real, config):
     return np.tanh(linear(w, 'pooler.dense', final[0]))
 
 
+def gelu_pooling(w, states, final, real, config):
+    """transformers' RoFormerClassificationHead, of which classifier_oracle() is the end."""
+    return gelu(linear(w, 'pooler.dense', dropped(final[0], config.dropout)))
+
+
 def first(w, states, final, real, config):
     return final[0]
 
@@ -564,7 +570,7 @@ def layerwise(w, states, final, real, config):
 
 
 HEADS = {'bert': bert_head, 'decoder': decoder_head}
-POOLINGS = {'cls': cls, 'first': first, 'layerwise': layerwise}
+POOLINGS = {'cls': cls, 'gelu': gelu_pooling, 'first': first, 'layerwise': layerwise}
 
 
 def logits_of(w, x, config):
@@ -616,12 +622,12 @@ def outputs(model, ids, segments, keep, **more):
 
 
 @torch.no_grad()
-def agrees(model):
+def agrees(model, keep=KEEP):
     """To 1e-10, on a full row, a padded one, one with holes and one without a real token."""
     w = {name: value.numpy() for name, value in model.state_dict().items()}
     config = model.config if model.training else replace(model.config, dropout=0.0, attention_dropout=0.0)
     more = {'positions': PREDICTED, 'order': ORDER} if isinstance(model, PermutationLM) else {}
-    inputs = (*batch(), KEEP)
+    inputs = (*batch(), keep)
     actual = outputs(model, *inputs, **more)
     for b, row in enumerate(actual.numpy()):
         ids, segments, keep = (x[b].numpy() for x in inputs)
@@ -642,6 +648,12 @@ def test_equals_the_loops_of_the_paper(kind, settings):
     if kind is MaskedLM:
         some = outputs(model, *batch(), KEEP, positions=PREDICTED)
         assert difference(some, logits[torch.arange(4)[:, None], PREDICTED]) < 1e-10
+
+
+@each(GATED)
+def test_gau_of_one_real_token(settings):
+    """Normalisers that count the real tokens: 1, 1, 2 and none."""
+    agrees(build(**settings), digits('100000 000100 100001 000000').bool())
 
 
 @each_case
@@ -668,6 +680,57 @@ def test_without_an_order_the_predicted_tokens_come_after_all_others():
     ids, _ = batch()
     last = torch.zeros_like(ids).scatter(1, PREDICTED, 1)
     assert torch.equal(model(ids, PREDICTED), model(ids, PREDICTED, order=last))
+
+
+class Twice(nn.Linear):
+    """Computes something else than x W + b, as a class of LoRA or FP8 does."""
+
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+class Double(nn.Module):
+    def forward(self, x):
+        return 2 * x
+
+
+@pytest.mark.parametrize('positions', [None, PREDICTED], ids=['all', 'some'])
+@pytest.mark.parametrize('attention', ATTENTION)
+def test_a_linear_that_a_fork_changes_is_called(attention, positions):
+    """One of its own class, with a parametrization, or with hooks."""
+    models = [build(**system(attention, positions_of(attention)[0])) for _ in range(4)]
+    plain, own_class, parametrized, hooked = (
+        [x for x in model.encoder.blocks.modules() if type(x) is nn.Linear] for model in models)
+    calls = set()
+    for plain_linear, own, other, watched in zip(plain, own_class, parametrized, hooked, strict=True):
+        own.__class__ = Twice
+        for name, value in list(plain_linear.named_parameters()):
+            value.data *= 2
+            register_parametrization(other, name, Double())
+        for kind in ('forward_pre', 'forward', 'full_backward'):
+            getattr(watched, f'register_{kind}_hook')(lambda *call, key=(kind, watched): calls.add(key))
+    expected, *others, last = (model(batch()[0], positions) for model in models)
+    for logits in others:
+        assert difference(logits, expected) < 1e-10
+    last.sum().backward()
+    assert len(calls) == 3 * len(hooked)
+
+
+def test_logits_on_a_gpu_are_of_a_multiple_of_64_words(monkeypatch):
+    """Only the product is wider."""
+    class OnCuda(torch.Tensor):
+        is_cuda = True
+
+    sizes = []
+    linear = F.linear
+    monkeypatch.setattr(F, 'linear', lambda x, w, bias: sizes.append(len(w)) or linear(x, w, bias))
+    for bias in (None, torch.randn(23)):
+        arguments = torch.randn(23, 12), bias
+        x = torch.randn(2, 3, 12)
+        logits = source.token_logits(x.as_subclass(OnCuda), *arguments)
+        assert logits.shape == (2, 3, 23)
+        assert difference(logits, source.token_logits(x, *arguments)) < 1e-5
+    assert sizes == [64, 23, 64, 23]
 
 
 # ---- parameters; tests/test_bench.py counts the models of other papers, test_readme.py all variants ----
@@ -867,6 +930,8 @@ def test_bfloat16_autocast(settings, monkeypatch):
     inputs = (*batch(), KEEP)
     expected = outputs(model, *inputs)
     monkeypatch.setattr(F, 'scaled_dot_product_attention', recorded)
+    if settings['attention'] != 'gau' and model.config.norm_place == 'post':
+        model.encoder.blocks[0].expand.register_forward_pre_hook(lambda _, x: dtypes.add(x[0].dtype))
     with torch.autocast('cpu', torch.bfloat16):
         logits = outputs(model, *inputs)
         states = model.encoder.states(*inputs)
@@ -897,7 +962,7 @@ def test_distances_are_added_in_float32():
     """To q k = 256 in bfloat16, where 257 would be 256 again: softmax(256, 257, 256)."""
     vectors = torch.tensor([0.0, 1 / 16, 0.0]).view(1, 1, 3, 1).bfloat16()      # of the distances -1, 0 and 1
     q = torch.full_like(vectors, 16.0)
-    context = source.Context(at=torch.arange(3)[None, None])
+    context = source.Context(query_positions=torch.arange(3)[None, None])
     y = source.attend_distances(q, q, 0 * q, vectors, vectors, context, 0.0)
     assert abs(y[0, 0, 1, 0] * 16 - math.e / (math.e + 2)) < 0.01
 
@@ -1041,18 +1106,20 @@ KNOBS = {                               # an option that not all use -> a value 
       for name in ATTENTION for position in POSITION if position not in positions_of(name)],
     (system('part_mask', 'none', one_value_matrix=True), 'one_value_matrix=True.*shatter'),
     (system('gau', 'rope', relu_scale='n'), "relu_scale='n'.*squared_relu"),
-    ({'attention': 'phase', 'n_head': 6, 'n_embd': 18}, "attention='phase'.*even"),
-    ({'attention': 'narrow', 'n_head': 6, 'n_embd': 36}, "attention='narrow'.*multiple of 4"),
+    (system('gau', 'rope', normaliser='scaled_squared_relu', relu_scale='n'), "relu_scale='n'.*squared_relu"),
+    ({'attention': 'phase', 'n_head': 6, 'n_embd': 18}, "'phase'.* 3 entries"),
+    ({'attention': 'narrow', 'n_head': 6, 'n_embd': 36}, "'narrow'.* 3 entries"),
+    ({'position': 'rope', 'n_head': 6, 'n_embd': 18}, "'rope'.* 3 entries"),
 ], ids=str)
 def test_a_combination_that_would_compute_something_else_is_refused(settings, message):
     with pytest.raises(UserError, match=message):
         small(**settings)
 
 
-@pytest.mark.parametrize('option', {**KNOBS, **source.users_of()})
+@pytest.mark.parametrize('option', {**KNOBS, **source.which_read()})
 def test_an_option_that_nothing_reads_is_refused(option):
     value = KNOBS[option]
-    _, users = source.users_of()[option]
+    _, users = source.which_read()[option]
     others = system('gau', 'rope') if 'original' in users else {}
     with pytest.raises(UserError, match=f'{option}={value!r}: only .*{users[-1]}'):
         small(**{**others, option: value})
@@ -1067,8 +1134,10 @@ def test_two_streams_need_the_attention_of_xlnet():
 
 SIZES = {source.BERT_SIZES[name]: size for name, size in SMALL.items()}
 NO_BERT = source.Attention.as_bert
-EXPORTED = [(kind, settings) for kind, position in source.EXPORTS for settings in SYSTEMS
-            if settings['position'] == position and ATTENTION[settings['attention']].as_bert is not NO_BERT]
+NO_TWIN = [settings for settings in SYSTEMS if ATTENTION[settings['attention']].as_bert is NO_BERT]
+EXPORTED = [(kind, {**settings, **head})
+            for (kind, position), (_, head) in source.EXPORTS.items() for settings in SYSTEMS
+            if settings['position'] == position and settings not in NO_TWIN]
 
 
 @pytest.fixture(scope='module')
@@ -1086,15 +1155,19 @@ def logits_of_library(twin, ids, segments, keep):
     return torch.stack(output.to_tuple(), -1) if 'start_logits' in output else output.logits
 
 
-@pytest.mark.parametrize('kind, name', [
-    (MaskedLM, 'MaskedLM'), (SequenceClassifier, 'SequenceClassification'),
-    (SpanClassifier, 'QuestionAnswering'), (MultipleChoice, 'MultipleChoice')])
-def test_bert_gives_the_logits_of_hugging_face(kind, name, transformers):
+@pytest.mark.parametrize('kind, name, settings', [
+    (MaskedLM, 'BertForMaskedLM', {}),
+    (SequenceClassifier, 'BertForSequenceClassification', {}),
+    (SequenceClassifier, 'RoFormerForSequenceClassification', {'position': 'rope', 'pooling': 'gelu'}),
+    (SpanClassifier, 'BertForQuestionAnswering', {}),
+    (MultipleChoice, 'BertForMultipleChoice', {}),
+])
+def test_models_give_the_logits_of_hugging_face(kind, name, settings, transformers):
     """In training with the same seed: both apply dropout at the same points in the same order."""
-    bert_class = getattr(transformers, f'BertFor{name}')
-    bert = randomised(bert_class(transformers.BertConfig(**SIZES))).train()
-    ours = kind(small()).train()
-    names = source.hugging_face_names(2)
+    bert_class = getattr(transformers, name)
+    bert = randomised(bert_class(bert_class.config_class(**SIZES))).train()
+    ours = kind(small(**settings)).train()
+    names = source.hugging_face_names(2, bert.config.model_type)
     ours.load_state_dict({names[name]: x for name, x in bert.state_dict().items() if name in names})
     inputs = real_batch()
     if kind is MultipleChoice:                                      # (B, C, T): three choices for each of two
@@ -1123,10 +1196,28 @@ def test_export_has_the_logits(kind, settings, transformers):
     for bias in (True, False):
         ours = build(kind, **settings, bias=bias, n_label=3).float()
         twin = source.to_transformers(ours, pad_token_id=3)
-        assert type(twin).__name__ == source.EXPORTS[kind, settings['position']]
+        assert type(twin).__name__ == source.EXPORTS[kind, settings['position']][0]
         assert twin.config.pad_token_id == 3
         expected = logits_of_library(twin, *inputs)
         assert difference(outputs(ours, *inputs), expected) < 1e-4 * expected.abs().max()
+
+
+@pytest.mark.parametrize('kind, settings, reason', [
+    (SequenceClassifier, {'position': 'rope'}, 'pooling=.cls..*RoFormerFor.* train with --pooling=gelu'),
+    (SequenceClassifier, {'pooling': 'gelu'}, 'pooling=.gelu..*BertForSeq.* train with --pooling=cls'),
+    (MaskedLM, {'lm_head': 'decoder'}, 'train with --lm_head=bert'),
+    (MaskedLM, MODERN, 'mlp=.swiglu.'),
+    (MaskedLM, {'norm_place': 'pre'}, 'norm_place=.pre.'),
+    (MaskedLM, {'norm': 'rms'}, 'norm=.rms.'),
+    (MaskedLM, system('rpe', 'none'), 'attention=.rpe.*as_bert'),
+    (MaskedLM, {'position': 'rab'}, 'only MaskedLM with position=absolute'),
+    (SpanClassifier, {}, 'only MaskedLM'),
+], ids=str)
+def test_a_model_without_a_twin_is_refused(kind, settings, reason, transformers):
+    """Before it is trained, too."""
+    with pytest.raises(UserError, match=f'{kind.__name__}.*{reason}') as error:
+        source.to_transformers(build(kind, **settings))
+    assert source.export_refusal(kind, small(**settings)) == str(error.value)
 
 
 def test_export_refuses_what_it_would_leave_out(transformers):
@@ -1139,7 +1230,7 @@ def test_export_refuses_what_it_would_leave_out(transformers):
     attention = model.encoder.blocks[1].attention
     forward = attention.forward
     attention.forward = lambda *inputs: 1.01 * forward(*inputs)
-    with pytest.raises(UserError, match='its logits differ'):
+    with pytest.raises(UserError, match='gives other logits'):
         source.to_transformers(model)
 
 

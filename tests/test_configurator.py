@@ -2,6 +2,7 @@
 import importlib
 import io
 import os
+import re
 
 import pytest
 from conftest import knobs_of, refused
@@ -35,7 +36,7 @@ def test_values_on_the_command_line(argument, value):
 
 def test_files_and_flags_left_to_right_last_wins(tmp_path):
     first, second = tmp_path / 'b.py', tmp_path / 'a.py'
-    first.write_text('import math\ndef half(x):\n    return x // 2\n_n = 2\nn_layer = half(_n)\nname = "a"')
+    first.write_text('import math\ndef _half(x):\n    return x // 2\nn_layer = _half(4)\nname = "a"')
     second.write_text('n_layer = 2')
     config = configure(scope(), LEAST, ['--name=z', str(first), str(second), '--learning_rate=3'])
     assert (config['n_layer'], config['name'], config['learning_rate']) == (2, 'a', 3.0)
@@ -52,27 +53,34 @@ def test_config_files_are_found_from_any_folder(tmp_path, monkeypatch):
     assert out_dir() == 'mine'
 
 
+FILES = {
+    'broken.py': 'attention = pairwise',
+    'number.py': 'learning_rate = "1"',
+    'class.py': 'class Train:\n    seed = 3',
+    'hidden.py': 'seed = max',
+    'mixed.py': 'seed = 2\nmax_iters: 7',
+    'my.json': '{"max_iters": 7}',
+}
+
+
 @pytest.mark.parametrize('argument, reason', [
-    ('--n_layr=3', '--n_layr=3: there is no knob n_layr, did you mean n_layer?'),
-    ('--ROOT=3', 'no knob ROOT'),
+    ('--n_layr=3', "'--n_layr=3': there is no knob 'n_layr', did you mean n_layer?"),
+    ('--ROOT=3', "no knob 'ROOT'"),
     ('--n_layer=3.0', 'n_layer=3.0 must be a whole number'), ('--n_layer=true', 'must be a whole number'),
     ('--n_layer=0', 'must be finite and at least 1'), ('--dropout=-0.1', 'must be finite and at least 0'),
     ('--learning_rate=1e999', 'learning_rate=inf must be finite'), ('--compile=1', 'must be true or false'),
     ("--milestones=1,'x'", "milestones=(1, 'x') must be whole numbers"),
     ('--milestones=10,-1', 'milestones=(10, -1) must be finite and at least 0'),
-    ('n_layer=3', 'neither a config file'), ('--\n\x1b[2J=1', r'--\n\x1b[2J=1: there is no knob'),
+    ('n_layer=3', 'neither a config file'), ('--\n\x1b[2J=1', r"'--\n\x1b[2J=1': there is no knob"),
+    ('class.py', "class.py': there is no knob 'Train'"), ('hidden.py', 'seed=<built-in function max> must be'),
     ('broken.py', "broken.py: NameError: name 'pairwise' is not defined"),
-    ('my.yaml', 'my.yaml: a config file is Python'), ('my.json', 'my.json: a config file is Python'),
-    ('mixed.py', 'mixed.py: a config file is Python'),
-    ('number.py', "number.py: learning_rate='1' must be a number"), ('--seed={[]}', "seed='{[]}' must be"),
-    ('--seed=' + '-' * 100_000 + '1', '-... must be a whole')], ids=lambda text: repr(text)[1:20])
+    ('my.json', 'my.json: a config file is Python'), ('mixed.py', 'mixed.py: a config file is Python'),
+    ('number.py', "learning_rate='1' must be a number"), ('--seed={[]}', "seed='{[]}' must be"),
+    ('--seed=' + '-' * 100_000 + '1', '-... must be a whole number')], ids=lambda text: repr(text)[1:20])
 def test_malformed_command_lines_are_refused_in_one_line(argument, reason, stage, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / 'broken.py').write_text('attention = pairwise')
-    (tmp_path / 'number.py').write_text('learning_rate = "1"')
-    (tmp_path / 'my.yaml').write_text('max_iters: 7')
-    (tmp_path / 'mixed.py').write_text('seed = 2\nmax_iters: 7')
-    (tmp_path / 'my.json').write_text('{"max_iters": 7}')
+    if argument in FILES:
+        (tmp_path / argument).write_text(FILES[argument])
     assert reason in refused(stage('train', argument))
 
 
@@ -84,12 +92,15 @@ def test_a_refused_command_line_changes_nothing():
 
 
 @pytest.mark.parametrize('name', STAGES)
-def test_help_ends_with_the_knobs(name, stage):
-    usage, warning, _, _, _, *lines = stage(name, '--help').out.splitlines()
-    assert usage.startswith(f'python {name}.py ')
-    assert 'is Python, and all of it runs' in warning
-    assert all(' # ' in line for line in lines)
-    assert [line.split(' = ')[0] for line in lines] == [*knobs_of(STAGES[name])]
+def test_help_is_the_head_of_the_file(name, stage):
+    """With its headings, and with every knob, its default and its comment."""
+    text = stage(name, '--help').out
+    assert text == stage(name, '-h').out
+    assert text.startswith(f'"""{STAGES[name].__doc__}')
+    assert '\n# ' in text
+    assert 'import torch' not in text
+    for knob in knobs_of(STAGES[name]):
+        assert re.search(rf'^ *{knob}(: \w+)? = .+ # ', text, re.M), knob
 
 
 @pytest.mark.parametrize('name', STAGES)

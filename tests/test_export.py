@@ -107,7 +107,7 @@ def test_what_cannot_be_exported_is_refused(corpus, tmp_path, stage):
     def export(**fields):
         run = make_run(tmp_path / fields['position'], corpus, **fields)
         return stage('train', f'--init_from={run}', f'--export={tmp_path}/out')
-    assert 'no equal' in refused(export(position='rab'))
+    assert 'no twin' in refused(export(position='rab'))
     assert not (tmp_path / 'out').exists()
     (tmp_path / 'out').mkdir()
     assert export(position='absolute').code == 0
