@@ -798,7 +798,8 @@ def test_a_file_is_labelled_by_a_trial_alone(trial, tune, tmp_path):
         assert parts[0] == ['prediction', 'probability']
         assert [(label, float(chance)) for label, chance in parts[1:]] == added
         sign = ',' if name.endswith('csv') else '\t'
-        assert {len(cells) for cells in csv.reader(result.splitlines(), delimiter=sign)} == {2 + len(text.splitlines()[0].split(sign))}
+        n_columns = 2 + len(text.splitlines()[0].split(sign))
+        assert {len(cells) for cells in csv.reader(result.splitlines(), delimiter=sign)} == {n_columns}
 
     for name, message in (('e.csv', 'predicted_e.csv is there already'), ('b.json', 'choose one of .csv')):
         assert message in refused(tune(init_from=folder, predict=tmp_path / name, out_dir=tmp_path / 'mine'))
@@ -841,7 +842,7 @@ def test_a_trial_goes_on(first, same, other, trial, run):
     ({'overrides': 'rte.seed=3'}, 'seed is the same for all tasks of a command'),
     ({'warmup_fraction': 1.5}, 'must be at most 1'),
     ({'epochs': 0}, 'no finished trial: name OUT_DIR'),
-    ({'learning_rate': 1e38, 'epochs': 4}, 'rte_1: a loss or gradient up to step 2 is not finite'),
+    ({'learning_rate': 1e38, 'epochs': 4}, 'rte_1: a loss or gradient after step 0 is not finite'),
     ({'data_dir': 'copies[1]'}, 'for a glob'),          # `datasets` would read copies1
 ])
 def test_a_mistake_on_the_command_line_is_one_line(given, message, tune, tmp_path):
