@@ -20,10 +20,8 @@ import torch
 import torch.nn.functional as F
 from conftest import refused, words
 from records import MARKERS, WORDS, made, write_copy
-from test_train import CPU
 
 import finetune
-import kowsher
 import train
 from configurator import UserError
 from finetune import HEADS, METRICS, TASKS, Choices, Data, Example, Feature, Window, collate, join_texts
@@ -647,6 +645,7 @@ def test_processes_share_the_trials(tune, trial, tmp_path, monkeypatch):
     """
     with monkeypatch.context() as environment:
         environment.setenv('WORLD_SIZE', '2')
+        environment.setenv('MASTER_ADDR', 'localhost')
         for rank, last in (('1', '2 trials of other processes go on'), ('0', 'finished: 3 trials, ')):
             environment.setenv('RANK', rank)
             done = tune(trials=3)
@@ -809,7 +808,7 @@ def test_training_rows_are_not_scored_without_a_word(trial, tune, tmp_path):
     """A trial on all rows of a file, evaluated on that file, or on a copy that has the same tokens."""
     (tmp_path / 'a.csv').write_text(HEAD + GOOD)
     (tmp_path / 'b.csv').write_text(HEAD + 'b,red\n')
-    (tmp_path / 'c.csv').write_text(HEAD + GOOD.replace('a ', 'Ａ  '))            # full width
+    (tmp_path / 'c.csv').write_text(HEAD + GOOD.replace('a ', 'A\u0301  '))
     first = trial('custom', train_file=tmp_path / 'a.csv', dev_file=tmp_path / 'b.csv')
     assert 'have the tokens of a training row' not in first['printed'].err
     command = {'init_from': first['folder'], 'epochs': 0, 'out_dir': tmp_path / 'again'}
@@ -863,38 +862,6 @@ def test_a_path_that_exists_is_no_glob_and_no_list(tmp_path, monkeypatch):
     }
     for text, paths in cases.items():
         assert finetune.find_paths(text) == paths
-
-
-# ---- results/kowsher.py ----
-
-def test_the_norm_of_the_noise(run, copies):
-    model, tokenizer = finetune.make_model(f'{run}/ckpt_0000003.pt', TASKS['cola'], 1, knobs())
-    data = finetune.load_data(TASKS['cola'], 'validation', tokenizer, 48, knobs(data_dir=copies))
-    batch = collate(data.features, 0)
-    seen = []
-    with torch.no_grad():
-        plain = model.encoder.embed(batch['ids'], batch['segments'])
-        hook = kowsher.add_noise(model.eval(), data, CPU, 0.3)
-        model.encoder.dropout.register_forward_hook(lambda module, inputs, x: seen.append(x))
-        model(batch['ids'], batch['segments'], batch['attention_mask'])
-    hook.remove()
-    norms = (seen[0] - plain).norm(dim=-1)
-    token_norms = plain.norm(dim=-1)[batch['attention_mask']]           # of tokens, not of padding
-    expected = 0.3 * token_norms.mean()
-    assert torch.allclose(norms, expected.expand_as(norms), rtol=1e-4)
-
-
-def test_cross_tasks_are_reduced_to_yes_and_no(stage, trial, copies, tmp_path):
-    """MNLI's positive class is 0, QQP's 1."""
-    examples = [Example(i, (), label) for i, label in enumerate([1, 1, 0])]
-    data = Data(TASKS['qqp'], examples, [], 0)
-    assert kowsher.cross_score('mnli', 'qqp', data, [0, 1, 2]) == pytest.approx(2 / 3)
-    result = trial('mnli')
-    done = stage('kowsher', *words(out_dir=tmp_path / 'out', runs='base', tasks='mnli,qqp', cross=True,
-                                   noise='0,20', data_dir=copies, device='cpu'))
-    own = f"{100 * result['scores']['mnli']['accuracy']:.2f}"
-    assert done.out.startswith(f"{result['folder']}: 0 {own}, 20 ")
-    assert f', mnli {own}, qqp ' in done.out.splitlines()[0]
 
 
 # ---- files of your own ----
