@@ -1,5 +1,4 @@
 """finetune.py: records, rows and windows, heads, metrics, trials that repeat, own files, the table."""
-import csv
 import itertools
 import json
 import math
@@ -772,7 +771,7 @@ def test_a_file_is_labelled_by_a_trial_alone(trial, tune, tmp_path):
         added.append((content['labels'][chances.argmax()], pytest.approx(chances.max().item(), abs=1e-6)))
     records = [{'number': 1 / 3e12, 'text': text, 'class': 'pink'} for text in texts]
     files = {
-        'e.csv': '\ufeff,text,note,note\r\n1,NA,x\r\n2,"a, river",y,z\r\n\r\n3,"""a"" b",,\r\n4,,,\r\n',
+        'e.csv': '\ufeff,text,"note",note\r\n1,NA,x\r\n2,"a, river",y,z\r\n\r\n3,"""a"" b",,\r\n4,,,\r\n',
         'b.tsv': 'text\tnumber\nNA\t1\na, river\t2.50\n"a" b\t3\n\t4\n',
         'c.csv': 'text\nNA\n"a, river"\n"""a"" b"\n\n',
         'd.jsonl': '\n'.join(map(json.dumps, records)),
@@ -789,16 +788,12 @@ def test_a_file_is_labelled_by_a_trial_alone(trial, tune, tmp_path):
             assert [dict(row[:3]) for row in rows] == records
             assert [(label, chance) for *_, (_, label), (_, chance) in rows] == added
             continue
-        lines = [line for line in text.splitlines(keepends=True) if line != '\r\n']
-        for line, copy in zip(lines, result.splitlines(keepends=True), strict=True):
-            assert copy.startswith(line.rstrip('\r\n'))
-            assert copy.endswith('\r\n') == (name == 'e.csv')
-        parts = [re.split('[,\t]', line)[-2:] for line in result.splitlines()]
-        assert parts[0] == ['prediction', 'probability']
-        assert [(label, float(chance)) for label, chance in parts[1:]] == added
         sign = ',' if name.endswith('csv') else '\t'
-        n_columns = 2 + len(text.splitlines()[0].split(sign))
-        assert {len(cells) for cells in csv.reader(result.splitlines(), delimiter=sign)} == {n_columns}
+        new = re.findall(rf'{sign}(\w+){sign}([\w.]+)(?=\r?\n)', result)
+        assert new[0] == ('prediction', 'probability')
+        assert [(label, float(chance)) for label, chance in new[1:]] == added
+        copied = re.sub(rf'({sign}[\w.]+){{2}}(?=\r?\n)', '', result)
+        assert copied == text.replace('1,NA,x\r', '1,NA,x,\r')          # a row that lacked a cell
 
     for name, message in (('e.csv', 'predicted_e.csv is there already'), ('b.json', 'choose one of .csv')):
         assert message in refused(tune(init_from=folder, predict=tmp_path / name, out_dir=tmp_path / 'mine'))
