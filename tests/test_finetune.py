@@ -695,20 +695,22 @@ def test_a_finished_trial_is_kept_and_another_recipe_refused(trial, tune, run, t
     assert 'this run has changed' in refused(tune(data_dir=tmp_path, seed=7))
 
 
-@pytest.mark.parametrize('kind, files, old, new', [
-    ('classes', ('train', 'dev'), ',red', ',blue'),     # the indices are the same
-    ('numbers', ('train', 'dev'), '\n', '0\n'),         # the standardized numbers are the same
-    ('classes', ('dev',), 'a 1,', 'b 1,'),
+ONCE, TWICE = (''.join(f'a {i},{factor * (i % 7)}\n' for i in range(30)) for factor in (1, 2))
+
+
+@pytest.mark.parametrize('kind, files, before, after', [
+    ('classes', ('train', 'dev'), GOOD, GOOD.replace('red', 'rot')),            # the indices are the same
+    ('numbers', ('train', 'dev'), ONCE, TWICE),         # the standardized numbers are the same, to the bit
+    ('classes', ('dev',), GOOD, GOOD.replace('a 1,', 'b 1,')),
 ])
-def test_another_file_is_another_recipe(kind, files, old, new, trial, tune, tmp_path):
-    rows = GOOD if kind == 'classes' else ''.join(f'a {i},{i % 7}\n' for i in range(30))
+def test_another_file_is_another_recipe(kind, files, before, after, trial, tune, tmp_path):
     given = {'label_kind': kind}
     for name in ('train', 'dev'):
         given[f'{name}_file'] = tmp_path / f'{name}.csv'
-        given[f'{name}_file'].write_text(HEAD + rows)
+        given[f'{name}_file'].write_text(HEAD + before)
     trial('custom', **given)
     for name in files:
-        given[f'{name}_file'].write_text(HEAD + rows.replace(old, new))
+        given[f'{name}_file'].write_text(HEAD + after)
     for cached in (finetune.read_file, finetune.load_examples, finetune.recipe_of):
         cached.cache_clear()
     done = tune(tasks='custom', seed=2, **given)
