@@ -677,7 +677,7 @@ def test_a_finished_trial_is_kept_and_another_recipe_refused(trial, tune, run, t
     earlier = {**result, 'weights': f'{run}/ckpt_0000003.pt', 'recipe': {**result['recipe'], 'noise': ''}}
     for key in ('keep_best', 'examples', 'labels', 'scale', 'model.py'):
         del earlier['recipe'][key]
-    earlier['recipe']['dtype'] = 'auto'
+    earlier['recipe'] |= {'dtype': 'auto', 'label_kind': 'auto'}
     monkeypatch.setattr(finetune, 'fine_tune', None)    # nothing is trained
     for kept in (result, earlier):
         write_json(place, kept)
