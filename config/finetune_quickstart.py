@@ -12,6 +12,7 @@ trials = 3
 train_samples = 6000
 eval_samples = 1000
 block_size = 128                # the quickstart was pretrained on rows of 64
+pooling = 'gelu'                # with the rope of the quickstart, only this one can be exported
 epochs = 3
 total_batch = 32
 batch_size = 32

@@ -19,10 +19,8 @@ import torch
 import torch.nn.functional as F
 from conftest import refused, words
 from records import MARKERS, WORDS, made, write_copy
-from test_train import CPU
 
 import finetune
-import kowsher
 import train
 from configurator import UserError
 from finetune import HEADS, METRICS, TASKS, Choices, Data, Example, Feature, Window, collate, join_texts
@@ -32,7 +30,7 @@ from prepare_data import digest_of, file_sum, load_tokenizer, write_json
 SPECIAL_IDS = {'pad': 0, 'unk': 1, 'cls': 2, 'sep': 3, 'mask': 4}
 QUICK = {'trials': 1, 'epochs': 1, 'total_batch': 8, 'batch_size': 8, 'learning_rate': 5e-3, 'stride': 16,
          'device': 'cpu', 'dtype': 'float32', 'texts': 'text', 'label': 'class'}
-PUBLISHED = [name for name in TASKS if name != 'custom']
+PUBLISHED = [name for name in TASKS if TASKS[name].hub]
 
 
 # ---- a tokenizer, runs with random weights, copies of all data sets ----
@@ -628,13 +626,15 @@ def test_runs_steps_and_tasks_have_folders_of_their_own(tune, run, tmp_path):
 
 
 def test_numbers_of_examples_and_the_metric_of_a_task(trial, copies):
-    """Every seed has the same examples."""
+    """Every seed has the same examples, in the order of the data set."""
     result = trial('mrpc', train_samples=9, eval_samples=4, overrides='mrpc.metric=f1', seed=2)
     assert result['n'] == {'mrpc': [9, 4]}
     assert result['metric'] == 'f1'
-    given = knobs(data_dir=copies, train_samples=9)
-    examples = finetune.load_examples(TASKS['mrpc'], 'train', given)
+    examples = finetune.load_examples(TASKS['mrpc'], 'train', knobs(data_dir=copies, train_samples=9))
     assert digest_of(examples) == result['recipe']['examples']['train']
+    indices = [example.id for example in examples]
+    assert len(indices) == 9
+    assert indices == sorted(indices)
 
 
 def test_processes_share_the_trials(tune, trial, tmp_path, monkeypatch):
@@ -644,6 +644,7 @@ def test_processes_share_the_trials(tune, trial, tmp_path, monkeypatch):
     """
     with monkeypatch.context() as environment:
         environment.setenv('WORLD_SIZE', '2')
+        environment.setenv('MASTER_ADDR', 'localhost')
         for rank, last in (('1', '2 trials of other processes go on'), ('0', 'finished: 3 trials, ')):
             environment.setenv('RANK', rank)
             done = tune(trials=3)
@@ -665,53 +666,98 @@ def test_two_commands_never_share_a_trial(tune, tmp_path):
         assert [path.name for path in folder.iterdir()] == ['lock']
 
 
-def test_a_finished_trial_is_kept_and_another_recipe_refused(trial, tune, run, tmp_path):
-    """Also one of an earlier revision: with other knobs, without examples, with the path of its weights."""
-    write_copy(tmp_path, 'rte', made('rte'))
+def test_a_finished_trial_is_kept_and_another_recipe_refused(trial, tune, run, tmp_path, monkeypatch):
+    """Before anything trains. Also one of an earlier revision: with other knobs, without what is no knob."""
+    for name in ('rte', 'cola'):
+        write_copy(tmp_path, name, made(name))
     place = trial('rte', data_dir=tmp_path)['folder'] / 'result.json'
     result = json.loads(place.read_text())
+    assert result['recipe']['dtype'] == 'float32'
     other_run = pretrained(tmp_path / 'base', seed=1)
     earlier = {**result, 'weights': f'{run}/ckpt_0000003.pt', 'recipe': {**result['recipe'], 'noise': ''}}
-    del earlier['recipe']['keep_best'], earlier['recipe']['examples']
+    for key in ('keep_best', 'examples', 'labels', 'scale', 'model.py'):
+        del earlier['recipe'][key]
+    earlier['recipe'] |= {'dtype': 'auto', 'label_kind': 'auto'}
+    monkeypatch.setattr(finetune, 'fine_tune', None)    # nothing is trained
     for kept in (result, earlier):
         write_json(place, kept)
-        assert tune(data_dir=tmp_path).code == 0
-        for changes, message in (({'epochs': 2, 'seed': 7}, 'epochs=1, this run has 2'),
+        assert tune(data_dir=tmp_path, dtype='auto').code == 0
+        for changes, message in (({'epochs': 2, 'tasks': 'cola,rte'}, 'epochs=1, this run has 2'),
                                  ({'keep_best': True}, 'keep_best=False, this run has True'),
-                                 ({'init_from': other_run, 'seed': 7}, 'other parameters')):
-            assert message in refused(tune(data_dir=tmp_path, **changes))
+                                 ({'init_from': other_run}, 'other parameters')):
+            line = refused(tune(**{'data_dir': tmp_path, 'seed': 7, **changes}))
+            assert message in line
+            assert 'choose another out_dir' in line
         assert json.loads(place.read_text()) == kept
-    result['recipe']['examples']['train'] = 'others'
     write_json(place, result)
-    assert "has examples={'train': 'others'" in refused(tune(data_dir=tmp_path, seed=7))
+    assert 'dtype=float32, this' in refused(tune(data_dir=tmp_path, dtype='bfloat16'))
+    monkeypatch.setattr(train, 'code_digest', lambda: 'changed')
+    assert 'this run has changed' in refused(tune(data_dir=tmp_path, seed=7))
+
+
+ONCE, TWICE = (''.join(f'a {i},{factor * (i % 7)}\n' for i in range(30)) for factor in (1, 2))
+
+
+@pytest.mark.parametrize('kind, files, before, after', [
+    ('classes', ('train', 'dev'), GOOD, GOOD.replace('red', 'rot')),            # the indices are the same
+    ('numbers', ('train', 'dev'), ONCE, TWICE),         # the standardized numbers are the same, to the bit
+    ('classes', ('dev',), GOOD, GOOD.replace('a 1,', 'b 1,')),
+])
+def test_another_file_is_another_recipe(kind, files, before, after, trial, tune, tmp_path):
+    given = {'label_kind': kind}
+    for name in ('train', 'dev'):
+        given[f'{name}_file'] = tmp_path / f'{name}.csv'
+        given[f'{name}_file'].write_text(HEAD + before)
+    trial('custom', **given)
+    for name in files:
+        given[f'{name}_file'].write_text(HEAD + after)
+    for cached in (finetune.read_file, finetune.load_examples, finetune.recipe_of):
+        cached.cache_clear()
+    done = tune(tasks='custom', seed=2, **given)
+    assert done.code == 2
+    assert 'choose another out_dir' in done.err
 
 
 def test_a_bert_is_known_by_its_files(tmp_path):
     digests = set()
     for name, text in (('vocab.txt', 'a'), ('vocab.txt', 'b'), ('README.md', 'decides nothing')):
         (tmp_path / name).write_text(text)
+        finetune.weights_digest.cache_clear()
         digests.add(finetune.weights_digest(str(tmp_path)))
     assert len(digests) == 2
 
 
 @pytest.mark.parametrize('pooling', ['first', 'layerwise'])
 def test_a_finished_trial_is_evaluated_by_its_own_recipe(pooling, trial, run, tmp_path):
-    """Every predicted number stays, whatever the command says, and in whatever scale a new dev_file is."""
+    """Every predicted number stays, whatever the command says, and in whatever scale a new dev_file is.
+
+    Neither the file nor the folder of the training is needed.
+    """
     for name, factor in (('train', 1.5), ('dev', 1.5), ('other', 1e3)):
         rows = ''.join(f'the river {i},{factor * (i % 7)}\n' for i in range(30))
         (tmp_path / name).with_suffix('.csv').write_text(HEAD + rows)
     first = trial('custom', init_from=f'{run}/ckpt_0000003.pt', train_file=tmp_path / 'train.csv',
-                  dev_file=tmp_path / 'dev.csv', pooling=pooling, block_size=40, seed=2)
+                  dev_file=tmp_path / 'dev.csv', label_kind='numbers', pooling=pooling, block_size=40, seed=2)
+    (tmp_path / 'train.csv').unlink()
+    finetune.read_file.cache_clear()
     changes = {'epochs': 0, 'predict': 'test', 'dev_file': f'{tmp_path}/other.csv'}
     again = trial('rte', 'again', init_from=first['folder'], trials=4, **changes)
     before, after = (pd.read_json(result['folder'] / 'custom.jsonl', lines=True) for result in (first, again))
     assert after.equals(before)
     assert 3 < before.label.mean() < 6                  # in the scale of train_file
-    for key in ('n', 'run', 'step', 'seed', 'task', 'model'):
+    for key in ('n', 'run', 'step', 'seed', 'task', 'model', 'majority'):
         assert again[key] == first[key]
     assert again['scores']['custom'] == pytest.approx(first['scores']['custom'])
     assert again['folder'] == tmp_path / 'again' / 'base@3' / 'custom_2'
     assert again['recipe'] == {**first['recipe'], **changes, 'examples': again['recipe']['examples']}
+    assert 'train.csv is not here' in again['printed'].err
+
+
+def test_the_threshold_of_no_answer_may_change_without_training(trial):
+    first = trial('squad2', null_threshold=-1e9)
+    again = trial('squad2', 'again', init_from=first['folder'], epochs=0, null_threshold=1e9)
+    assert [{*json.loads((result['folder'] / 'squad2.json').read_text()).values()} == {''}
+            for result in (first, again)] == [True, False]
 
 
 def test_a_file_is_labelled_by_a_trial_alone(trial, tune, tmp_path):
@@ -719,36 +765,52 @@ def test_a_file_is_labelled_by_a_trial_alone(trial, tune, tmp_path):
     (tmp_path / 'a.csv').write_text(HEAD + GOOD)
     folder = trial('custom', train_file=tmp_path / 'a.csv')['folder']
     (tmp_path / 'a.csv').unlink()
-    records = [{'number': 1 / 3e12, 'text': 'NA'}, {'text': 'a, river', 'class': 'pink'}]
-    (tmp_path / 'new.csv').write_text('number,text\n1,NA\n2,"a, river"\n')
-    (tmp_path / 'new.jsonl').write_text('\n'.join(map(json.dumps, records)))
-    for file in ('new.csv', 'new.jsonl'):
-        assert tune(init_from=folder, predict=tmp_path / file).code == 0
+    texts = ['NA', 'a, river', '"a" b', '']
     model, tokenizer, content = train.load(str(folder))
-    for record in records:
-        ids = [2, *tokenizer.encode([record['text']])[0], 3]
-        chances = model(torch.tensor([ids]))[0].softmax(0)
-        record['prediction'] = content['labels'][chances.argmax()]
-        record['probability'] = pytest.approx(chances.max().item(), abs=1e-6)
-    lines = (folder / 'predicted_new.jsonl').read_text().splitlines()
-    assert [*map(json.loads, lines)] == records
-    table = pd.read_csv(folder / 'predicted_new.csv', keep_default_na=False).to_dict('list')
-    assert table.pop('number') == [1, 2]
-    assert table == pd.DataFrame(records)[['text', 'prediction', 'probability']].to_dict('list')
+    added = []
+    for ids in tokenizer.encode(texts):
+        chances = model(torch.tensor([[2, *ids, 3]]))[0].softmax(0)
+        added.append((content['labels'][chances.argmax()], pytest.approx(chances.max().item(), abs=1e-6)))
+    records = [{'number': 1 / 3e12, 'text': text, 'class': 'pink'} for text in texts]
+    files = {
+        'e.csv': '\ufeff,text,"note",note\r\n1,NA,x\r\n2,"a, river",y,z\r\n\r\n3,"""a"" b",,\r\n4,,,\r\n',
+        'b.tsv': 'text\tnumber\nNA\t1\na, river\t2.50\n"a" b\t3\n\t4\n',
+        'c.csv': 'text\nNA\n"a, river"\n"""a"" b"\n\n',
+        'd.jsonl': '\n'.join(map(json.dumps, records)),
+    }
+    for name, text in files.items():
+        (tmp_path / name).write_bytes(text.encode())
+        done = tune(init_from=folder, predict=tmp_path / name, out_dir=tmp_path / 'mine')
+        assert 'a text is empty' in done.err
+        written = tmp_path / 'mine' / 'base' / 'custom_1' / f'predicted_{name}'
+        assert done.out == f'4 rows with their predictions: {written}\n'
+        result = written.read_bytes().decode()
+        if name == 'd.jsonl':
+            rows = [[*json.loads(line).items()] for line in result.splitlines()]
+            assert [dict(row[:3]) for row in rows] == records
+            assert [(label, chance) for *_, (_, label), (_, chance) in rows] == added
+            continue
+        sign = ',' if name.endswith('csv') else '\t'
+        new = re.findall(rf'{sign}(\w+){sign}([\w.]+)(?=\r?\n)', result)
+        assert new[0] == ('prediction', 'probability')
+        assert [(label, float(chance)) for label, chance in new[1:]] == added
+        copied = re.sub(rf'({sign}[\w.]+){{2}}(?=\r?\n)', '', result)
+        assert copied == text.replace('1,NA,x\r', '1,NA,x,\r')          # a row that lacked a cell
 
-    line = refused(tune(init_from=folder, predict=tmp_path / 'new.csv'))
-    assert 'predicted_new.csv is there already' in line
+    for name, message in (('e.csv', 'predicted_e.csv is there already'), ('b.json', 'choose one of .csv')):
+        assert message in refused(tune(init_from=folder, predict=tmp_path / name, out_dir=tmp_path / 'mine'))
 
 
 def test_training_rows_are_not_scored_without_a_word(trial, tune, tmp_path):
     """A trial on all rows of a file, evaluated on that file, or on a copy that has the same tokens."""
     (tmp_path / 'a.csv').write_text(HEAD + GOOD)
     (tmp_path / 'b.csv').write_text(HEAD + 'b,red\n')
-    (tmp_path / 'c.csv').write_text(HEAD + GOOD.replace('a ', 'A  '))
+    (tmp_path / 'c.csv').write_text(HEAD + GOOD.replace('a ', 'A\u0301  '))
     first = trial('custom', train_file=tmp_path / 'a.csv', dev_file=tmp_path / 'b.csv')
     assert 'have the tokens of a training row' not in first['printed'].err
     command = {'init_from': first['folder'], 'epochs': 0, 'out_dir': tmp_path / 'again'}
     assert 'was trained on it' in refused(tune(dev_file=tmp_path / 'a.csv', **command))
+    finetune.say_once.cache_clear()                     # as in a process of its own
     done = tune(dev_file=tmp_path / 'c.csv', **command)
     assert 'custom: 200 of 200 dev rows have the tokens of a training row' in done.err
 
@@ -777,7 +839,8 @@ def test_a_trial_goes_on(first, same, other, trial, run):
     ({'overrides': 'rte.seed=3'}, 'seed is the same for all tasks of a command'),
     ({'warmup_fraction': 1.5}, 'must be at most 1'),
     ({'epochs': 0}, 'no finished trial: name OUT_DIR'),
-    ({'learning_rate': 1e38, 'epochs': 4}, 'rte_1: a loss or gradient up to step 2 is not finite'),
+    ({'learning_rate': 1e38, 'epochs': 4}, 'rte_1: a loss or gradient after step 0 is not finite'),
+    ({'data_dir': 'copies[1]'}, 'for a glob'),          # `datasets` would read copies1
 ])
 def test_a_mistake_on_the_command_line_is_one_line(given, message, tune, tmp_path):
     assert message in refused(tune(**given))
@@ -799,38 +862,6 @@ def test_a_path_that_exists_is_no_glob_and_no_list(tmp_path, monkeypatch):
         assert finetune.find_paths(text) == paths
 
 
-# ---- results/kowsher.py ----
-
-def test_the_norm_of_the_noise(run, copies):
-    model, tokenizer = finetune.make_model(f'{run}/ckpt_0000003.pt', TASKS['cola'], 1, knobs())
-    data = finetune.load_data(TASKS['cola'], 'validation', tokenizer, 48, knobs(data_dir=copies))
-    batch = collate(data.features, 0)
-    seen = []
-    with torch.no_grad():
-        plain = model.encoder.embed(batch['ids'], batch['segments'])
-        hook = kowsher.add_noise(model.eval(), data, CPU, 0.3)
-        model.encoder.dropout.register_forward_hook(lambda module, inputs, x: seen.append(x))
-        model(batch['ids'], batch['segments'], batch['attention_mask'])
-    hook.remove()
-    norms = (seen[0] - plain).norm(dim=-1)
-    token_norms = plain.norm(dim=-1)[batch['attention_mask']]           # of tokens, not of padding
-    expected = 0.3 * token_norms.mean()
-    assert torch.allclose(norms, expected.expand_as(norms), rtol=1e-4)
-
-
-def test_cross_tasks_are_reduced_to_yes_and_no(stage, trial, copies, tmp_path):
-    """MNLI's positive class is 0, QQP's 1."""
-    examples = [Example(i, (), label) for i, label in enumerate([1, 1, 0])]
-    data = Data(TASKS['qqp'], examples, [], 0)
-    assert kowsher.cross_score('mnli', 'qqp', data, [0, 1, 2]) == pytest.approx(2 / 3)
-    result = trial('mnli')
-    done = stage('kowsher', *words(out_dir=tmp_path / 'out', runs='base', tasks='mnli,qqp', cross=True,
-                                   noise='0,20', data_dir=copies, device='cpu'))
-    own = f"{100 * result['scores']['mnli']['accuracy']:.2f}"
-    assert done.out.startswith(f"{result['folder']}: 0 {own}, 20 ")
-    assert f', mnli {own}, qqp ' in done.out.splitlines()[0]
-
-
 # ---- files of your own ----
 
 @pytest.fixture
@@ -849,58 +880,43 @@ def own(tmp_path):
 
 
 def test_every_format_of_labelled_files(own):
-    """Texts NA and null are texts, 01 is not 1, and blank lines are no rows."""
-    rows = [('NA', 'not red'), ('null', '01'), ('a, "b"\nc', '1'), ('', 'NA')]
+    """Texts NA and null are texts, 01 and 1.0 are not 1, and blank lines are no rows."""
+    rows = [('NA', 'not red'), ('null', '01'), ('a, "b"', '1'), ('"c', '1.0'), ('d', 'NA')]
     frame = pd.DataFrame(rows, columns=['text', 'class'])
-    records = frame.to_dict('records')
     commas = frame.to_csv(index=False)
-    tabs = frame.to_csv(index=False, sep='\t')
+    records = frame.to_dict('records')
     lines = '\n\n \n'.join(map(json.dumps, records)) + '\n\n'
     files = {
         '.csv': commas,
-        '.CSV': '\ufeff' + commas,
-        '.tsv': tabs,
+        '.CSV': '\ufeff' + commas.replace('\n', '\r\n').replace('d,NA', '\r\nd, NA '),
+        '.tsv': ''.join('\t'.join(row) + '\n' for row in [('text', 'class'), *rows]),
         '.jsonl': lines,
         '.ndjson': lines,
         '.json': json.dumps(records),
     }
     for suffix, text in files.items():
         task, train_rows, dev_rows = own(text, text, suffix)
-        assert task.labels == ('01', '1', 'NA', 'not red')
-        assert train_rows == dev_rows == [('NA', 3), ('null', 0), ('a, "b"\nc', 1), ('', 2)]
+        assert task.labels == ('01', '1', '1.0', 'NA', 'not red')
+        expected = [(text, task.labels.index(label)) for text, label in rows]
+        assert train_rows == dev_rows == expected
+    long = HEAD + '"a\nb",1\n' + 'x' * 200_000 + ',2\n'
+    _, train_rows, _ = own(long, long)
+    assert [len(text) for text, _ in train_rows] == [3, 200_000]
 
 
-@pytest.mark.parametrize('rows, texts', [
-    ('"a\t1\nb"\t2\n', ['"a', 'b"']),
-    ('"a\t1\nb\t2\n', ['"a', 'b']),
-    ('"a" b\t1\nc\t2\n', ['"a" b', 'c']),
-    ('"a ""b"""\t1\n"c\nd"\t2\n', ['a "b"', 'c\nd']),
-])
-def test_quotes_of_a_tsv(rows, texts, own):
-    """As pandas writes them, or characters of a text, as in GLUE's files, which close no quotes."""
-    _, train_rows, _ = own('text\tclass\n' + rows, 'text\tclass\n' + rows, '.tsv')
-    assert [text for text, _ in train_rows] == texts
-
-
-@pytest.mark.parametrize('labels, kind, names', [
-    ('0.0 1.0 1.0 0.0', 'auto', '0 1'),
-    ('a b 1.5', 'auto', '1.5 a b'),
-    ('1.0 2.0 3.5 2', 'auto', ''),
-    ('1 2 3 3.0', 'numbers', ''),
-    ('1 01 1.05 x.0 -2.00 -2', 'classes', '-2 01 1 1.05 x.0'),
-])
-def test_classes_or_numbers(labels, kind, names, own):
-    """1.0 is the class 1, as pandas writes it in a column with a gap; numbers are standardized."""
-    text = HEAD + ''.join(f'a,{label}\n' for label in labels.split())
-    task, train_rows, _ = own(text, text, label_kind=kind)
-    assert task.head == ('classify' if names else 'regress')
-    assert task.labels == tuple(names.split())
+def test_numbers_are_standardized(own):
+    text = HEAD + 'a,1\nb,2\nc,3.5\nd, 3.0\n'
+    task, train_rows, _ = own(text, text, label_kind='numbers')
+    assert (task.head, task.labels) == ('regress', ())
     values = [label for _, label in train_rows]
-    if names:
-        found = [task.labels[label] for label in values]
-        assert found == [re.sub(r'^(-?\d+)\.0+$', r'\1', label) for label in labels.split()]
-    else:
-        assert [np.mean(values), np.std(values, ddof=1)] == pytest.approx([0, 1])
+    assert [np.mean(values), np.std(values, ddof=1)] == pytest.approx([0, 1])
+
+
+def test_what_looks_like_a_slip_is_said(own, capsys):
+    own(HEAD + 'a,Neg\n,neg\nc,1\nd,1.0\n  ,pos\n' + GOOD)
+    said = capsys.readouterr().err
+    assert "differ by case or by .0 alone: ['1', '1.0', 'Neg', 'neg']" in said
+    assert said.count('train.csv, row 2 (and 1 more): a text is empty') == 1
 
 
 def test_a_seventh_is_held_out_by_its_text(own):
@@ -912,44 +928,60 @@ def test_a_seventh_is_held_out_by_its_text(own):
     assert 25 < len(dev_texts) < 65
 
 
-@pytest.mark.parametrize('train_text, dev, suffix, message', [
-    (HEAD + 'a,1.5\nb,2.5\nc,-1e400\nd,3\n', '', '.csv', "row 3: label '-1e400' is no number to learn"),
-    (HEAD + GOOD, HEAD + 'a,pink\n', '.csv', r"dev.csv dev, row 1: label class='pink': choose one of green"),
-    (HEAD + GOOD + 'b\n', '', '.csv', "row 201: it has no label 'class'"),
-    (HEAD + 'a,b,red\nc,d,green\n', '', '.csv', 'train.csv: .*more cells than there are columns'),
-    ('{"text": "b", "class": ["b"]}\n', '', '.jsonl', r"label \['b'\]: a label is one text"),
-    ('{"text": 5, "class": "a"}\n', '', '.jsonl', "train.jsonl train, row 1: 'text' is 5, not a text"),
+@pytest.mark.parametrize('train_text, message', [
+    (HEAD + 'b,red\nc,\nd\n', r"row 2 \(and 1 more\): 'class' is empty"),
+    ('text,Class\nb,red\n', r"'class' is empty; the columns are \['text', 'Class'\]"),
+    ('text,class,class\nb,red,green\n', r"the columns are \['text'\]"),         # which one?
+    ('text;class\nb, c;red\n', 'separated by semicolons'),
+    (HEAD + 'a,b,red\n', 'row 1 has 3 cells for the columns'),
+    (HEAD + 'a,red\n"b,red\n', 'csv: Error: unexpected end of data'),
+    ('[{"text": "b", "class": ["b"]}]', r"label \['b'\]: a label is one text"),
+    ('[{"text": 5, "class": "a"}]', "row 1: 'text' is 5, not a text"),
 ])
-def test_mistakes_in_a_file_are_one_line(train_text, dev, suffix, message, own):
+def test_mistakes_in_a_file_are_one_line(train_text, message, own):
     with pytest.raises(UserError, match=message):
-        own(train_text, dev, suffix)
+        own(train_text, suffix='.json' if train_text[0] == '[' else '.csv')
 
 
-def squad_file(path, names):
-    """Write questions in SQuAD's format; those that begin with n have no answer, with x a wrong one."""
+def test_labels_that_cannot_be_learned_are_refused(own):
+    with pytest.raises(UserError, match=r"dev.csv dev, row 1: label class='pink': choose one of green"):
+        own(HEAD + GOOD, HEAD + 'a,pink\n')
+    with pytest.raises(UserError, match="row 3: label '-1e400' is no number to learn"):
+        own(HEAD + 'a,1.5\nb,2.5\nc,-1e400\nd,3\n', label_kind='numbers')
+
+
+def squad_file(path, names, flat=False):
+    """Write questions in SQuAD's form; those that begin with n have no answer, with x a wrong one.
+
+    flat: as run_qa.py of transformers takes them, one answer outside of a list
+    """
     questions = []
     for name in names:
-        answers = [{'text': 'no' if name[0] == 'x' else 'river', 'answer_start': 4}]
+        answers = [{'text': 'no' if name[0] == 'x' else 'the', 'answer_start': 0}]
         if name[0] == 'n':
             answers = []
+        elif flat:
+            answers = answers[0]
         questions.append({'id': name, 'question': f'who is {name} ?', 'answers': answers})
-    paragraph = {'context': 'the river walks', 'qas': questions}
-    path.write_text(json.dumps({'data': [{'paragraphs': [paragraph]}]}))
+    context = 'the river walks'
+    data = [{**question, 'context': context} for question in questions]
+    if not flat:
+        data = [{'paragraphs': [{'context': context, 'qas': questions}]}]
+    path.write_text(json.dumps({'data': data}))
     return path
 
 
-@pytest.mark.parametrize('name, n_train, n_without', [('squad1', 2, 2), ('squad2', 3, 0)])
-def test_squad_from_files_of_your_own(name, n_train, n_without, trial, tmp_path):
-    """Questions that cannot train are counted, also where they are evaluated."""
+@pytest.mark.parametrize('name, n_train', [('squad1', 2), ('squad2', 3)])
+def test_squad_from_files_of_your_own(name, n_train, trial, tmp_path):
+    """Questions that cannot train are counted, also where they are evaluated. An answer may come first."""
     train_file = squad_file(tmp_path / 'a.json', ['a0', 'a1', 'x2', 'n3'])
-    dev_file = squad_file(tmp_path / 'b.json', ['b0', 'x1', 'n2'])
+    dev_file = squad_file(tmp_path / 'b.json', ['b0', 'x1', 'n2'], flat=True)
     result = trial(name, train_file=train_file, dev_file=dev_file)
     assert result['n'] == {name: [n_train, 3]}
     predictions = json.loads((result['folder'] / f'{name}.json').read_text())
     assert [*predictions] == ['b0', 'x1', 'n2']
-    said = result['printed'].err
-    assert said.count(' questions have no answer: ') == n_without
-    assert said.count(' questions have no answer that is in their context: ') == 2
+    for file, n, n_all in ((train_file, 4 - n_train, 4), (dev_file, 4 - n_train, 3)):
+        assert re.search(rf'{file} .*: {n} of {n_all} questions have no answer in', result['printed'].err)
 
 
 def test_a_file_that_a_task_does_not_read_is_refused(tune, trial):
@@ -960,11 +992,14 @@ def test_a_file_that_a_task_does_not_read_is_refused(tune, trial):
     assert 'was not trained on a file' in refused(tune(init_from=folder, epochs=0, dev_file='mine.csv'))
 
 
-def test_questions_with_the_same_id_are_refused(tmp_path):
+@pytest.mark.parametrize('ids', [['c0', 'c1', 'c0'], ['7', 'c', 7], [7, 7]])
+def test_questions_with_the_same_id_are_refused(ids, tmp_path):
     """Of their predictions only one would be written."""
-    path = squad_file(tmp_path / 'twice.json', ['c0', 'c1', 'c0'])
+    rows = [{'id': i, 'question': 'q', 'context': 'c', 'answers': []} for i in ids]
+    path = tmp_path / 'twice.json'
+    path.write_text(json.dumps(rows))
     task = finetune.make_task('squad1', knobs(dev_file=str(path)))
-    with pytest.raises(UserError, match='several rows have the id c0'):
+    with pytest.raises(UserError, match='several rows have the id'):
         finetune.load_examples(task, 'validation', knobs())
 
 
@@ -1010,17 +1045,42 @@ def test_scores_and_differences_that_are_paired_by_seed():
     assert 'paired' not in finetune.make_report(results, {'other'})
 
 
-def test_classes_of_your_own_have_a_table():
-    """Precision, recall and F1 as in scikit-learn, and the confusions, summed over seeds."""
+@pytest.mark.parametrize('n_classes', [4, 40])
+def test_classes_of_your_own_have_a_table(n_classes):
+    """Precision, recall and F1 as in scikit-learn, and, of few classes, the confusions, over all seeds."""
     sklearn = pytest.importorskip('sklearn.metrics')
-    targets = rng.choice(['k0', 'k1', 'k2'], (2, 30))
-    guesses = rng.choice(['k1', 'k2', 'k3'], (2, 30))
+    names = [f'k{i:02}' for i in range(n_classes)]
+    task = TASKS['custom']._replace(labels=tuple(names))
+    targets = rng.integers(0, n_classes - 1, (2, 300))
+    guesses = rng.integers(1, n_classes, (2, 300))
     results = []
-    for pairs in np.stack([targets, guesses], axis=2).tolist():         # of a seed
-        confusions = [(*pair, 1) for pair in pairs]
+    for target, guess in zip(targets, guesses, strict=True):            # of a seed
+        examples = [Example(i, (), label) for i, label in enumerate(target)]
+        confusions = finetune.confusions(task, examples, guess)
         results.append({'subfolder': 'base', 'scores': {}, 'confusions': confusions})
     rows = cells(finetune.make_report(results, set()), 'k')
-    both = targets.ravel(), guesses.ravel()
+    both = np.take(names, targets).ravel(), np.take(names, guesses).ravel()
     *rates, _ = sklearn.precision_recall_fscore_support(*both, zero_division=0)
-    expected = np.column_stack([100 * np.array(rates).T, sklearn.confusion_matrix(*both)])
+    expected = 100 * np.array(rates).T
+    if n_classes == 4:
+        expected = np.column_stack([expected, sklearn.confusion_matrix(*both)])
     assert np.array(rows, float) == pytest.approx(expected.round(2))
+
+
+def test_the_report_says_what_a_reader_may_miss(trial, tmp_path, run):
+    """A score that is that of the majority, and how the seeds of pretraining are averaged."""
+    shutil.copytree(run, tmp_path / 'base-2')
+    trial('cola', init_from=tmp_path / 'base-2', learning_rate=0.0, train_samples=9)
+    text = (tmp_path / 'out' / 'results.md').read_text()
+    assert re.search('No better than the majority.*base-2 cola.matthews', text)
+    assert text.endswith(f'`python results/report.py --out_dir={tmp_path}/out --pool=base`\n')
+
+
+def test_time_that_is_left(capsys, monkeypatch):
+    """By the mean of those that are finished; minutes below two hours."""
+    clock = iter([0, 0, 60, 20_000])
+    monkeypatch.setattr(finetune.time, 'perf_counter', lambda: next(clock))
+    trials = [finetune.Trial('', '', '', folder=name) for name in 'abc']
+    assert [*finetune.announced(trials)] == trials
+    assert capsys.readouterr().out.splitlines() == [
+        'trial 1 of 3: a', 'trial 2 of 3: b, about 2 minutes left', 'trial 3 of 3: c, about 2.8 hours left']

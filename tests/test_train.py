@@ -112,15 +112,21 @@ def same_run(one, other):
 
 
 @contextlib.contextmanager
-def signalled(patch, name, at, number=signal.SIGTERM):
-    """Within, a signal comes before call `at`, from 1, of a function of train.py.  Yields its calls."""
+def happening(patch, name, at, event):
+    """Within, an event comes before call `at`, from 1, of a function of train.py.  Yields its calls.
+
+    event: number of a signal, or a function of the call's arguments that returns others or raises an error
+    """
     function = getattr(train, name)
     calls = []
 
     def called(*arguments, **keywords):
         calls.append(arguments)
         if len(calls) == at:
-            signal.raise_signal(number)
+            if isinstance(event, int):
+                signal.raise_signal(event)
+            else:
+                arguments = event(*arguments)
         return function(*arguments, **keywords)
     with patch.context() as inner:
         inner.setattr(train, name, called)
@@ -163,6 +169,8 @@ def test_each_epoch_has_every_row_once_in_an_order_of_its_own(n):
         assert abs(distances.mean() / (n / 3) - 1) < 0.25
         part = shuffled(range(n), 10 ** 9, 1, 0)
         assert len(set(part)) == n
+        part = shuffled(range(n), 5000, 1, 0)           # an odd number of bits
+        assert abs((part < 4096).mean() - 4096 / 5000) < 0.05
 
 
 # ---- masks ----
@@ -212,7 +220,7 @@ def masked_by_hand(ids, word_starts, fraction, k, meta, rng, whole_word):
 
 
 @pytest.mark.parametrize('tokenizer, letters, said', [
-    ('character', '我来到北京', 'error: whole_word: most tokens are characters'),
+    ('character', '我来到北京abc ', 'error: whole_word: most tokens are characters'),
     ('character', 'abc ', None), ('sentencepiece', '我来到北京', None)])
 def test_whole_words_that_cannot_work(tokenizer, letters, said, tmp_path, stage):
     """Each character would be a word; Chinese pieces are words."""
@@ -225,7 +233,14 @@ def test_whole_words_that_cannot_work(tokenizer, letters, said, tmp_path, stage)
     assert said in done.err if said else 'whole_word: ' not in done.err
 
 
-@pytest.mark.parametrize('begin, end', [(0.15, 0.0), (0.3, 0.07), (0.07, 0.3)])
+def test_words_that_are_too_long_are_said_once(run):
+    """Of this vocabulary of 400 pieces. A row of 32 tokens predicts five of them."""
+    err = run('a', whole_word=True, show=1).err
+    assert err.startswith('whole_word: 33% of the tokens are in words that have more tokens than a row')
+    assert err.count('whole_word') == 1
+
+
+@pytest.mark.parametrize('begin, end', [(1.0, 0.0), (0.15, 0.0), (0.3, 0.07), (0.07, 0.3)])
 @pytest.mark.parametrize('objective', ['mlm', 'plm'])
 @pytest.mark.parametrize('packing, words', [
     ('stream', ''), ('documents', ''), ('stream', 'pieces'), ('documents', 'segmenter')])
@@ -275,9 +290,16 @@ HAND = {'max_iters': 12, 'total_batch': 8, 'batch_size': 3, 'seed': 4, 'schedule
 
 @pytest.mark.parametrize('dtype, scale, clip, eval_fraction', [
     ('float32', 1, 0, 0), ('float32', 1, 0.3, 0.2), ('float16', 2 ** 16, 0.3, 0)])
-def test_a_run_is_the_loop_written_by_hand(dtype, scale, clip, eval_fraction, stage, segmented, tmp_path):
+def test_a_run_is_the_loop_written_by_hand(dtype, scale, clip, eval_fraction, stage, segmented, tmp_path,
+                                           monkeypatch):
     """Three micro-batches a step, with unequal numbers of predicted tokens. float16 has scaled losses."""
     meta = load_meta(segmented)
+    dtypes = set()                                      # of the logits in validation
+
+    def token_losses(logits, targets, plain=train.token_losses):
+        dtypes.add(logits.dtype)
+        return plain(logits, targets)
+    monkeypatch.setattr(train, 'token_losses', token_losses)
     done = stage('train', *tiny(segmented, tmp_path, **HAND, dtype=dtype, grad_clip=clip,
                                 eval_mask_fraction=eval_fraction))
     assert done.code == 0, done
@@ -291,6 +313,7 @@ def test_a_run_is_the_loop_written_by_hand(dtype, scale, clip, eval_fraction, st
     groups = [{'params': matrices, 'weight_decay': 0.3}, {'params': vectors, 'weight_decay': 0.0}]
     optimizer = torch.optim.AdamW(groups, betas=(0.8, 0.95), eps=1e-3)
 
+    assert dtypes == {getattr(torch, dtype)}
     lines = train.read_metrics(tmp_path)
     for step, line in enumerate(line for line in lines if line['kind'] == 'train'):
         rate = 0.01 * (step + 1) / 3
@@ -321,7 +344,7 @@ def test_a_run_is_the_loop_written_by_hand(dtype, scale, clip, eval_fraction, st
         assert line['norm'] == pytest.approx(norm, rel=1e-4 if dtype == 'float32' else 5e-4)
         assert norm > 0.3                               # and is clipped
         seconds = 8 * 32 / line['tokens_per_second']
-        assert line['hours_left'] * 3600 == pytest.approx((11 - step) * seconds)
+        assert line['minutes_left'] * 60 == pytest.approx((11 - step) * seconds)
     tolerance = 1e-5 if dtype == 'float32' else 1e-4
     for name, x in last(tmp_path)['model'].items():
         assert (x - model.state_dict()[name]).abs().max() < tolerance, name
@@ -387,28 +410,107 @@ def test_automatic_precision_on_a_cpu(able, width, dtype, monkeypatch):
 
 # ---- resume ----
 
-@pytest.mark.parametrize('number, system', [
-    (signal.SIGTERM, {'attention': 'pairwise', 'position': 'rope', 'batch_size': 3, 'mask_fraction': 0.3,
-                      'mask_fraction_end': 0.15}),
-    (signal.SIGINT, {'attention': 'gau', 'position': 'rope', 'packing': 'documents', 'whole_word': True}),
-    (signal.SIGHUP, {'attention': 'xlnet', 'position': 'none', 'objective': 'plm', 'dtype': 'bfloat16'}),
-    (signal.SIGTERM, {'attention': 'shatter', 'position': 'none', 'dtype': 'float16', 'grad_clip': 0})])
-def test_resumed_is_uninterrupted(number, system, run, monkeypatch):
-    """Stopped by a signal in step 5, with lines of a later step in the log: to the bit, dropout included."""
-    knobs = {**system, 'eval_interval': 3}
+def full_disk(*arguments):
+    """torch.save() puts an error of its own above the system's."""
+    try:
+        raise OSError(errno.ENOSPC, 'No space left')
+    finally:
+        raise RuntimeError('unexpected pos')
+
+
+def spoil_loss(*arguments):
+    micro_batches = arguments[3]
+    micro_batches[0]['weights'] *= math.inf
+    return arguments
+
+
+def spoil_gradient(*arguments):
+    """Loss and norm of the step are finite."""
+    *others, grad_clip, runtime = arguments
+    return *others, math.nan, runtime
+
+
+STOPPED = 'stops after this step\nstopped by a signal after step {}, which is saved; repeat the command'
+FULL = 'error: parts/ckpt_0000008.pt cannot be written: [Errno 28] No space left'
+DIVERGED = 'error: parts: a loss or gradient after step {} is not finite; no checkpoint contains it'
+EVERY_STEP = {'checkpoint_interval': 1}
+ENDS = [                                                # call, event, exit status, last step, what is said
+    ('seed_step', 5, signal.SIGTERM, 143, 5, STOPPED, {
+        'attention': 'pairwise', 'position': 'rope', 'batch_size': 3, 'mask_fraction': 0.3,
+        'mask_fraction_end': 0.15}),
+    ('seed_step', 5, signal.SIGINT, 130, 5, STOPPED, {
+        'attention': 'gau', 'position': 'rope', 'packing': 'documents', 'whole_word': True}),
+    ('seed_step', 5, signal.SIGHUP, 129, 5, STOPPED, {
+        'attention': 'xlnet', 'position': 'none', 'objective': 'plm', 'dtype': 'bfloat16'}),
+    ('seed_step', 5, signal.SIGTERM, 143, 5, STOPPED, {
+        'attention': 'shatter', 'position': 'none', 'dtype': 'float16', 'grad_clip': 0}),
+    ('seed_step', 3, signal.SIGTERM, 143, 3, STOPPED, {'log_interval': 100}),
+    ('token_losses', 6, signal.SIGTERM, 143, 4, STOPPED, {}),           # in a validation of four batches
+    ('token_losses', 10, signal.SIGTERM, 143, 8, STOPPED, {}),          # in the last one
+    ('save', 1, signal.SIGTERM, 0, 8, 'stops after this step', {}),     # which is the last
+    ('tree_map_only', 2, full_disk, 2, 4, FULL, {'checkpoint_interval': 4}),
+    ('train_step', 6, spoil_loss, 2, 5, DIVERGED, EVERY_STEP),
+    ('train_step', 6, spoil_gradient, 2, 5, DIVERGED, EVERY_STEP),
+]
+
+
+@pytest.mark.parametrize('name, at, event, code, step, said, knobs', ENDS)
+def test_a_run_that_ends_early_goes_on_to_the_bit(name, at, event, code, step, said, knobs, run, monkeypatch):
+    """Dropout included. A validation that was given up is repeated, and lines that a kill has lost too."""
+    knobs = {'batch_size': 8, 'eval_interval': 4, **knobs}
     run('whole', **knobs)
-    with signalled(monkeypatch, 'seed_step', 5, number):
-        done = run('parts', 128 + number, **knobs)
-    stopped = last('parts')['step']
-    assert stopped in (5, 6)
-    assert f'after step {stopped}, which is saved' in done.err
-    with open('parts/metrics.jsonl', 'a') as file:      # of a step that a kill lost
-        file.write('{"kind": "train", "step": 7, "loss": 0}\n{"kind": "tr')
+    with happening(monkeypatch, name, at, event) as calls:
+        done = run('parts', code, **knobs)
+    assert name != 'token_losses' or len(calls) == at
+    assert said.format(step) in done.err, done
+    assert last('parts')['step'] == step
+    assert not glob.glob('parts/*.tmp')
+    with open('parts/metrics.jsonl', 'a') as file:      # of a step that was not saved, and damaged ones
+        file.write('{"kind": "train", "step": 9, "loss": 0}\n5\n{"a": 1}\n{"kind": "tr')
     done = run('parts', **knobs)
-    same_run('whole', 'parts')
-    assert [line['step'] for line in metrics('whole', 'val')] == [0, 3, 6, 8]
     assert 'differ' not in done.err
-    assert len(metrics('parts', 'train')) == 8
+    same_run('whole', 'parts')
+    assert [line['step'] for line in metrics('parts', 'val')] == [0, 4, 8]
+
+
+@pytest.mark.parametrize('n_steps, code', [(6, 0), (30, 2)])
+def test_float16_passes_over_what_is_not_finite(n_steps, code, run, monkeypatch):
+    """Once, in the second step, or always, until the scale is used up, and nothing is saved."""
+    calls = itertools.count(1)
+
+    def spoil(module, _, losses):
+        return losses * math.inf if next(calls) == 3 or code else losses        # call 1 is a validation
+
+    def make_optimizer(model, *arguments, plain=train.make_optimizer):
+        model.register_forward_hook(spoil)
+        return plain(model, *arguments)
+    monkeypatch.setattr(train, 'make_optimizer', make_optimizer)
+    done = run('a', code, max_iters=n_steps, dtype='float16', log_interval=100, eval_samples=1)
+    if code:
+        assert 'after step 0 is not finite' in refused(done)
+        assert not train.checkpoints('a')
+    else:
+        assert last('a')['scaler']['scale'] == 2 ** 15
+        assert all(x.isfinite().all() for x in last('a')['model'].values())
+
+
+class Fused(torch.optim.SGD):
+    """In float16 its step() is called with any gradient."""
+    _step_supports_amp_scaling = True
+
+    @torch.no_grad()
+    def step(self):
+        for parameter in self.param_groups[0]['params']:
+            parameter -= parameter.grad
+
+
+def test_a_fused_step_in_float16_saves_nothing_that_is_not_finite(run, monkeypatch):
+    def make_optimizer(model, lr, *rest):
+        model.head.bias.register_hook(lambda gradient: gradient * math.inf)
+        return Fused(model.parameters(), lr)
+    monkeypatch.setattr(train, 'make_optimizer', make_optimizer)
+    assert 'after step 0 is not finite' in refused(run('a', 2, dtype='float16', **EVERY_STEP))
+    assert not train.checkpoints('a')
 
 
 def test_a_resumed_run_takes_the_next_samples_and_says_what_differs(run, monkeypatch):
@@ -479,31 +581,10 @@ def test_an_optimizer_of_a_fork_resumes(run, monkeypatch):
     same_run('whole', 'parts')
 
 
-# ---- signals ----
-
-@pytest.mark.parametrize('at, step', [(6, 4), (10, 8)], ids=['in the middle', 'the last'])
-def test_a_signal_inside_a_validation(at, step, run, monkeypatch):
-    """It is given up, its checkpoint written, the validation done by the next run."""
-    knobs = {'batch_size': 8, 'eval_interval': 4}
-    run('whole', **knobs)
-    with signalled(monkeypatch, 'token_losses', at) as calls:           # of four batches each: the second
-        run('parts', 143, **knobs)
-    assert len(calls) == at
-    assert last('parts')['step'] == step
-    assert metrics('parts')[-1]['kind'] == 'train'
-    run('parts', **knobs)
-    same_run('whole', 'parts')
-
-
-def test_a_signal_between_two_log_lines_in_the_last_save_and_under_nohup(run, monkeypatch):
-    with signalled(monkeypatch, 'seed_step', 3):
-        run('a', 143, max_iters=50, log_interval=100)
-    assert last('a')['step'] in (3, 4)                  # it is read after the step in which it came
-    with signalled(monkeypatch, 'save', 1):
-        run('b')
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)        # as nohup does
-    with signalled(monkeypatch, 'seed_step', 1, signal.SIGHUP):
-        run('b', max_iters=9)
+def test_nohup_ignores_sighup(run, monkeypatch):
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with happening(monkeypatch, 'seed_step', 1, signal.SIGHUP):
+        run('a')
 
 
 def test_a_log_line_that_nobody_reads_is_in_the_file(tmp_path, monkeypatch):
@@ -555,61 +636,9 @@ def test_files_of_other_programs_and_revisions(pair, tmp_path, capsys):
             train.read_checkpoint(path)
 
 
-def test_a_checkpoint_is_written_whole_or_not_at_all(run, monkeypatch):
-    """On a full disk the ones before stay; torch.save() puts an error of its own above the system's."""
-    def save(content, file, plain=torch.save):
-        plain(content, file)
-        assert not os.path.exists(file.name.removesuffix('.tmp'))
-        if content['step'] == 5:
-            try:
-                raise OSError(errno.ENOSPC, 'No space left')
-            finally:
-                raise RuntimeError('unexpected pos')
-    monkeypatch.setattr(torch, 'save', save)
-    text = refused(run('a', 2, max_iters=5, milestones=4))
-    assert text.endswith('a/ckpt_0000005.pt cannot be written: [Errno 28] No space left')
-    assert glob.glob('a/ckpt*') == ['a/ckpt_0000004.pt']
-    assert last('a')['step'] == 4
-
-
 def test_a_second_run_in_a_folder_is_refused(run):
     with train.lock_folder('a'):
         assert 'another run uses it' in refused(run('a', 2))
-
-
-@pytest.mark.parametrize('what, dtype', [
-    ('loss', 'float32'), ('gradient', 'float32'), ('gradient', 'float16')])
-def test_what_is_not_finite_is_never_saved(what, dtype, run, monkeypatch):
-    """The loss of step 6, or each gradient of a bias: float16 skips such steps until its scale is used up."""
-    calls = itertools.count(1)
-
-    def spoil(module, _, losses):
-        return losses * math.inf if module.training and next(calls) == 6 else losses
-
-    def make_optimizer(model, *arguments, plain=train.make_optimizer):
-        if what == 'loss':
-            model.register_forward_hook(spoil)
-        else:
-            model.head.bias.register_hook(lambda gradient: gradient * math.inf)
-        return plain(model, *arguments)
-    monkeypatch.setattr(train, 'make_optimizer', make_optimizer)
-    interval = 5 if what == 'loss' else 0
-    text = refused(run('a', 2, max_iters=30, dtype=dtype, log_interval=100, checkpoint_interval=interval))
-    assert f'after step {interval} is not finite' in text
-    assert list(train.checkpoints('a')) == ([5] if interval else [])
-
-
-def test_float16_passes_over_a_loss_that_is_not_finite(run, monkeypatch):
-    calls = itertools.count(1)
-
-    def make_optimizer(model, *arguments, plain=train.make_optimizer):
-        model.register_forward_hook(lambda module, _, y: y * math.inf if next(calls) == 3 else y)
-        return plain(model, *arguments)
-    monkeypatch.setattr(train, 'make_optimizer', make_optimizer)
-    run('a', max_iters=6, dtype='float16', log_interval=100, eval_samples=1)    # call 1 is a validation
-    content = last('a')
-    assert content['scaler']['scale'] == 2 ** 15
-    assert all(x.isfinite().all() for x in content['model'].values())
 
 
 # ---- refusals: without most of these a wrong run would go on ----
