@@ -644,6 +644,7 @@ def test_processes_share_the_trials(tune, trial, tmp_path, monkeypatch):
     """
     with monkeypatch.context() as environment:
         environment.setenv('WORLD_SIZE', '2')
+        environment.setenv('MASTER_ADDR', 'localhost')
         for rank, last in (('1', '2 trials of other processes go on'), ('0', 'finished: 3 trials, ')):
             environment.setenv('RANK', rank)
             done = tune(trials=3)
