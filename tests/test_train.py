@@ -483,27 +483,6 @@ def test_a_run_that_ends_early_goes_on_to_the_bit(name, at, event, code, step, s
     assert [line['step'] for line in metrics('parts', 'val')] == [0, 4, 8]
 
 
-@pytest.mark.parametrize('n_steps, code', [(6, 0), (30, 2)])
-def test_float16_passes_over_what_is_not_finite(n_steps, code, run, monkeypatch):
-    """Once, in the second step, or always, until the scale is used up, and nothing is saved."""
-    calls = itertools.count(1)
-
-    def spoil(module, _, losses):
-        return losses * math.inf if next(calls) == 3 or code else losses        # call 1 is a validation
-
-    def make_optimizer(model, *arguments, plain=train.make_optimizer):
-        model.register_forward_hook(spoil)
-        return plain(model, *arguments)
-    monkeypatch.setattr(train, 'make_optimizer', make_optimizer)
-    done = run('a', code, max_iters=n_steps, dtype='float16', log_interval=100, eval_samples=1)
-    if code:
-        assert 'after step 0 is not finite' in refused(done)
-        assert not train.checkpoints('a')
-    else:
-        assert last('a')['scaler']['scale'] == 2 ** 15
-        assert all(x.isfinite().all() for x in last('a')['model'].values())
-
-
 class Fused(torch.optim.SGD):
     """In float16 its step() is called with any gradient."""
     _step_supports_amp_scaling = True
@@ -514,13 +493,22 @@ class Fused(torch.optim.SGD):
             parameter -= parameter.grad
 
 
-def test_a_fused_step_in_float16_saves_nothing_that_is_not_finite(run, monkeypatch):
-    def make_optimizer(model, lr, *rest):
-        model.head.bias.register_hook(lambda gradient: gradient * math.inf)
-        return Fused(model.parameters(), lr)
+@pytest.mark.parametrize('is_fused, n_bad, code', [(False, 1, 0), (False, 30, 2), (True, 1, 2)])
+def test_float16_passes_over_what_is_not_finite(is_fused, n_bad, code, run, monkeypatch):
+    """Once; or always, until the scale is used up. A fork's fused step takes it. Nothing of that is saved."""
+    calls = itertools.count()
+
+    def make_optimizer(model, *arguments, plain=train.make_optimizer):
+        model.head.bias.register_hook(lambda x: x * math.inf if next(calls) < n_bad else x)
+        return Fused(model.parameters()) if is_fused else plain(model, *arguments)
     monkeypatch.setattr(train, 'make_optimizer', make_optimizer)
-    assert 'after step 0 is not finite' in refused(run('a', 2, dtype='float16', **EVERY_STEP))
-    assert not train.checkpoints('a')
+    done = run('a', code, max_iters=max(6, n_bad), dtype='float16', log_interval=100)
+    if code:
+        assert 'after step 0 is not finite' in refused(done)
+        assert not train.checkpoints('a')
+    else:
+        assert last('a')['scaler']['scale'] == 2 ** 15
+        assert all(x.isfinite().all() for x in last('a')['model'].values())
 
 
 def test_a_resumed_run_takes_the_next_samples_and_says_what_differs(run, monkeypatch):
