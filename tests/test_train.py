@@ -713,8 +713,8 @@ def test_what_a_run_must_have_in_common_with_its_checkpoint(stage, pair, corpus,
 
 
 @pytest.mark.parametrize('knobs', [
-    {'mask_fraction': 0.0}, {'mask_fraction': 15.0}, {'seed': 2 ** 64}, {'key_size': 0}, {'packing': 'x'},
-    {'schedule': 'x'},
+    {'mask_fraction': 0.0}, {'mask_fraction': 15.0}, {'seed': 2 ** 64}, {'packing': 'x'},
+    {'attention': 'gau', 'position': 'none', 'key_size': 0}, {'schedule': 'x'},
     {'objective': 'classify'}, {'init_from': 'some/bert'}, {'device': 'cuda'},
     {'block_size': 10 ** 6, 'position': 'none'}])
 def test_mistakes_are_one_line(knobs, run, monkeypatch):
