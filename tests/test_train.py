@@ -549,6 +549,7 @@ def test_checkpoints_that_stay(run):
         os.remove(path)                                 # as if they were moved elsewhere
     run('b', max_iters=1)
     assert [line['step'] for line in metrics('b')] == [0, 1, 1]         # its log is new
+    assert os.path.exists('b/metrics.jsonl.old')
     train.save('a', {**last('a'), 'step': 10_000_000})  # a digit more than the others
     assert train.newest('a') == 'a/ckpt_10000000.pt'
 
