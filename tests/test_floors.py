@@ -49,8 +49,8 @@ FINETUNE = {
     'spans': ["'span': ", "'exact': ", "'f1_words': ", "'squad1': ", "'squad2': "],
     'reports': [('*parts, *paired_tables(frame, against), *class_tables(results)', '*parts'),
                 'confused = confusions('],
-    'starts': ["if not path.endswith('.pt'):", 'without_other_head(pretrained',
-               'find_other_start(path, source)', 'if other:', ('evaluate_again(trial, given, alone)', 'pass')],
+    'starts': ["if not path.endswith('.pt'):", 'without_other_head(pretrained', 'if other:',
+               'find_other_start(path, source)', ('evaluate_again(trial, given, alone)', 'pass')],
     'options': [('overridden(name, given)', 'given'), 'better_step(best', '_, parameters = best',
                 'if parameters:'],
 }
