@@ -28,7 +28,7 @@ PREPARE = {
     r'\.json files': ["'.json': read_json_rows",
                       (" or (ending == '.json' and not is_one_value(file))", '')],
     r'\.parquet files': ["'.parquet': read_parquet"],
-    'compressed files': [("{'.gz': 'gzip', '.zst': 'zstd'}", '{}'), "    if ending in COMPRESSION:"],
+    'compressed files': [("{'.gz': 'gzip', '.zst': 'zstd'}", '{}'), "if ending in COMPRESSION:"],
     'joined rows': ["if unit['joined'] not in", "'wikitext': ", "'books': "],
     'the hub': ["elif re.fullmatch(r'[", "if unit['hub']:", "Source('hub', ", "'hub': hub_units"],
     'OSCAR': ['passes=passes_oscar'],
@@ -73,7 +73,7 @@ def without(text, sections, titles):
                 assert place[0] in text, place
                 text = text.replace(*place)
             else:
-                text, n = re.subn(rf'(?m)^( *)\S?.*{re.escape(place)}.*\n(?:\1 +.*\n)*', '', text)
+                text, n = re.subn(rf'(?m)^( *)(?=\S).*{re.escape(place)}.*\n(?:\1 +.*\n)*', '', text)
                 assert n, place
     return text
 
