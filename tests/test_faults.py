@@ -1,6 +1,6 @@
 """Faults of train.py's processes: killed, stopped, lost.  The end equals that of an undisturbed run.
 
-    $ FAULTS=50 python -m pytest -m slow -rP tests/test_faults.py       # more often than once
+    $ FAULTS=50 python -m pytest -m slow tests/test_faults.py           # more often than once
 """
 import os
 import random
@@ -51,7 +51,7 @@ def reached(folder):
 def test_stopped_at_any_moment_again_and_again(number, whole, corpus, tmp_path):
     """Each run is stopped four times, at random moments of its steps, saves and validations."""
     folder, seconds = whole
-    rng, steps = random.Random(int(number)), []
+    rng = random.Random(int(number))
     for i in range(TIMES):
         out_dir = tmp_path / f'{i}'
         command = ['train.py', *tiny(corpus, out_dir, **KNOBS)]
@@ -63,11 +63,9 @@ def test_stopped_at_any_moment_again_and_again(number, whole, corpus, tmp_path):
             kill(started, number)
             _, err = started.communicate(timeout=60)
             assert 'Traceback' not in err, err
-            steps.append(reached(out_dir))
         done = process(*command)
         assert done.code == 0, done
         same_run(folder, out_dir)
-    print(f'{signal.Signals(number).name}: {TIMES} runs, stopped at steps {steps}; all end as undisturbed')
 
 
 # ---- two processes ----
@@ -90,7 +88,6 @@ def test_sigterm_to_torchrun_saves(place, pair, corpus, tmp_path):
     started.terminate()
     _, err = started.communicate(timeout=60)
     step = reached(tmp_path / 'run')
-    assert started.returncode, err
     assert f'stopped by a signal after step {step}, which is saved' in err, err
     if place == 'validation':
         assert step == 4
@@ -110,7 +107,7 @@ def test_a_killed_worker_is_started_again(pair, corpus, tmp_path):
     _, err = started.communicate(timeout=180)
     assert started.returncode == 0, err
     same_run(pair, tmp_path / 'run')
-    assert len((tmp_path / 'run' / 'launches.jsonl').read_text().splitlines()) == 2
+    assert (tmp_path / 'run' / 'launches.jsonl').read_text().count('argv') == 2
 
 
 @pytest.mark.parametrize('number', [signal.SIGSTOP, signal.SIGKILL])

@@ -408,6 +408,16 @@ def test_automatic_precision_on_a_cpu(able, width, dtype, monkeypatch):
     assert torch.compiler.config.cache_key_tag == str(dtype)        # tests/test_cuda.py found it on a GPU
 
 
+@pytest.mark.parametrize('system', [
+    {}, {'objective': 'plm', 'attention': 'xlnet', 'position': 'none'}], ids=list(train.OBJECTIVE))
+def test_validation_does_not_depend_on_batch_size(system, run):
+    for size in (3, 8):
+        run(f'{size}', **system, batch_size=size, max_iters=0)
+    [one], [other] = metrics('3'), metrics('8')
+    assert one['loss'] == pytest.approx(other['loss'], rel=1e-6)
+    assert one['accuracy'] == other['accuracy']
+
+
 # ---- resume ----
 
 def full_disk(*arguments):
@@ -473,27 +483,6 @@ def test_a_run_that_ends_early_goes_on_to_the_bit(name, at, event, code, step, s
     assert [line['step'] for line in metrics('parts', 'val')] == [0, 4, 8]
 
 
-@pytest.mark.parametrize('n_steps, code', [(6, 0), (30, 2)])
-def test_float16_passes_over_what_is_not_finite(n_steps, code, run, monkeypatch):
-    """Once, in the second step, or always, until the scale is used up, and nothing is saved."""
-    calls = itertools.count(1)
-
-    def spoil(module, _, losses):
-        return losses * math.inf if next(calls) == 3 or code else losses        # call 1 is a validation
-
-    def make_optimizer(model, *arguments, plain=train.make_optimizer):
-        model.register_forward_hook(spoil)
-        return plain(model, *arguments)
-    monkeypatch.setattr(train, 'make_optimizer', make_optimizer)
-    done = run('a', code, max_iters=n_steps, dtype='float16', log_interval=100, eval_samples=1)
-    if code:
-        assert 'after step 0 is not finite' in refused(done)
-        assert not train.checkpoints('a')
-    else:
-        assert last('a')['scaler']['scale'] == 2 ** 15
-        assert all(x.isfinite().all() for x in last('a')['model'].values())
-
-
 class Fused(torch.optim.SGD):
     """In float16 its step() is called with any gradient."""
     _step_supports_amp_scaling = True
@@ -504,13 +493,22 @@ class Fused(torch.optim.SGD):
             parameter -= parameter.grad
 
 
-def test_a_fused_step_in_float16_saves_nothing_that_is_not_finite(run, monkeypatch):
-    def make_optimizer(model, lr, *rest):
-        model.head.bias.register_hook(lambda gradient: gradient * math.inf)
-        return Fused(model.parameters(), lr)
+@pytest.mark.parametrize('is_fused, n_bad, code', [(False, 1, 0), (False, 30, 2), (True, 1, 2)])
+def test_float16_passes_over_what_is_not_finite(is_fused, n_bad, code, run, monkeypatch):
+    """Once; or always, until the scale is used up. A fork's fused step takes it. Nothing of that is saved."""
+    calls = itertools.count()
+
+    def make_optimizer(model, *arguments, plain=train.make_optimizer):
+        model.head.bias.register_hook(lambda x: x * math.inf if next(calls) < n_bad else x)
+        return Fused(model.parameters()) if is_fused else plain(model, *arguments)
     monkeypatch.setattr(train, 'make_optimizer', make_optimizer)
-    assert 'after step 0 is not finite' in refused(run('a', 2, dtype='float16', **EVERY_STEP))
-    assert not train.checkpoints('a')
+    done = run('a', code, max_iters=max(6, n_bad), dtype='float16', log_interval=100)
+    if code:
+        assert 'after step 0 is not finite' in refused(done)
+        assert not train.checkpoints('a')
+    else:
+        assert last('a')['scaler']['scale'] == 2 ** 15
+        assert all(x.isfinite().all() for x in last('a')['model'].values())
 
 
 def test_a_resumed_run_takes_the_next_samples_and_says_what_differs(run, monkeypatch):
@@ -551,6 +549,7 @@ def test_checkpoints_that_stay(run):
         os.remove(path)                                 # as if they were moved elsewhere
     run('b', max_iters=1)
     assert [line['step'] for line in metrics('b')] == [0, 1, 1]         # its log is new
+    assert os.path.exists('b/metrics.jsonl.old')
     train.save('a', {**last('a'), 'step': 10_000_000})  # a digit more than the others
     assert train.newest('a') == 'a/ckpt_10000000.pt'
 
@@ -570,6 +569,39 @@ def test_a_run_begins_with_the_weights_of_another_one(run):
     assert 'from step 2 of' in run('b', max_iters=3, **knobs).out
 
 
+def test_rows_of_a_bert_that_no_token_has_are_left_out(run, corpus, monkeypatch):
+    monkeypatch.setattr(train, 'bert_tokenizer', lambda source: load_tokenizer(corpus))
+    for n_rows, code in ((399, 2), (405, 0)):
+        bert = MaskedLM(EncoderConfig(n_rows, 32, 2, 4, 16, 32))
+        monkeypatch.setattr(MaskedLM, 'from_pretrained', lambda source, bert=bert: bert)
+        done = run('a', code, init_from='bert', max_iters=0)
+        assert code == 0 or 'bert has vocab_size=399, this run has 400' in refused(done)
+    for name, x in last('a')['model'].items():
+        assert torch.equal(x, bert.state_dict()[name][:len(x)])
+
+
+def test_code_that_changed_is_said(run, stage, corpus, monkeypatch):
+    """Of the newest checkpoint by each command that uses it; one from before 2026-11-28 does not know its."""
+    run('a', max_iters=2)
+    content = last('a')
+    train.save('a', {**content, 'code': 'another'})
+    for knobs in ({}, {'fill': 'the [MASK]'}, {'export': 'b'}, {'out_dir': 'c', 'init_from': 'a'}):
+        done = stage('train', *tiny(corpus, **{'out_dir': 'a', 'max_iters': 2, **knobs}))
+        assert 'model.py is not the code that trained a/ckpt_0000002.pt: its numbers may differ' in done.err
+    for code in ({}, {'code': content['code']}):
+        del content['code']
+        train.save('a', {**content, **code})
+        assert 'not the code' not in run('a', max_iters=2).err
+        content['code'] = ''
+
+    digests = set()
+    for source in ('x = 1\n', 'x = 1   # one\n\n  # two\n', 'x = 2\n', '"""One."""\nx = 1\n', 'x = "# 1"\n',
+                   'x = "# 2"\n'):
+        monkeypatch.setattr(train.inspect, 'getsource', lambda module, source=source: source)
+        digests.add(train.code_digest.__wrapped__())
+    assert len(digests) == 5
+
+
 def test_an_optimizer_of_a_fork_resumes(run, monkeypatch):
     def sgd(model, lr, *rest):
         return torch.optim.SGD(model.parameters(), lr, momentum=0.9)
@@ -579,6 +611,17 @@ def test_an_optimizer_of_a_fork_resumes(run, monkeypatch):
     os.remove('parts/ckpt_0000008.pt')
     run('parts', checkpoint_interval=4)
     same_run('whole', 'parts')
+
+
+def test_moments_without_names_are_loaded(run):
+    """Those of the first revisions."""
+    run('whole', checkpoint_interval=4)
+    os.remove('whole/ckpt_0000008.pt')
+    content = last('whole')
+    for group in content['optimizer']['param_groups']:
+        del group['param_names']
+    train.save('whole', content)
+    assert 'from step 4 of' in run('whole').out
 
 
 def test_nohup_ignores_sighup(run, monkeypatch):
@@ -671,7 +714,8 @@ def test_what_a_run_must_have_in_common_with_its_checkpoint(stage, pair, corpus,
 
 
 @pytest.mark.parametrize('knobs', [
-    {'mask_fraction': 0.0}, {'mask_fraction': 15.0}, {'packing': 'x'}, {'schedule': 'x'},
+    {'mask_fraction': 0.0}, {'mask_fraction': 15.0}, {'seed': 2 ** 64}, {'packing': 'x'},
+    {'attention': 'gau', 'position': 'none', 'key_size': 0}, {'schedule': 'x'},
     {'objective': 'classify'}, {'init_from': 'some/bert'}, {'device': 'cuda'},
     {'block_size': 10 ** 6, 'position': 'none'}])
 def test_mistakes_are_one_line(knobs, run, monkeypatch):
@@ -687,9 +731,9 @@ def test_every_process_needs_a_sequence_of_a_step():
             train.check_knobs({**knobs_of(train), 'total_batch': total_batch}, runtime)
 
 
-@pytest.mark.parametrize('place', ['1', ' 2', '1 1', '2 2', 'a 2', '-1 2', '0 b'])
+@pytest.mark.parametrize('place', ['1', ' 2', '1 1', '2 2', 'a 2', '-1 2', '0 b', '0 2'])
 def test_a_wrong_place_among_processes_is_refused(place, run, monkeypatch):
-    """A process of another rank would write nothing, and end with status 0."""
+    """A process of another rank would write nothing, and end with status 0. The last lacks MASTER_ADDR."""
     for name, text in zip(('RANK', 'WORLD_SIZE'), place.split(' '), strict=False):
         if text:
             monkeypatch.setenv(name, text)
@@ -733,6 +777,27 @@ def test_show_walks_from_a_text_to_its_loss(run):
     assert '(1, 32, 16)' in shown                       # what a module returns
     run('a', **knobs)
     assert f"\nloss {metrics('a', 'train')[0]['loss']:.3f} nats" in shown
+    assert 'PermutationLM' in run('b', show=2, objective='plm', attention='xlnet', position='none').out
+
+
+def test_what_a_large_run_on_a_cpu_takes_is_said(run, monkeypatch):
+    with happening(monkeypatch, 'seed_step', 1, signal.SIGTERM):
+        assert 'on a CPU this may take 52 hours; python train.py config/quickstart.py takes minutes' in (
+            run('a', 143, max_iters=10 ** 9).err)
+    assert train.time_left(7199) == {'minutes_left': 7199 / 60}
+    assert train.time_left(7200) == {'hours_left': 2}
+
+
+def test_loss_png_shows_the_losses_after_step_0(tmp_path, monkeypatch):
+    drawn = {}
+    monkeypatch.setattr('matplotlib.axes.Axes.plot', lambda self, *xy, label: drawn.update({label: xy}))
+    log = train.Log(str(tmp_path), 0, CPU, '', {})
+    for step in (0, 2, 4):
+        log.write('train', step, loss=4.0, lr=1)
+        log.write('val', step, unigram=6.0, loss=5.0)
+    train.plot_losses(tmp_path)
+    assert drawn == {name: ((2, 4), (y, y), '.-') for name, y in (
+        ('train loss', 4.0), ('val loss', 5.0), ('val unigram', 6.0))}
 
 
 def test_fill_prints_five_predictions_for_each_mask(pair, stage, meta):

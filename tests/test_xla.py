@@ -15,7 +15,7 @@ import pytest
 import torch
 from conftest import tiny, torchrun
 from test_model import CORE, GATED, KEEP, ORDER, PREDICTED, SMALL, SYSTEMS, XLNET, small, system
-from test_train import CPU, metrics, same_run, signalled
+from test_train import CPU, happening, metrics, same_run
 
 import train
 
@@ -147,7 +147,7 @@ def test_a_run_is_steady_and_goes_on_as_if_undisturbed(run, tmp_path, monkeypatc
         patch.setattr(train.Log, 'write', counting)
         run('whole')
     assert 0 < graphs['val', 6] == graphs['train', 9] == graphs['val', 12], graphs
-    with signalled(monkeypatch, 'seed_step', 6):
+    with happening(monkeypatch, 'seed_step', 6):
         run('cut', 128 + signal.SIGTERM)
     run('cut')
     same_run(tmp_path / 'whole', tmp_path / 'cut')
