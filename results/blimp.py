@@ -29,7 +29,7 @@ from tqdm import tqdm
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 import train
-from configurator import UserError, configure, run, notice, printable
+from configurator import UserError, configure, run, notice
 from finetune import find_paths, read_file
 from model import MaskedLM
 
@@ -57,7 +57,7 @@ def read_sets(folder, n):
     else:
         sets = read_hub()
     if not sets:
-        raise UserError(f'data_dir={printable(folder)}: no .jsonl file there')
+        raise UserError(f'data_dir={folder}: no .jsonl file there')
     sets = {name: records[:n] if n else records for name, records in sets.items()}
     for name, records in sets.items():
         check_pairs(name, records)
@@ -67,12 +67,12 @@ def read_sets(folder, n):
 def check_pairs(name, records):
     """Refuse a set without pairs, or with half a pair, before hours of scoring begin."""
     if not records:
-        raise UserError(f'{printable(name)}.jsonl: no pair of sentences in it')
+        raise UserError(f'{name}.jsonl: no pair of sentences in it')
     for number, record in enumerate(records, 1):
         for key in SENTENCES:
             text = record.get(key)
             if not isinstance(text, str):
-                raise UserError(f'{printable(name)}.jsonl, row {number}: {key} is {printable(repr(text))}, '
+                raise UserError(f'{name}.jsonl, row {number}: {key} is {text!r}, '
                                 'it must be a text')
 
 
@@ -83,7 +83,7 @@ def read_hub():
         return {name: load_dataset(HUB, name, split='train').to_list()
                 for name in get_dataset_config_names(HUB)}
     except Exception as error:                          # the hub's errors have dozens of classes
-        raise UserError(f'{HUB}: {printable(error)}; --data_dir=D reads the folder data of '
+        raise UserError(f'{HUB}: {error}; --data_dir=D reads the folder data of '
                         'github.com/alexwarstadt/blimp') from None
 
 
@@ -97,9 +97,9 @@ def encode(tokenizer, texts, most):
     encoded = []
     for text, (ids, offsets) in zip(texts, tokenizer.encode_offsets(texts), strict=True):
         if len(ids) == 0:
-            raise UserError(f'no token in {printable(repr(text))}: each sentence needs one')
+            raise UserError(f'no token in {text!r}: each sentence needs one')
         if len(ids) > most:
-            raise UserError(f'{len(ids)} tokens in {printable(repr(text))}: the run has '
+            raise UserError(f'{len(ids)} tokens in {text!r}: the run has '
                             f'block_size={most + 2}')
         ends = [match.end() for match in WORD.finditer(text)]
         words = np.searchsorted(ends, offsets[:, 0], side='right')      # number of words that end before
@@ -183,7 +183,7 @@ def score_run(path, sets, batch_size, runtime):
     """
     model, tokenizer, content = train.load(path)
     if type(model) is not MaskedLM:
-        raise UserError(f'{printable(path)}: a {type(model).__name__}; only runs of objective=mlm are scored')
+        raise UserError(f'{path}: a {type(model).__name__}; only runs of objective=mlm are scored')
     accuracies = set_accuracies(model.to(runtime.device), tokenizer, sets, batch_size, runtime)
     return {'step': content['step'], 'n_pairs': sum(map(len, sets.values())),
             'accuracy': float(np.mean([*accuracies.values()])),
@@ -223,7 +223,7 @@ def main():
         path = train.newest(folder) or folder           # if it has no checkpoint, load() says so
         key = path, data, pairs
         if key in scored:
-            notice(f'{printable(path)}: has a row in {out}; if that is of an earlier run, remove the row')
+            notice(f'{path}: has a row in {out}; if that is of an earlier run, remove the row')
         else:
             row = {'checkpoint': path, 'data': data, 'pairs': pairs,
                    **score_run(path, sets, batch_size, runtime)}
@@ -232,7 +232,7 @@ def main():
                 file.write(json.dumps(row) + '\n')
             scored[key] = row
         row = scored[key]
-        print(f"{printable(path)}: {100 * row['accuracy']:.2f} % of {row['n_pairs']:,} pairs", flush=True)
+        print(f"{path}: {100 * row['accuracy']:.2f} % of {row['n_pairs']:,} pairs", flush=True)
         rows.append(row)
     print(f'\nBLiMP, {data}, accuracy in %\n{table(rows)}')
 

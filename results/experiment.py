@@ -57,7 +57,7 @@ from filelock import FileLock, Timeout
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 import train
-from configurator import UserError, choose, configure, run, settings, notice, printable
+from configurator import UserError, choose, configure, run, settings, notice
 from finetune import markdown
 from model import count_parameters
 
@@ -82,7 +82,7 @@ class Plan:
     def __post_init__(self):
         for name, kind in self.__annotations__.items():
             if not isinstance(getattr(self, name), kind):
-                raise UserError(f'{name}={printable(getattr(self, name))}: must be a {kind.__name__}')
+                raise UserError(f'{name}={getattr(self, name)}: must be a {kind.__name__}')
         for cell in [*self.cells, *itertools.chain(*self.contrasts.values())]:
             choose('cell', cell, self.cells)
             choose('reference', self.reference_of(cell), self.cells)
@@ -165,7 +165,7 @@ def read_rows(path, runs):
         for knob, value in row['knobs'].items():
             if knob in one.knobs and knob not in MAY_DIFFER and as_json(one.knobs[knob]) != value:
                 raise UserError(f'{rows_path(path)}: the run of {one.cell}, seed {one.seed}, has {knob}='
-                                f'{printable(value)}, the plan {printable(one.knobs[knob])}: give the plan '
+                                f'{value}, the plan {one.knobs[knob]}: give the plan '
                                 'another name')
         rows.append(row)
     columns = ['cell', 'rate', 'seed', 'loss', 'curve']
@@ -566,7 +566,7 @@ def main():
     if path in ('--help', '-h'):
         sys.exit(__doc__)
     if words not in ([], ['latex'], ['run'], ['run', 'any_code']):
-        given = printable(' '.join(words))
+        given = ' '.join(words)
         raise UserError(f'{given}: give a plan, then nothing, latex, run or run any_code')
     if 'run' in words:
         make_all(path, 'any_code' in words)
