@@ -225,7 +225,7 @@ def test_rows_of_another_plan_are_refused(corpus, tmp_path, stage):
     assert may_differ == {
         'a_newer_knob', 'out_dir', 'data_dir', 'device', 'compile', 'timeout', 'wandb_project', 'milestones',
         'checkpoint_interval', 'log_interval', 'validation'}
-    assert 'has max_iters=9, the plan 8' in refused(stage('experiment', path))
+    assert 'original, seed 1 has max_iters=9, this run has 8' in refused(stage('experiment', path))
     make_rows(tmp_path, {'original': [4.0]})
     assert 'two rows of original, seed 1' in refused(stage('experiment', path))
 
