@@ -1029,11 +1029,9 @@ def test_extended(settings):
 def test_extension_repeats_the_vectors_of_the_longest_distances():
     """Tian et al. 2021, section 2: "copying the learnt embeddings" of the longest distances in training."""
     model = build(**system('rpe', 'none', clip_distance=20))        # rows of 12 tokens: distances -11 to 11
-    models = model, extended(model, 40)
-    for layer in range(2):
-        old, new = (x.encoder.blocks[layer].attention.distance_vectors for x in models)
+    for block, longer in zip(model.encoder.blocks, extended(model, 40).encoder.blocks, strict=True):
         rows = torch.arange(39).clamp(19 - 11, 19 + 11)             # that of distance 0 is row 19
-        assert torch.equal(new, old[rows])
+        assert torch.equal(longer.attention.distance_vectors, block.attention.distance_vectors[rows])
 
 
 # ---- what a user can get wrong ----

@@ -277,8 +277,8 @@ def make(one, plan):
         model, *_ = train.load(one.folder)
         row['parameters'] = count_parameters(model)
         row['loss'] = loss_on_all_rows(model, launch['config']) if plan.all_rows else row['curve'][-1][1]
-    if finite and plan.blimp:
-        row.update(blimp_scores(one.folder, plan))
+        if plan.blimp:
+            row.update(blimp_scores(one.folder, plan))
     return row
 
 
@@ -469,14 +469,20 @@ def cell_table(plan, rows):
 
 
 def contrast_table(plan, rows):
-    found = {name: paired(differences(rows, weights)) for name, weights in plan.contrasts.items()}
-    adjusted = holm(pd.Series({name: p for name, (*_, p) in found.items()}))
     lines = []
-    for name, test in found.items():
-        lines.append({'test': name, 'seeds': len(differences(rows, plan.contrasts[name])),
-                      'nats (95 %)': shown_interval(test, 3), 'p': shown_p(test[3]),
-                      "Holm's p": shown_p(adjusted[name])})
-    return pd.DataFrame(lines)
+    for name, weights in plan.contrasts.items():
+        of_seeds = differences(rows, weights)
+        test = paired(of_seeds)
+        lines.append({
+            'test': name,
+            'seeds': len(of_seeds),
+            'nats (95 %)': shown_interval(test, 3),
+            'p': test[3],
+        })
+    table = pd.DataFrame(lines)
+    table["Holm's p"] = holm(table['p']).map(shown_p)
+    table['p'] = table['p'].map(shown_p)
+    return table
 
 
 def cell_tables(plan, rows):
@@ -529,7 +535,6 @@ def draw(plan, rows):
     for panel, group in zip(panels, groups, strict=True):
         panel.set(title=group, xlabel='step', ylabel='validation loss (nats)')
         panel.legend()
-        panel.spines[['top', 'right']].set_visible(False)
     figure.suptitle('Mean over seeds, in a band from the lowest\nto the highest')
     panels[0].set_ylim(top=top)
     return figure
