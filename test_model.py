@@ -1,4 +1,4 @@
-"""The model against its papers: loop-level oracles, printed counts, padding, precision, Hugging Face.
+"""The model against its papers: loop-level oracles, counts, padding, precision, Hugging Face.
 
     $ python -m pytest test_model.py            # CPU, offline
 

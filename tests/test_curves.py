@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import knobs_of, refused, tiny, words
+from test_model import randomised
 from test_train import CPU
 
 import bench
@@ -16,7 +17,12 @@ import train
 from curves import MATRICES
 from model import NORMALISER
 
-SHAPE = {'n_layer': 2, 'n_head': 4, 'n_embd': 16, 'n_inner': 32}
+SHAPE = {
+    'n_layer': 2,
+    'n_head': 4,
+    'n_embd': 16,
+    'n_inner': 32,
+}
 CONFIG = {**knobs_of(curves), **SHAPE}
 MODEL = {**knobs_of(bench), **SHAPE, 'vocab_size': 60}
 
@@ -125,8 +131,7 @@ def test_rank_of_matrices_of_known_rank(r):
     *(('gau', {'normaliser': name}) for name in NORMALISER),
     ('gau', {'normaliser': 'squared_relu', 'relu_scale': 'n2'})])
 def test_maps_times_values_are_what_the_attention_gives(name, options):
-    model = bench.build(name, {**MODEL, **options}, 16)
-    randomise(model)
+    model = randomised(bench.build(name, {**MODEL, **options}, 16), 0.5)
     ids = torch.randint(60, (1, 16))
     maps = [layer.weights[0] for layer in curves.attention_of(model, ids)]
     attention = model.encoder.blocks[0].attention
@@ -140,14 +145,6 @@ def test_maps_times_values_are_what_the_attention_gives(name, options):
     else:
         mixed = (maps[0] @ value.view(16, 4, 4).transpose(0, 1)).transpose(0, 1).reshape(16, 16)
     torch.testing.assert_close(mixed, given[0])
-
-
-def randomise(model):
-    """Weights that are large enough for scores that differ."""
-    torch.manual_seed(1)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.normal_(std=0.5)
 
 
 def symmetric_share(matrix):
@@ -182,7 +179,7 @@ def test_maps_of_a_text_and_of_masked_rows(attention, packing, stage, call, corp
     run = str(tmp_path / 'mine')
     stage('train', *tiny(corpus, run, attention=attention, packing=packing, max_iters=0), pictures=True)
     model, tokenizer, content = train.load(run)
-    randomise(model)
+    randomised(model, 0.5)
     train.write_checkpoint(train.newest(run), {**content, 'model': model.state_dict()})
     rows = call('--what=runs,maps,rank,partition', runs=run, text='the value of a list', masked_rows=3,
                 pictures=True, **SHAPE)
