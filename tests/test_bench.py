@@ -17,7 +17,13 @@ import bench
 import train
 from configurator import UserError
 
-SHAPE = {'n_layer': 2, 'n_head': 4, 'n_embd': 16, 'n_inner': 32, 'vocab_size': 60}
+SHAPE = {
+    'n_layer': 2,
+    'n_head': 4,
+    'n_embd': 16,
+    'n_inner': 32,
+    'vocab_size': 60,
+}
 CONFIG = {**knobs_of(bench), **SHAPE, 'device': 'cpu', 'dtype': 'float32'}
 
 def test_counts_are_by_group():

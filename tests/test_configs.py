@@ -130,8 +130,13 @@ def test_a_header_and_the_page_make_the_same_run(run):
 
 def test_values_of_the_authors_code():
     """What mcrts/ACL2024-SymmetricAttentionBert and HJHGJGHHG/GAU-PyTorch set beyond the papers."""
-    both = {'weight_decay': 0.01, 'grad_clip': 1.0, 'dropout': 0.1, 'attention_dropout': 0.1,
-            'mask_fraction': 0.15}
+    both = {
+        'weight_decay': 0.01,
+        'grad_clip': 1.0,
+        'dropout': 0.1,
+        'attention_dropout': 0.1,
+        'mask_fraction': 0.15,
+    }
     courtois = {**both, 'adam_eps': 1e-12, 'packing': 'stream', 'eval_interval': 250}
     assert knobs('courtois/base').items() >= courtois.items()
     assert knobs('liu/base').items() >= {**both, 'adam_eps': 1e-6, 'packing': 'documents'}.items()
