@@ -162,18 +162,17 @@ def read_rows(path, runs):
         row = found.get((one.cell, one.rate, one.seed))
         if row is None:
             continue
-        for knob, value in row['knobs'].items():
-            if knob in one.knobs and knob not in MAY_DIFFER and as_json(one.knobs[knob]) != value:
-                raise UserError(f'{rows_path(path)}: the run of {one.cell}, seed {one.seed}, has {knob}='
-                                f'{value}, the plan {one.knobs[knob]}: give the plan '
-                                'another name')
+        source = f'give the plan another name: {rows_path(path)}, {one.cell}, seed {one.seed}'
+        ours = json.loads(json.dumps(compared_knobs(one, row['knobs'])))        # tuples become lists
+        train.refuse_difference(source, row['knobs'], ours)
         rows.append(row)
     columns = ['cell', 'rate', 'seed', 'loss', 'curve']
     return pd.DataFrame(rows, columns=None if rows else columns).astype({'loss': float})
 
 
-def as_json(value):
-    return list(value) if isinstance(value, tuple) else value
+def compared_knobs(one, theirs):
+    """The knobs of a run that must be those of its row or checkpoint, which may be older and lack some."""
+    return {knob: value for knob, value in one.knobs.items() if knob in theirs and knob not in MAY_DIFFER}
 
 
 # ---- 2. the runs ----
@@ -247,9 +246,7 @@ def check_origin(path, one, origin, any_code):
     if checkpoint:
         source = f'give the plan another name: {checkpoint}'
         begun = {'code': origin['code'], **train.read_checkpoint(checkpoint)}
-        ours = {knob: value for knob, value in one.knobs.items()
-                if knob in begun['config'] and knob not in MAY_DIFFER}
-        train.refuse_difference(source, begun['config'], ours)
+        train.refuse_difference(source, begun['config'], compared_knobs(one, begun['config']))
         train.refuse_difference(source, begun, {'dtype': origin['precision']})
         if not any_code:
             train.refuse_difference(source, begun, {'code': origin['code']})
@@ -280,8 +277,8 @@ def make(one, plan):
         model, *_ = train.load(one.folder)
         row['parameters'] = count_parameters(model)
         row['loss'] = loss_on_all_rows(model, launch['config']) if plan.all_rows else row['curve'][-1][1]
-    if finite and plan.blimp:
-        row.update(blimp_scores(one.folder, plan))
+        if plan.blimp:
+            row.update(blimp_scores(one.folder, plan))
     return row
 
 
@@ -398,19 +395,23 @@ def shown_mean(values, places):
 
 def shown_interval(found, places, sign='+'):
     """A number with its interval as text.  found: (number, low, high, ...); one seed has no interval."""
+    if np.isnan(found[0]):                              # no seed
+        return ''
     number, low, high = (f'{value:{sign}.{places}f}' for value in found[:3])
     return number if np.isnan(found[1]) else f'{number} ({low} to {high})'
 
 
-def report_gaps(plan, runs, rows):
+def report_gaps(runs, rows):
     """Print a line for each cell and rate with runs that are missing or whose loss is not finite."""
-    made = set(rows[['cell', 'rate', 'seed']].itertuples(index=False, name=None))
-    missing = [one for one in runs if (one.cell, one.rate, one.seed) not in made]
-    missing = pd.DataFrame([one[:3] for one in missing], columns=['cell', 'rate', 'seed'])
-    diverged = rows[rows['loss'].isna()]
-    for text, gaps in (('has no finished run', missing), ('has a loss that is not finite', diverged)):
-        for (cell, rate), of_cell in gaps.groupby(['cell', 'rate'], sort=False):
-            print(f"{cell}, rate {rate:g}, {text}: seed {', '.join(map(str, of_cell['seed']))}")
+    losses = rows.set_index(['cell', 'rate', 'seed'])['loss']
+    gaps = {}
+    for one in runs:
+        loss = losses.get(one[:3])
+        if loss is None or math.isnan(loss):
+            text = 'has no finished run' if loss is None else 'has a loss that is not finite'
+            gaps.setdefault((one.cell, one.rate, text), []).append(one.seed)
+    for (cell, rate, text), seeds in gaps.items():
+        print(f"{cell}, rate {rate:g}, {text}: seed {', '.join(map(str, seeds))}")
 
 
 def search_table(plan, rows):
@@ -427,55 +428,61 @@ def search_table(plan, rows):
 
 
 def cell_table(plan, rows):
-    """A row for each cell: its measures, and their differences or ratios to those of its reference."""
-    others = [cell for cell in plan.cells if cell != plan.reference_of(cell) and cell in set(rows['cell'])]
-    found = {}
-    for cell in others:
-        pairs = differences(rows, {cell: 1, plan.reference_of(cell): -1})
-        found[cell] = paired(pairs)
-        if len(pairs) < len(plan.seeds):
-            print(f"{cell} is compared only on seed {', '.join(map(str, pairs.index))}")
-    adjusted = holm(pd.Series({cell: p for cell, (*_, p) in found.items()}, dtype=float))
+    """A row for each cell: its measures, and their differences or ratios to those of its reference.
+
+    The cells of a group and their reference are compared on the seeds that both have.
+    """
+    minus = f'minus {plan.reference}'
+    p = {}
     lines = []
     for cell, of_cell in rows.groupby('cell', sort=False):
-        minus = f'minus {plan.reference}'
-        line = {'cell': cell, 'rate': f"{of_cell['rate'].iloc[0]:g}", 'runs': len(of_cell),
-                'parameters': f"{of_cell['parameters'].max():,.0f}",
-                'minutes a run': f"{of_cell['seconds'].mean() / 60:.1f}",
-                'loss': shown_mean(of_cell['loss'], 3)}
-        line[minus] = line["Holm's p"] = ''
-        if cell in found:
-            line[minus] = shown_interval(found[cell], 3)
-            line["Holm's p"] = shown_p(adjusted[cell])
-        pair = {cell: 1, plan.reference_of(cell): -1}
+        reference = plan.reference_of(cell)
+        compared = rows.head(0) if cell == reference else rows          # a reference has no difference
+        pair = {cell: 1, reference: -1}
+        pairs = differences(compared, pair)
+        test = paired(pairs)
+        p[cell] = test[3]
+        if cell != reference and len(pairs) < len(plan.seeds):
+            print(f"{cell} is compared only on seed {', '.join(map(str, pairs.index))}")
+        line = {
+            'cell': cell,
+            'rate': f"{of_cell['rate'].iloc[0]:g}",
+            'runs': len(of_cell),
+            'parameters': f"{of_cell['parameters'].max():,.0f}",
+            'minutes a run': f"{of_cell['seconds'].mean() / 60:.1f}",
+            'loss': shown_mean(of_cell['loss'], 3),
+            minus: shown_interval(test, 3),
+            "Holm's p": '',
+        }
         if plan.target:
-            logs = differences(rows.assign(log_steps=np.log(rows['steps'])), pair, 'log_steps')
-            line[f'steps over {plan.reference}'] = (shown_interval(np.exp(paired(logs)[:3]), 2, sign='')
-                                                    if cell in found else '')
+            logs = differences(compared.assign(log_steps=np.log(compared['steps'])), pair, 'log_steps')
+            line[f'steps over {plan.reference}'] = shown_interval(np.exp(paired(logs)[:3]), 2, sign='')
             line['steps'] = f"{of_cell['steps'].mean():.0f}"
         if plan.blimp:
-            scores = rows.assign(percent=100 * rows['blimp'])
+            percents = differences(compared.assign(percent=100 * compared['blimp']), pair, 'percent')
             line['BLiMP, %'] = shown_mean(100 * of_cell['blimp'], 1)
-            line[f'BLiMP {minus}'] = (shown_interval(paired(differences(scores, pair, 'percent')), 1)
-                                     if cell in found else '')
+            line[f'BLiMP {minus}'] = shown_interval(paired(percents), 1)
         lines.append(line)
-    return pd.DataFrame(lines)
-
-
-def seed_table(rows):
-    by_seed = rows.pivot(index='cell', columns='seed', values='loss').reindex(rows['cell'].unique())
-    return by_seed.map('{:.3f}'.format).reset_index()
+    table = pd.DataFrame(lines)
+    table["Holm's p"] = table['cell'].map(holm(pd.Series(p, dtype=float))).map(shown_p)
+    return table
 
 
 def contrast_table(plan, rows):
-    found = {name: paired(differences(rows, weights)) for name, weights in plan.contrasts.items()}
-    adjusted = holm(pd.Series({name: p for name, (*_, p) in found.items()}))
     lines = []
-    for name, test in found.items():
-        lines.append({'test': name, 'seeds': len(differences(rows, plan.contrasts[name])),
-                      'nats (95 %)': shown_interval(test, 3), 'p': shown_p(test[3]),
-                      "Holm's p": shown_p(adjusted[name])})
-    return pd.DataFrame(lines)
+    for name, weights in plan.contrasts.items():
+        of_seeds = differences(rows, weights)
+        test = paired(of_seeds)
+        lines.append({
+            'test': name,
+            'seeds': len(of_seeds),
+            'nats (95 %)': shown_interval(test, 3),
+            'p': test[3],
+        })
+    table = pd.DataFrame(lines)
+    table["Holm's p"] = holm(table['p']).map(shown_p)
+    table['p'] = table['p'].map(shown_p)
+    return table
 
 
 def cell_tables(plan, rows):
@@ -485,11 +492,12 @@ def cell_tables(plan, rows):
     if plan.target and is_never.any():
         names = ', '.join(rows['cell'][is_never].unique())
         print(f'never below {plan.target:g} nats, so that all steps count: {names}')
+    by_seed = rows.pivot(index='cell', columns='seed', values='loss').reindex(rows['cell'].unique())
     tables = {
         'Last validation loss in nats: mean (deviation), then its difference from the reference with a\n'
         '95 % interval: positive if the cell is worse; if the interval includes 0, the sign is open':
             cell_table(plan, rows),
-        'Loss of each seed': seed_table(rows)}
+        'Loss of each seed': by_seed.map('{:.3f}'.format).reset_index()}
     if plan.contrasts:
         tables['Planned tests'] = contrast_table(plan, rows)
     return tables
@@ -504,7 +512,9 @@ def draw(plan, rows):
 
     Each group of cells has its own panel.
     """
+    import matplotlib
     from matplotlib.figure import Figure
+    matplotlib.rcParams['font.size'] = 14
     groups = list(dict.fromkeys(map(os.path.dirname, rows['cell'])))
     names = list(dict.fromkeys(map(os.path.basename, plan.cells)))
     figure = Figure((7, 5.5 * len(groups)), layout='constrained')
@@ -523,13 +533,9 @@ def draw(plan, rows):
         later = curves[curves.index >= curves.index[-1] / 10]   # the first steps would fill half the figure
         top = max(top, later.max(axis=None))
     for panel, group in zip(panels, groups, strict=True):
-        panel.set_title(group, fontsize=16)
-        panel.set_xlabel('step', fontsize=16)
-        panel.set_ylabel('validation loss (nats)', fontsize=16)
-        panel.tick_params(labelsize=14)
-        panel.legend(fontsize=14)
-        panel.spines[['top', 'right']].set_visible(False)
-    figure.suptitle('Mean over seeds, in a band from the lowest\nto the highest', fontsize=16)
+        panel.set(title=group, xlabel='step', ylabel='validation loss (nats)')
+        panel.legend()
+    figure.suptitle('Mean over seeds, in a band from the lowest\nto the highest')
     panels[0].set_ylim(top=top)
     return figure
 
@@ -537,7 +543,7 @@ def draw(plan, rows):
 def report(path, latex):
     plan, runs = read_plan(path)
     rows = read_rows(path, runs)
-    report_gaps(plan, runs, rows)
+    report_gaps(runs, rows)
     finished = rows.dropna(subset='loss')
     if finished.empty:
         raise UserError(f'{path}: no run is finished: python results/experiment.py {path} run')

@@ -15,10 +15,15 @@ from test_train import CPU, MASKS
 
 import bench
 import train
-from bench import SYSTEMS
 from configurator import UserError
 
-SHAPE = {'n_layer': 2, 'n_head': 4, 'n_embd': 16, 'n_inner': 32, 'vocab_size': 60}
+SHAPE = {
+    'n_layer': 2,
+    'n_head': 4,
+    'n_embd': 16,
+    'n_inner': 32,
+    'vocab_size': 60,
+}
 CONFIG = {**knobs_of(bench), **SHAPE, 'device': 'cpu', 'dtype': 'float32'}
 
 def test_counts_are_by_group():
@@ -29,16 +34,6 @@ def test_counts_are_by_group():
         ('small', 28_795_194), ('base', 109_514_298), ('large', 335_174_458)]
     assert this_run['position'] == 512 * 16
     assert this_run['attention'] == 2 * 4 * (16 * 16 + 16)
-
-
-def test_a_system_has_the_attention_of_its_name():
-    for attention in bench.ATTENTION:
-        assert SYSTEMS[attention]['attention'] == attention
-        if f'{attention}_rope' in SYSTEMS:
-            expected = {'attention': attention, 'position': 'rope'}
-            assert SYSTEMS[f'{attention}_rope'] == expected
-    assert SYSTEMS['gau']['position'] == 'rope'
-    assert SYSTEMS['xlnet']['position'] == 'none'
 
 
 def test_systems_take_turns(monkeypatch):
@@ -72,9 +67,8 @@ def test_ratios_are_of_one_round_and_rows_are_printed_and_written(stage, tmp_pat
     assert [*rows['x original']] == pytest.approx([1, 1.5, 1 / 3])
     assert [*rows['x hf_bert']] == [3, 2, 1]
     assert [*rows['time / original']] == pytest.approx([1, 2 / 3, 3])
-    assert rows['tokens/s'][0] == 4 * 512 / 2
     assert [*rows['(time / original)']] == ['1 to 1', '0.5 to 4', '1 to 8']
-    assert [*rows['shape']] == ['base train'] * 3
+    assert rows['shape'][0] == 'base train'
     assert {*rows.made} == {header}
     assert caption[1] == bench.speed.__doc__.splitlines()[0]
     assert first.split()[3:7] == ['4', '512', '2,000', '1,024']

@@ -22,8 +22,8 @@ def scope():
 
 @pytest.mark.parametrize('argument, value', [
     ('--n_layer=1_000', 1000),
-    ('--learning_rate=1', 1.0), ('--learning_rate=3e-4', 3e-4),
-    ('--compile=FALSE', False), ('--name=2024', '2024'), ('--name=x=y', 'x=y'), ('--name=~', '~'),
+    ('--learning_rate=1', 1.0),
+    ('--compile=FALSE', False), ('--name=2024', '2024'), ('--name=x=y', 'x=y'),
     ('--name=~/x', os.path.expanduser('~/x')), ('--block_size=0', 0),
     ('--milestones=10,20', (10, 20)), ('--milestones=10', (10,)), ('--milestones=()', ()),
     ('--null_threshold=-1.5', -1.5)])
@@ -56,7 +56,6 @@ def test_config_files_are_found_from_any_folder(tmp_path, monkeypatch):
 FILES = {
     'broken.py': 'attention = pairwise',
     'number.py': 'learning_rate = "1"',
-    'class.py': 'class Train:\n    seed = 3',
     'hidden.py': 'seed = max',
     'mixed.py': 'seed = 2\nmax_iters: 7',
     'my.json': '{"max_iters": 7}',
@@ -72,7 +71,7 @@ FILES = {
     ("--milestones=1,'x'", "milestones=(1, 'x') must be whole numbers"),
     ('--milestones=10,-1', 'milestones=(10, -1) must be finite and at least 0'),
     ('n_layer=3', 'neither a config file'), ('--\n\x1b[2J=1', r"'--\n\x1b[2J=1': there is no knob"),
-    ('class.py', "class.py': there is no knob 'Train'"), ('hidden.py', 'seed=<built-in function max> must'),
+    ('hidden.py', 'seed=<built-in function max> must'),
     ('broken.py', "broken.py: NameError: name 'pairwise' is not defined"),
     ('my.json', 'my.json: a config file is Python'), ('mixed.py', 'mixed.py: a config file is Python'),
     ('number.py', "learning_rate='1' must be a number"), ('--seed={[]}', "seed='{[]}' must be"),
@@ -84,13 +83,6 @@ def test_malformed_command_lines_are_refused_in_one_line(argument, reason, stage
     assert reason in refused(stage('train', argument))
 
 
-def test_a_refused_command_line_changes_nothing():
-    names = scope()
-    with pytest.raises(UserError):
-        configure(names, LEAST, ['--n_layer=3', '--name=y', '--n_layr=3'])
-    assert names == scope()
-
-
 @pytest.mark.parametrize('name', STAGES)
 def test_help_is_the_head_of_the_file(name, stage):
     """With its headings, and with every knob, its default and its comment."""
@@ -99,13 +91,10 @@ def test_help_is_the_head_of_the_file(name, stage):
     assert text.startswith(f'"""{STAGES[name].__doc__}')
     assert name != 'train' or '\n# data\n' in text
     assert 'import torch' not in text
-    for knob in knobs_of(STAGES[name]):
+    knobs = knobs_of(STAGES[name])
+    assert {*STAGES[name].MINIMUM} <= {*knobs}
+    for knob in knobs:
         assert re.search(rf'^ *{knob}(: \w+)? = .+ # ', text, re.M), knob
-
-
-@pytest.mark.parametrize('name', STAGES)
-def test_minimum_names_knobs_of_its_stage(name):
-    assert {*STAGES[name].MINIMUM} <= {*knobs_of(STAGES[name])}
 
 
 @pytest.mark.parametrize('error', [UserError('bad\nluck'), OSError(28, 'Disk full', 'out/x')], ids=repr)

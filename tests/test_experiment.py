@@ -95,7 +95,7 @@ def test_a_run_that_diverges_is_a_row_and_the_last_loss_can_be_of_all_rows(corpu
 def test_a_run_of_another_corpus_code_precision_or_plan_is_not_added(corpus, tmp_path, monkeypatch):
     """Otherwise a table would compare losses that do not compare, or a row have the new plan's knobs."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(train, 'code_digest', lambda: 'ours', raising=False)
+    monkeypatch.setattr(train, 'code_digest', lambda: 'ours')
     path = str(write_plan(tmp_path, corpus))
     _, runs = experiment.read_plan(path)
     origin = experiment.origin_of(runs[1])
@@ -111,7 +111,6 @@ def test_a_run_of_another_corpus_code_precision_or_plan_is_not_added(corpus, tmp
     (tmp_path / 'plan.jsonl').unlink()
     make_rows(tmp_path, {'original': [4.0]})            # a row of an older revision
     experiment.check_origin(path, runs[1], origin, any_code=False)
-    assert experiment.time_left(path, runs) == ', about 3 minutes left for one process'
 
     for key, other in ('mask_fraction', 0.4), ('dtype', 'bfloat16'), ('code', 'another'):
         knobs = {**runs[3].knobs, 'mask_fraction': 0.4 if key == 'mask_fraction' else 0.15}
@@ -206,8 +205,7 @@ def test_a_plan_takes_the_best_rates_of_searches(corpus, tmp_path, stage):
 @pytest.mark.parametrize('more, parts', [
     ("seed = 1\n", ['seed']), ("seeds = 3\n", ['seeds=3', 'tuple']),
     ("reference = 'first'\n", ['first', 'original']),
-    ("contrasts = {'a': {'thin': 1}}\n", ['thin', 'symmetric']),
-    ("cells['x'] = '--atention=shared'\n", ['atention', 'attention'])])
+    ("contrasts = {'a': {'thin': 1}}\n", ['thin', 'symmetric'])])
 def test_a_wrong_plan_is_refused(more, parts, corpus, tmp_path, stage):
     message = refused(stage('experiment', write_plan(tmp_path, corpus, more)))
     assert all(part in message for part in parts), message
@@ -227,7 +225,7 @@ def test_rows_of_another_plan_are_refused(corpus, tmp_path, stage):
     assert may_differ == {
         'a_newer_knob', 'out_dir', 'data_dir', 'device', 'compile', 'timeout', 'wandb_project', 'milestones',
         'checkpoint_interval', 'log_interval', 'validation'}
-    assert 'has max_iters=9, the plan 8' in refused(stage('experiment', path))
+    assert 'original, seed 1 has max_iters=9, this run has 8' in refused(stage('experiment', path))
     make_rows(tmp_path, {'original': [4.0]})
     assert 'two rows of original, seed 1' in refused(stage('experiment', path))
 

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import ROOT, knobs_of, process, words
-from test_configs import NAMES, commands_of, read, resolved
+from test_configs import COMMANDS as REPRODUCE
+from test_configs import IN_HEADERS, NAMES, commands_of, read, resolved
 
 import bench
 import finetune
@@ -64,8 +65,12 @@ def test_the_first_commands_run(home):
     assert (home / 'out' / 'quickstart' / 'loss.png').exists() or 'matplotlib' in done.err
 
 
-@pytest.mark.parametrize('command', dict.fromkeys(line for line in COMMANDS if '.py' in line))
+EVERY_COMMAND = [*COMMANDS, *REPRODUCE, *IN_HEADERS]
+
+
+@pytest.mark.parametrize('command', dict.fromkeys(line for line in EVERY_COMMAND if '.py' in line))
 def test_a_command_has_its_config_and_knobs(command):
+    """The model is one that model.py allows, and the corpus has a config or a command."""
     module, config = resolved(command)                  # a UserError otherwise
     if module is train:
         model_config(config, 30522)

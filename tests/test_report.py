@@ -48,7 +48,6 @@ def test_a_papers_table_has_its_columns_rows_averages_and_differences():
     assert len(cells(text, 'paper:')) == 6
     assert cells(text, 'difference')[0][5] == '7.50 (3.54) ± 31.77'     # of 10 and 5: paired by seed
     assert cells(report(ours), 'rte.other') == [['25.00 (0.00) ± 0.00', '12.50']]
-    assert cells(report(ours), 'ours')[0][-2] == '72.11 (2.83) ± 25.41'
     some = [one for one in ours if one['task'] != 'rte']
     assert cells(report(some, 'courtois'), 'ours')[0][9] == '-'         # no average without all of its tasks
     with pytest.raises(UserError, match="compare='bass': choose one of , ours"):
@@ -65,7 +64,6 @@ def test_runs_of_one_name_are_averaged_with_pool():
     half = 4.303 * deviation / 3 ** 0.5
     assert cells(text, 'ours')[0] == [f'72.00 ({deviation:.2f}) ± {half:.2f}', '3']
     assert cells(text, 'difference') == [['1.50 (0.71) ± 6.35']]
-    assert cells(report(ours), 'ours-2')[0] == ['83.00 (4.24) ± 38.12', '2']
     with pytest.raises(UserError, match='pool=ours: ours-1 and ours-2 are needed, the runs are ours-1'):
         report(ours[:1], '', '', ['ours'])
 
@@ -94,7 +92,6 @@ def test_a_curve_over_pretraining_steps(stage, tmp_path, monkeypatch):
 
 def test_counts_of_the_papers_are_ours_or_explained(monkeypatch):
     monkeypatch.setattr(torch.Tensor, 'normal_', lambda self, *arguments, **keywords: self)     # slow on meta
-    assert sum(row.paper == 'liu' for row in printed_rows('parameters')) == 3
     unequal = {}                                        # row -> why it is another number
     for row in printed_rows('parameters'):
         total = count_as(row)
