@@ -725,6 +725,23 @@ def test_logits_on_a_gpu_are_of_a_multiple_of_64_words(monkeypatch):
 
 # ---- parameters; tests/test_report.py counts the models of the papers, test_readme.py all variants ----
 
+COUNTS = {                              # masked LMs of the sizes small, base and large
+    'original': [28_795_194, 109_514_298, 335_174_458],
+    'symmetric': [27_744_570, 102_427_194, 309_984_058],
+    'pairwise': [27_875_642, 103_017_018, 311_556_922],
+    'shared': [26_700_090, 95_367_738, 284_867_386],
+}
+
+
+@pytest.mark.parametrize('attention', COUNTS)
+def test_parameter_counts_of_the_papers(attention):
+    """Those of Courtois et al. 2024 (table 2) and Kowsher et al. 2024 (table 4), to the last one."""
+    shapes = (4, 8, 512, 2048), (), (24, 16, 1024, 4096)            # the defaults are those of base
+    with torch.device('meta'):
+        models = [MaskedLM(EncoderConfig(30522, 512, *shape, attention=attention)) for shape in shapes]
+    assert [source.count_parameters(model) for model in models] == COUNTS[attention]
+
+
 @pytest.mark.parametrize('attention', ATTENTION)
 def test_parameter_formula_of_attention(attention):
     """Without the output projection."""

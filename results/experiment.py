@@ -115,7 +115,7 @@ def read_plan(path):
     runs = []
     for seed, cell in itertools.product(plan.seeds, plan.cells):
         for rate in plan.rates or [best.get(cell)]:     # None: the rate of the cell's config files and flags
-            arguments = ['--fill_samples=0', *shlex.split(plan.base), *shlex.split(plan.cells[cell])]
+            arguments = [*shlex.split(plan.base), *shlex.split(plan.cells[cell]), '--fill_samples=0']
             arguments.append(f'--seed={seed}')
             if rate is not None:
                 arguments.append(f'--learning_rate={rate!r}')
@@ -185,6 +185,8 @@ def make_all(path, any_code):
     for name in ('RANK', 'WORLD_SIZE'):                 # set by torchrun, but each run uses one process
         os.environ.pop(name, None)
     plan, runs = read_plan(path)
+    if not any_code:
+        check_code(path)
     for number, one in enumerate(runs, 1):
         if len(read_rows(path, [one])):
             continue
@@ -216,6 +218,16 @@ def time_left(path, runs):
     return f', about {minutes:.0f} minutes left for one process'
 
 
+def check_code(path):
+    """Raise a UserError if a row was made with another model.py."""
+    code = train.code_digest()
+    for row in read_lines(path):
+        if row.get('code', code) != code:               # rows of before 2026-11-28 have no digest
+            raise UserError(f'{rows_path(path)}: model.py has changed since the run of {row["cell"]}, seed '
+                            f'{row["seed"]}: give the plan another name or, if the change does not concern '
+                            'it, add the word any_code')
+
+
 def origin_of(one):
     """What the loss of a run depends on besides its knobs."""
     knobs = one.knobs
@@ -227,7 +239,7 @@ def origin_of(one):
 
 
 def check_origin(path, one, origin, any_code):
-    """Raise a UserError if rows of the plan have another corpus, model.py or precision than this run.
+    """Raise a UserError if rows of the plan have another corpus or precision than this run.
 
     The same if a checkpoint of the run has other knobs, code or precision: train.py itself would go on.
     """
@@ -238,10 +250,6 @@ def check_origin(path, one, origin, any_code):
             train.refuse_difference(source, theirs['corpus'], origin['corpus'])
         if row['knobs']['dtype'] == one.knobs['dtype']:                 # both are auto, or both the same
             train.refuse_difference(source, theirs, {'precision': origin['precision']})
-        if theirs['code'] != origin['code'] and not any_code:
-            raise UserError(f'{rows_path(path)}: model.py has changed since the run of {row["cell"]}, seed '
-                            f'{row["seed"]}: give the plan another name or, if the change does not concern '
-                            'it, add the word any_code')
     checkpoint = train.newest(one.folder)
     if checkpoint:
         source = f'give the plan another name: {checkpoint}'
@@ -551,6 +559,8 @@ def report(path, latex):
         values = rows.get(key, pd.Series()).dropna().unique()
         if len(values) > 1:
             notice(f"{rows_path(path)}: the rows differ in {key}: {', '.join(values)}")
+        elif key == 'code' and len(values) and values[0] != train.code_digest():
+            notice(f'{rows_path(path)}: model.py has changed since these runs')
     if plan.rates:
         tables = {'Last loss in nats by learning rate, mean (deviation)': search_table(plan, rows)}
     else:
