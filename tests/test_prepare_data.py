@@ -344,7 +344,7 @@ def test_a_bert_is_its_whole_tokenizer(tmp_path, monkeypatch, flags, pieces):
     ('tokenizer.json', b'{"normalizer": null}', 'normalizer type=None'),
     ('tokenizer.json', b'{"pre_tokenizer": {"type": "Whitespace"}}', "pre_tokenizer type='Whitespace'"),
     ('tokenizer.json', b'{"model": {"type": "Unigram", "vocab": []}}', "model type='Unigram'"),
-    ('tokenizer.json', b'{"model": {"vocab": {"[PAD]": 0}}}', r"KeyError: '\[UNK\]'"),
+    ('tokenizer.json', b'{"model": {"vocab": {"[PAD]": 0}}}', r'no \[UNK\], \[CLS\], \[SEP\], \[MASK\]'),
     ('vocab.txt', b'caf\xe9', 'UnicodeDecodeError')])
 def test_another_tokenizer_than_a_bert_is_refused(tmp_path, name, content, said):
     """Whatever its files say that is not WordPiece; a file that cannot be read; [PAD] that is not there."""
@@ -492,6 +492,7 @@ def test_oscar_filter_on_both_schemas(tmp_path):
     passes = [
         '{}',
         '{"annotation": null}',
+        '{"identification": {"label": "EN"}}',
         '{"harmful_pp": 5.0, "categories": ["blog"]}',
         '{"harmful_pp": null, "quality_warnings": null, "categories": null}']
     fails = [
@@ -505,10 +506,10 @@ def test_oscar_filter_on_both_schemas(tmp_path):
     fails += [f'{{"categories": ["blog", "{category}"]}}' for category in blocked.split()]
     english = {'identification': {'label': 'en', 'prob': 0.9}}
     rows = [{'content': more, 'metadata': english | json.loads(more)} for more in passes + fails]
-    rows.append({'content': 'x', 'metadata': None})
+    rows.append({'content': 'x', 'metadata': 'none'})
     (tmp_path / 'a.jsonl').write_text('\n'.join(map(json.dumps, rows)))
-    found, _ = unit_texts('oscar', path=str(tmp_path / 'a.jsonl'))
-    assert found == [passes]
+    found, dropped = unit_texts('oscar', path=str(tmp_path / 'a.jsonl'))
+    assert (found, dropped.total()) == ([passes], len(fails) + 1)
 
 
 def test_docstrings_of_a_package(tmp_path, monkeypatch):
@@ -602,7 +603,7 @@ def test_a_plan_is_kept_or_begun_again(tmp_path, specs):
 
 
 @pytest.mark.parametrize('val_fraction, small', [(1e-9, 'val'), (1 - 1e-9, 'train')])
-def test_no_split_is_empty(tmp_path, val_fraction, small):
+def test_no_split_is_empty(tmp_path, capfd, val_fraction, small):
     """The document whose hash is nearest moves there. Of one text nothing can."""
     texts = sorted(make_texts(12), key=text_hash)
     nearest = texts[0] if small == 'val' else texts[-1]
@@ -610,6 +611,7 @@ def test_no_split_is_empty(tmp_path, val_fraction, small):
     folder, meta = prepare(tmp_path, texts, **usual)
     assert read_split(folder, meta, small) == encoded(folder, [nearest])
     assert len(read_all(folder, meta)) == 12
+    assert 'with few documents held out' in capfd.readouterr().err
     with refuses(match='two documents that differ'):
         prepare(tmp_path, ['red'] * 3, **usual, name='y')
 
@@ -638,8 +640,10 @@ def test_a_sample_is_of_the_whole_corpus(tmp_path):
     ('a.jsonl', '--text_field=body', "text_field='body': the fields of the first row are id, text"),
     ('a.jsonl', '--segmenter=jieba', "segmenter='jieba': must be jieba, with tokenizer=wordpiece"),
     ('a.jsonl', '--path=b', "path='b' is for docstrings, "),
-    ('a.jsonl', f'--tokenizer=wordpiece:{ROOT}/README.md', "KeyError: '[PAD]'"),
+    ('a.jsonl', f'--tokenizer=wordpiece:{ROOT}/README.md', "the vocabulary has no [PAD], "),
     ('a.jsonl', '--part=4/4', "part='4/4': must be i/n with i from 0 to n - 1, as in 0/4"),
+    ('a.jsonl', '--tokenizer=wordpiece:none/vocab.txt', "No such file or directory: 'none/vocab.txt'"),
+    ('a.jsonl', '--tokenizer=wordpiece', "vocab_size=20: tokenizer='wordpiece' is that of bert-base-unc"),
     ('cut.jsonl.gz', '--part=0/1', 'cut.jsonl.gz: cannot be read: '),
     ('two.json', '--part=0/1', 'two.json: cannot be read: Extra data')])
 def test_mistakes_are_one_line(tmp_path, stage, name, argument, said):
@@ -667,6 +671,18 @@ def test_a_run_checks_the_sizes_of_shards(tmp_path, monkeypatch):
     flip(f'{folder}/tokenizer/vocab.txt')
     with refuses(match='tokenizer/vocab.txt: missing or damaged'):
         load_tokenizer(folder)
+
+
+def test_a_full_disk_and_a_killed_worker_are_one_line(tmp_path, monkeypatch, stage):
+    def full(self, ids, word_marks):
+        raise OSError(28, 'No space left on device')
+    monkeypatch.setattr(prepare_data.Shard, 'add', full)
+    with refuses(match='x: .*No space left on device: mend that, then repeat'):
+        prepare(tmp_path, make_texts(30))
+    with refuses(match='killed, perhaps for want of memory: try --num_proc=1'):
+        prepare_data.in_parallel(os.abort, [()], 2)
+    monkeypatch.setenv('TORCHELASTIC_RUN_ID', '1')
+    assert 'start prepare_data.py without torchrun' in stage('prepare_data').err
 
 
 # ---- real processes ----
