@@ -344,7 +344,7 @@ def test_a_run_is_the_loop_written_by_hand(dtype, scale, clip, eval_fraction, st
         assert line['norm'] == pytest.approx(norm, rel=1e-4 if dtype == 'float32' else 5e-4)
         assert norm > 0.3                               # and is clipped
         seconds = 8 * 32 / line['tokens_per_second']
-        assert line['minutes_left'] * 60 == pytest.approx((11 - step) * seconds)
+        assert line['hours_left'] * 3600 == pytest.approx((11 - step) * seconds)
     tolerance = 1e-5 if dtype == 'float32' else 1e-4
     for name, x in last(tmp_path)['model'].items():
         assert (x - model.state_dict()[name]).abs().max() < tolerance, name
@@ -440,7 +440,7 @@ def spoil_gradient(*arguments):
     return *others, math.nan, runtime
 
 
-STOPPED = 'stops after this step\nstopped by a signal after step {}, which is saved; repeat the command'
+STOPPED = 'stopped by a signal after step {}, which is saved; repeat the command'
 FULL = 'error: parts/ckpt_0000008.pt cannot be written: [Errno 28] No space left'
 DIVERGED = 'error: parts: a loss or gradient after step {} is not finite; no checkpoint contains it'
 EVERY_STEP = {'checkpoint_interval': 1}
@@ -457,7 +457,7 @@ ENDS = [                                                # call, event, exit stat
     ('seed_step', 3, signal.SIGTERM, 143, 3, STOPPED, {'log_interval': 100}),
     ('token_losses', 6, signal.SIGTERM, 143, 4, STOPPED, {}),           # in a validation of four batches
     ('token_losses', 10, signal.SIGTERM, 143, 8, STOPPED, {}),          # in the last one
-    ('save', 1, signal.SIGTERM, 0, 8, 'stops after this step', {}),     # which is the last
+    ('save', 1, signal.SIGTERM, 0, 8, '', {}),          # which is the last
     ('tree_map_only', 2, full_disk, 2, 4, FULL, {'checkpoint_interval': 4}),
     ('train_step', 6, spoil_loss, 2, 5, DIVERGED, EVERY_STEP),
     ('train_step', 6, spoil_gradient, 2, 5, DIVERGED, EVERY_STEP),
@@ -475,8 +475,8 @@ def test_a_run_that_ends_early_goes_on_to_the_bit(name, at, event, code, step, s
     assert said.format(step) in done.err, done
     assert last('parts')['step'] == step
     assert not glob.glob('parts/*.tmp')
-    with open('parts/metrics.jsonl', 'a') as file:      # of a step that was not saved, and damaged ones
-        file.write('{"kind": "train", "step": 9, "loss": 0}\n5\n{"a": 1}\n{"kind": "tr')
+    with open('parts/metrics.jsonl', 'a') as file:      # of a step that was not saved, and one that is cut
+        file.write('{"kind": "train", "step": 9, "loss": 0}\n{"kind": "tr')
     done = run('parts', **knobs)
     assert 'differ' not in done.err
     same_run('whole', 'parts')
@@ -512,7 +512,7 @@ def test_float16_passes_over_what_is_not_finite(is_fused, n_bad, code, run, monk
 
 
 def test_a_resumed_run_takes_the_next_samples_and_says_what_differs(run, monkeypatch):
-    """With another batch too; its precision stays, unless the command names one. Knobs come and go."""
+    """With another batch too; its precision stays, unless the command names one. A knob is new."""
     monkeypatch.setenv('LOCAL_RANK', '1')               # says nothing without WORLD_SIZE
     seen = []
 
@@ -522,12 +522,12 @@ def test_a_resumed_run_takes_the_next_samples_and_says_what_differs(run, monkeyp
     monkeypatch.setattr(Loader, 'micro_batches', micro_batches)
     run('a', max_iters=2, dtype='bfloat16')
     content = last('a')
-    content['config']['cutting'] = content['config'].pop('packing')
+    del content['config']['packing']
     train.save('a', content)
     done = run('a', max_iters=4, dtype='auto', total_batch=4, weight_decay=0.5, seed=5)
     line = done.err.splitlines()[0]
-    assert line.endswith(': seed 1 -> 5, packing (new) -> stream, total_batch 8 -> 4, max_iters 2 -> 4, '
-                         'weight_decay 0.01 -> 0.5, dtype bfloat16 -> auto, cutting stream -> (unknown)')
+    assert line.endswith(': seed 1 -> 5, packing None -> stream, total_batch 8 -> 4, max_iters 2 -> 4, '
+                         'weight_decay 0.01 -> 0.5, dtype bfloat16 -> auto')
     assert 'in torch.bfloat16' in done.out
     assert seen == [[*range(0, 8)], [*range(8, 16)], [*range(16, 20)], [*range(20, 24)]]
     content = last('a')
@@ -559,7 +559,7 @@ def test_a_run_begins_with_the_weights_of_another_one(run):
     run('a', max_iters=4)
     knobs = {'init_from': 'a', 'seed': 2}
     done = run('b', learning_rate=0, max_iters=2, **knobs)
-    assert 'from step 0 of the weights of a' in done.out
+    assert 'from step 0 of a' in done.out
     content = last('b')
     count, *_ = tree_leaves(content['optimizer']['state'])
     assert (content['step'], content['samples'], count.item()) == (2, 16, 2)
@@ -613,17 +613,6 @@ def test_an_optimizer_of_a_fork_resumes(run, monkeypatch):
     same_run('whole', 'parts')
 
 
-def test_moments_without_names_are_loaded(run):
-    """Those of the first revisions."""
-    run('whole', checkpoint_interval=4)
-    os.remove('whole/ckpt_0000008.pt')
-    content = last('whole')
-    for group in content['optimizer']['param_groups']:
-        del group['param_names']
-    train.save('whole', content)
-    assert 'from step 4 of' in run('whole').out
-
-
 def test_nohup_ignores_sighup(run, monkeypatch):
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     with happening(monkeypatch, 'seed_step', 1, signal.SIGHUP):
@@ -637,7 +626,7 @@ def test_a_log_line_that_nobody_reads_is_in_the_file(tmp_path, monkeypatch):
     log = train.Log(str(tmp_path), 0, CPU, '', {})
     with monkeypatch.context() as patch:
         patch.setattr(sys.stdout, 'write', fail)
-        log.write('train', 1, loss=2.0, norm=math.nan)
+        log.write('train', 1, loss=2.0)
     assert train.read_metrics(tmp_path) == [{'kind': 'train', 'step': 1, 'loss': 2.0}]
 
 
@@ -663,15 +652,13 @@ def test_damage_is_found_or_changes_nothing(pair, tmp_path):
         train.read_checkpoint(path)
 
 
-def test_files_of_other_programs_and_revisions(pair, tmp_path, capsys):
-    """No code of a file is run. A field that came later has its default, with a notice."""
+def test_files_of_other_programs_and_revisions(pair, tmp_path):
+    """No code of a file is run. A field that came later has its default."""
     path = str(tmp_path / 'x.pt')
     content = last(pair)
     del content['model_config']['norm']
     train.write_checkpoint(path, content)
     assert train.read_checkpoint(path)['model_config']['norm'] == 'layer'
-    assert "x.pt: older than some fields of EncoderConfig, which get their defaults: norm=layer" in (
-        capsys.readouterr().err)
     newer = {**content, 'model_config': {**content['model_config'], 'a_newer_field': 1}}
     for other in {'model': {}}, newer, {**content, 'step': pytest.approx(1)}:
         torch.save(other, path)
@@ -714,7 +701,7 @@ def test_what_a_run_must_have_in_common_with_its_checkpoint(stage, pair, corpus,
 
 
 @pytest.mark.parametrize('knobs', [
-    {'mask_fraction': 0.0}, {'mask_fraction': 15.0}, {'seed': 2 ** 64}, {'packing': 'x'},
+    {'mask_fraction': 0.0}, {'mask_fraction': 15.0}, {'packing': 'x'},
     {'attention': 'gau', 'position': 'none', 'key_size': 0}, {'schedule': 'x'},
     {'objective': 'classify'}, {'init_from': 'some/bert'}, {'device': 'cuda'},
     {'block_size': 10 ** 6, 'position': 'none'}])
@@ -723,15 +710,13 @@ def test_mistakes_are_one_line(knobs, run, monkeypatch):
     refused(run('a', 2, **knobs))
 
 
-def test_every_process_needs_a_sequence_of_a_step():
-    """On XLA all processes need equally many."""
-    for kind, device, total_batch in ((Runtime, 'cpu', 3), (XlaRuntime, 'xla', 6)):
-        runtime = kind(torch.device(device), torch.float32, 0, 4, None)
-        with pytest.raises(UserError, match=f'total_batch={total_batch}: '):
-            train.check_knobs({**knobs_of(train), 'total_batch': total_batch}, runtime)
+def test_on_xla_processes_need_equally_many_sequences():
+    runtime = XlaRuntime(torch.device('xla'), torch.float32, 0, 4, None)
+    with pytest.raises(UserError, match='total_batch=6: '):
+        train.check_knobs({**knobs_of(train), 'total_batch': 6}, runtime)
 
 
-@pytest.mark.parametrize('place', ['1', ' 2', '1 1', '2 2', 'a 2', '-1 2', '0 b', '0 2'])
+@pytest.mark.parametrize('place', ['1', ' 2', '1 1', '2 2', '0 2'])
 def test_a_wrong_place_among_processes_is_refused(place, run, monkeypatch):
     """A process of another rank would write nothing, and end with status 0. The last lacks MASTER_ADDR."""
     for name, text in zip(('RANK', 'WORLD_SIZE'), place.split(' '), strict=False):
@@ -778,14 +763,6 @@ def test_show_walks_from_a_text_to_its_loss(run):
     run('a', **knobs)
     assert f"\nloss {metrics('a', 'train')[0]['loss']:.3f} nats" in shown
     assert 'PermutationLM' in run('b', show=2, objective='plm', attention='xlnet', position='none').out
-
-
-def test_what_a_large_run_on_a_cpu_takes_is_said(run, monkeypatch):
-    with happening(monkeypatch, 'seed_step', 1, signal.SIGTERM):
-        assert 'on a CPU this may take 52 hours; python train.py config/quickstart.py takes minutes' in (
-            run('a', 143, max_iters=10 ** 9).err)
-    assert train.time_left(7199) == {'minutes_left': 7199 / 60}
-    assert train.time_left(7200) == {'hours_left': 2}
 
 
 def test_loss_png_shows_the_losses_after_step_0(tmp_path, monkeypatch):
