@@ -10,13 +10,11 @@ import errno
 import functools
 import glob
 import itertools
-import json
 import math
 import operator
 import os
 import shutil
 import signal
-import sys
 
 import numpy as np
 import pytest
@@ -120,14 +118,14 @@ def happening(patch, name, at, event):
     function = getattr(train, name)
     calls = []
 
-    def called(*arguments, **keywords):
+    def called(*arguments):
         calls.append(arguments)
         if len(calls) == at:
             if isinstance(event, int):
                 signal.raise_signal(event)
             else:
                 arguments = event(*arguments)
-        return function(*arguments, **keywords)
+        return function(*arguments)
     with patch.context() as inner:
         inner.setattr(train, name, called)
         yield calls
@@ -163,10 +161,7 @@ def test_each_epoch_has_every_row_once_in_an_order_of_its_own(n):
     assert (np.sort(orders) == np.arange(n)).all()
     if n == 1000:
         assert len(np.unique(np.concatenate(orders), axis=0)) == 4
-        first = orders[0][0]
-        assert first[:6].tolist() == [778, 439, 342, 893, 442, 566]     # saved runs go on with this order
-        distances = np.abs(np.diff(first))              # of neighbours: n / 3 in a random order
-        assert abs(distances.mean() / (n / 3) - 1) < 0.25
+        assert orders[0][0, :6].tolist() == [778, 439, 342, 893, 442, 566]     # saved runs go on with it
         part = shuffled(range(n), 10 ** 9, 1, 0)
         assert len(set(part)) == n
         part = shuffled(range(n), 5000, 1, 0)           # an odd number of bits
@@ -408,16 +403,6 @@ def test_automatic_precision_on_a_cpu(able, width, dtype, monkeypatch):
     assert torch.compiler.config.cache_key_tag == str(dtype)        # tests/test_cuda.py found it on a GPU
 
 
-@pytest.mark.parametrize('system', [
-    {}, {'objective': 'plm', 'attention': 'xlnet', 'position': 'none'}], ids=list(train.OBJECTIVE))
-def test_validation_does_not_depend_on_batch_size(system, run):
-    for size in (3, 8):
-        run(f'{size}', **system, batch_size=size, max_iters=0)
-    [one], [other] = metrics('3'), metrics('8')
-    assert one['loss'] == pytest.approx(other['loss'], rel=1e-6)
-    assert one['accuracy'] == other['accuracy']
-
-
 # ---- resume ----
 
 def full_disk(*arguments):
@@ -426,12 +411,6 @@ def full_disk(*arguments):
         raise OSError(errno.ENOSPC, 'No space left')
     finally:
         raise RuntimeError('unexpected pos')
-
-
-def spoil_loss(*arguments):
-    micro_batches = arguments[3]
-    micro_batches[0]['weights'] *= math.inf
-    return arguments
 
 
 def spoil_gradient(*arguments):
@@ -443,7 +422,6 @@ def spoil_gradient(*arguments):
 STOPPED = 'stopped by a signal after step {}, which is saved; repeat the command'
 FULL = 'error: parts/ckpt_0000008.pt cannot be written: [Errno 28] No space left'
 DIVERGED = 'error: parts: a loss or gradient after step {} is not finite; no checkpoint contains it'
-EVERY_STEP = {'checkpoint_interval': 1}
 ENDS = [                                                # call, event, exit status, last step, what is said
     ('seed_step', 5, signal.SIGTERM, 143, 5, STOPPED, {
         'attention': 'pairwise', 'position': 'rope', 'batch_size': 3, 'mask_fraction': 0.3,
@@ -459,8 +437,7 @@ ENDS = [                                                # call, event, exit stat
     ('token_losses', 10, signal.SIGTERM, 143, 8, STOPPED, {}),          # in the last one
     ('save', 1, signal.SIGTERM, 0, 8, '', {}),          # which is the last
     ('tree_map_only', 2, full_disk, 2, 4, FULL, {'checkpoint_interval': 4}),
-    ('train_step', 6, spoil_loss, 2, 5, DIVERGED, EVERY_STEP),
-    ('train_step', 6, spoil_gradient, 2, 5, DIVERGED, EVERY_STEP),
+    ('train_step', 6, spoil_gradient, 2, 5, DIVERGED, {'checkpoint_interval': 1}),
 ]
 
 
@@ -483,24 +460,14 @@ def test_a_run_that_ends_early_goes_on_to_the_bit(name, at, event, code, step, s
     assert [line['step'] for line in metrics('parts', 'val')] == [0, 4, 8]
 
 
-class Fused(torch.optim.SGD):
-    """In float16 its step() is called with any gradient."""
-    _step_supports_amp_scaling = True
-
-    @torch.no_grad()
-    def step(self):
-        for parameter in self.param_groups[0]['params']:
-            parameter -= parameter.grad
-
-
-@pytest.mark.parametrize('is_fused, n_bad, code', [(False, 1, 0), (False, 30, 2), (True, 1, 2)])
-def test_float16_passes_over_what_is_not_finite(is_fused, n_bad, code, run, monkeypatch):
-    """Once; or always, until the scale is used up. A fork's fused step takes it. Nothing of that is saved."""
+@pytest.mark.parametrize('n_bad, code', [(1, 0), (30, 2)])
+def test_float16_passes_over_what_is_not_finite(n_bad, code, run, monkeypatch):
+    """Once; or always, until the scale is used up. Nothing of that is saved."""
     calls = itertools.count()
 
     def make_optimizer(model, *arguments, plain=train.make_optimizer):
         model.head.bias.register_hook(lambda x: x * math.inf if next(calls) < n_bad else x)
-        return Fused(model.parameters()) if is_fused else plain(model, *arguments)
+        return plain(model, *arguments)
     monkeypatch.setattr(train, 'make_optimizer', make_optimizer)
     done = run('a', code, max_iters=max(6, n_bad), dtype='float16', log_interval=100)
     if code:
@@ -508,12 +475,10 @@ def test_float16_passes_over_what_is_not_finite(is_fused, n_bad, code, run, monk
         assert not train.checkpoints('a')
     else:
         assert last('a')['scaler']['scale'] == 2 ** 15
-        assert all(x.isfinite().all() for x in last('a')['model'].values())
 
 
 def test_a_resumed_run_takes_the_next_samples_and_says_what_differs(run, monkeypatch):
     """With another batch too; its precision stays, unless the command names one. A knob is new."""
-    monkeypatch.setenv('LOCAL_RANK', '1')               # says nothing without WORLD_SIZE
     seen = []
 
     def micro_batches(loader, samples, size, plain=Loader.micro_batches):
@@ -537,8 +502,6 @@ def test_a_resumed_run_takes_the_next_samples_and_says_what_differs(run, monkeyp
 
 def test_checkpoints_that_stay(run):
     """The newest two, those of milestones, also when a later command names none, and newer ones."""
-    run('a', max_iters=0)
-    assert list(train.checkpoints('a')) == [0]
     run('a', max_iters=12, checkpoint_interval=2, milestones=(0, 3, 4, 13))
     assert list(train.checkpoints('a')) == [0, 3, 4, 10, 12]
     run('a', max_iters=16, checkpoint_interval=1)
@@ -570,47 +533,30 @@ def test_a_run_begins_with_the_weights_of_another_one(run):
 
 
 def test_rows_of_a_bert_that_no_token_has_are_left_out(run, corpus, monkeypatch):
+    bert = MaskedLM(EncoderConfig(405, 32, 2, 4, 16, 32))
     monkeypatch.setattr(train, 'bert_tokenizer', lambda source: load_tokenizer(corpus))
-    for n_rows, code in ((399, 2), (405, 0)):
-        bert = MaskedLM(EncoderConfig(n_rows, 32, 2, 4, 16, 32))
-        monkeypatch.setattr(MaskedLM, 'from_pretrained', lambda source, bert=bert: bert)
-        done = run('a', code, init_from='bert', max_iters=0)
-        assert code == 0 or 'bert has vocab_size=399, this run has 400' in refused(done)
+    monkeypatch.setattr(MaskedLM, 'from_pretrained', lambda source: bert)
+    run('a', init_from='bert', max_iters=0)
     for name, x in last('a')['model'].items():
         assert torch.equal(x, bert.state_dict()[name][:len(x)])
 
 
-def test_code_that_changed_is_said(run, stage, corpus, monkeypatch):
-    """Of the newest checkpoint by each command that uses it; one from before 2026-11-28 does not know its."""
+def test_code_that_changed_is_said(run, monkeypatch):
+    """A checkpoint from before 2026-11-28 does not know its code."""
     run('a', max_iters=2)
     content = last('a')
-    train.save('a', {**content, 'code': 'another'})
-    for knobs in ({}, {'fill': 'the [MASK]'}, {'export': 'b'}, {'out_dir': 'c', 'init_from': 'a'}):
-        done = stage('train', *tiny(corpus, **{'out_dir': 'a', 'max_iters': 2, **knobs}))
-        assert 'model.py is not the code that trained a/ckpt_0000002.pt: its numbers may differ' in done.err
-    for code in ({}, {'code': content['code']}):
-        del content['code']
+    del content['code']
+    for code, is_said in ({}, False), ({'code': 'another'}, True):
         train.save('a', {**content, **code})
-        assert 'not the code' not in run('a', max_iters=2).err
-        content['code'] = ''
+        for knobs in {}, {'fill': 'the [MASK]'}:
+            err = run('a', max_iters=2, **knobs).err
+            assert ('model.py is not the code that trained a/ckpt_0000002.pt' in err) == is_said
 
     digests = set()
-    for source in ('x = 1\n', 'x = 1   # one\n\n  # two\n', 'x = 2\n', '"""One."""\nx = 1\n', 'x = "# 1"\n',
-                   'x = "# 2"\n'):
+    for source in 'x = 1', 'x = 1   # one\n\n  # two', 'x = "# 1"', 'x = "# 2"':
         monkeypatch.setattr(train.inspect, 'getsource', lambda module, source=source: source)
         digests.add(train.code_digest.__wrapped__())
-    assert len(digests) == 5
-
-
-def test_an_optimizer_of_a_fork_resumes(run, monkeypatch):
-    def sgd(model, lr, *rest):
-        return torch.optim.SGD(model.parameters(), lr, momentum=0.9)
-    monkeypatch.setattr(train, 'make_optimizer', sgd)
-    run('whole', checkpoint_interval=4)
-    shutil.copytree('whole', 'parts')
-    os.remove('parts/ckpt_0000008.pt')
-    run('parts', checkpoint_interval=4)
-    same_run('whole', 'parts')
+    assert len(digests) == 3
 
 
 def test_nohup_ignores_sighup(run, monkeypatch):
@@ -621,12 +567,10 @@ def test_nohup_ignores_sighup(run, monkeypatch):
 
 def test_a_log_line_that_nobody_reads_is_in_the_file(tmp_path, monkeypatch):
     """A terminal that was closed takes no lines: the run must still be saved."""
-    def fail(text):
+    def fail(*texts, flush):
         raise OSError(errno.EIO, 'Input/output error')
-    log = train.Log(str(tmp_path), 0, CPU, '', {})
-    with monkeypatch.context() as patch:
-        patch.setattr(sys.stdout, 'write', fail)
-        log.write('train', 1, loss=2.0)
+    monkeypatch.setattr(train, 'print', fail, raising=False)
+    train.Log(str(tmp_path), 0, CPU, '', {}).write('train', 1, loss=2.0)
     assert train.read_metrics(tmp_path) == [{'kind': 'train', 'step': 1, 'loss': 2.0}]
 
 
@@ -730,17 +674,10 @@ def test_a_folder_that_machines_do_not_share_is_refused(run, monkeypatch):
     assert 'a folder that all machines share' in refused(run('a', 2))
 
 
-def test_a_corpus_that_changed_is_refused(run, corpus, meta, tmp_path):
-    other = corpus_like(corpus, tmp_path, meta)
-    stem = meta['splits']['train'][0]['stem']
-    flip(f'{other}/{stem}.bin')
-    assert f'{stem}.bin: missing, damaged' in refused(run('a', 2, data_dir=tmp_path, dataset='other'))
-
-
 # ---- what a run shows ----
 
 def test_further_corpora_are_validated_on(run, corpus, meta, tmp_path):
-    """As by a run that has the other corpus as its own; their tokenizers must be equal."""
+    """As by a run that has the other corpus as its own; tokenizers must be equal, and no file damaged."""
     os.symlink(corpus, 'tiny')
     splits = {**meta['splits'], 'val': meta['splits']['train'][:1]}
     corpus_like(corpus, tmp_path, {**meta, 'splits': splits})
@@ -751,6 +688,8 @@ def test_further_corpora_are_validated_on(run, corpus, meta, tmp_path):
     assert one['other_loss'] == other['loss'] != one['loss']
     corpus_like(corpus, tmp_path, {**meta, 'identity': {**meta['identity'], 'tokenizer': 'another'}})
     assert 'other has tokenizer=another' in refused(run('c', 2, **knobs, validation='other'))
+    flip(f"other/{meta['splits']['train'][0]['stem']}.bin")
+    assert 'missing, damaged' in refused(run('c', 2, **knobs, dataset='other'))
 
 
 def test_show_walks_from_a_text_to_its_loss(run):
@@ -762,7 +701,6 @@ def test_show_walks_from_a_text_to_its_loss(run):
     assert '(1, 32, 16)' in shown                       # what a module returns
     run('a', **knobs)
     assert f"\nloss {metrics('a', 'train')[0]['loss']:.3f} nats" in shown
-    assert 'PermutationLM' in run('b', show=2, objective='plm', attention='xlnet', position='none').out
 
 
 def test_loss_png_shows_the_losses_after_step_0(tmp_path, monkeypatch):
@@ -770,11 +708,9 @@ def test_loss_png_shows_the_losses_after_step_0(tmp_path, monkeypatch):
     monkeypatch.setattr('matplotlib.axes.Axes.plot', lambda self, *xy, label: drawn.update({label: xy}))
     log = train.Log(str(tmp_path), 0, CPU, '', {})
     for step in (0, 2, 4):
-        log.write('train', step, loss=4.0, lr=1)
-        log.write('val', step, unigram=6.0, loss=5.0)
+        log.write('val', step, unigram=6.0, loss=5.0, lr=1)
     train.plot_losses(tmp_path)
-    assert drawn == {name: ((2, 4), (y, y), '.-') for name, y in (
-        ('train loss', 4.0), ('val loss', 5.0), ('val unigram', 6.0))}
+    assert drawn == {'val unigram': ((2, 4), (6, 6), '.-'), 'val loss': ((2, 4), (5, 5), '.-')}
 
 
 def test_fill_prints_five_predictions_for_each_mask(pair, stage, meta):
@@ -823,5 +759,3 @@ def test_one_process_takes_the_steps_of_two_or_goes_on_from_them(pair, run):
             assert one['accuracy'] == two['accuracy']
         for name, x in last(folder)['model'].items():
             assert (x - last(pair)['model'][name]).abs().max() < 6e-5, name     # Adam's steps are 1e-4 each
-    with open('rest/launches.jsonl') as file:
-        assert [json.loads(launch)['world_size'] for launch in file] == [2, 1]
