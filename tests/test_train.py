@@ -41,21 +41,6 @@ def meta(corpus):
     return load_meta(corpus)
 
 
-@pytest.fixture
-def run(stage, corpus, tmp_path, monkeypatch):
-    """run('name', knob=...) trains in the folder `name` of tmp_path -> Done; code: its exit status
-
-    A test that uses it has tmp_path as its current folder.
-    """
-    monkeypatch.chdir(tmp_path)
-
-    def start(name, code=0, **knobs):
-        done = stage('train', *tiny(corpus, name, **knobs))
-        assert done.code == code, done
-        return done
-    return start
-
-
 PAIR = {'dropout': 0, 'attention_dropout': 0, 'batch_size': 3, 'total_batch': 7, 'learning_rate': 1e-4,
         'packing': 'documents', 'attention': 'pairwise', 'eval_samples': 13, 'checkpoint_interval': 3,
         'timeout': 0}
