@@ -533,7 +533,7 @@ def test_code_that_changed_is_said(run, monkeypatch):
             assert ('model.py is not the code that trained a/ckpt_0000002.pt' in err) == is_said
 
     digests = set()
-    for source in 'x = 1', 'x = 1   # one\n\n  # two', 'x = "# 1"', 'x = "# 2"':
+    for source in 'x = 1\n', 'x = 1   # one\n\n  # two\n', 'x = "# 1"\n', 'x = "# 2"\n':
         monkeypatch.setattr(train.inspect, 'getsource', lambda module, source=source: source)
         digests.add(train.code_digest.__wrapped__())
     assert len(digests) == 3
@@ -633,7 +633,7 @@ def test_mistakes_are_one_line(knobs, run, monkeypatch):
 
 def test_on_xla_processes_need_equally_many_sequences():
     runtime = XlaRuntime(torch.device('xla'), torch.float32, 0, 4, None)
-    with pytest.raises(UserError, match='total_batch=6: '):
+    with pytest.raises(UserError, match='total_batch: on xla'):
         train.check_knobs({**knobs_of(train), 'total_batch': 6}, runtime)
 
 
