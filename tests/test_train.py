@@ -322,7 +322,7 @@ def test_a_run_is_the_loop_written_by_hand(dtype, scale, clip, eval_fraction, st
         assert line['norm'] == pytest.approx(norm, rel=1e-4 if dtype == 'float32' else 5e-4)
         assert norm > 0.3                               # and is clipped
         seconds = 8 * 32 / line['tokens_per_second']
-        assert line['hours_left'] * 3600 == pytest.approx((11 - step) * seconds)
+        assert line['minutes_left'] * 60 == pytest.approx((11 - step) * seconds)
     tolerance = 1e-5 if dtype == 'float32' else 1e-4
     for name, x in last(tmp_path)['model'].items():
         assert (x - model.state_dict()[name]).abs().max() < tolerance, name
@@ -402,7 +402,7 @@ def spoil_gradient(*arguments):
     return *others, math.nan, runtime
 
 
-STOPPED = 'stopped by a signal after step {}, which is saved; repeat the command'
+STOPPED = 'stops after this step\nstopped by a signal after step {}, which is saved; repeat the command'
 FULL = 'error: parts/ckpt_0000008.pt cannot be written: [Errno 28] No space left'
 DIVERGED = 'error: parts: a loss or gradient after step {} is not finite; no checkpoint contains it'
 ENDS = [                                                # call, event, exit status, last step, what is said
@@ -418,7 +418,7 @@ ENDS = [                                                # call, event, exit stat
     ('seed_step', 3, signal.SIGTERM, 143, 3, STOPPED, {'log_interval': 100}),
     ('token_losses', 6, signal.SIGTERM, 143, 4, STOPPED, {}),           # in a validation of four batches
     ('token_losses', 10, signal.SIGTERM, 143, 8, STOPPED, {}),          # in the last one
-    ('save', 1, signal.SIGTERM, 0, 8, '', {}),          # which is the last
+    ('save', 1, signal.SIGTERM, 0, 8, 'stops after this step', {}),     # which is the last
     ('tree_map_only', 2, full_disk, 2, 4, FULL, {'checkpoint_interval': 4}),
     ('train_step', 6, spoil_gradient, 2, 5, DIVERGED, {'checkpoint_interval': 1}),
 ]
@@ -435,8 +435,8 @@ def test_a_run_that_ends_early_goes_on_to_the_bit(name, at, event, code, step, s
     assert said.format(step) in done.err, done
     assert last('parts')['step'] == step
     assert not glob.glob('parts/*.tmp')
-    with open('parts/metrics.jsonl', 'a') as file:      # of a step that was not saved, and one that is cut
-        file.write('{"kind": "train", "step": 9, "loss": 0}\n{"kind": "tr')
+    with open('parts/metrics.jsonl', 'ab') as file:     # of a step that was not saved, and damaged ones
+        file.write(b'{"kind": "train", "step": 9, "loss": 0}\n5\n{"a": 1}\n\xff\n{"kind": "tr')
     assert 'differ' not in run('parts', **knobs).err
     same_run('whole', 'parts')
     assert [line['step'] for line in metrics('parts', 'val')] == [0, 4, 8]
@@ -533,10 +533,29 @@ def test_code_that_changed_is_said(run, monkeypatch):
             assert ('model.py is not the code that trained a/ckpt_0000002.pt' in err) == is_said
 
     digests = set()
-    for source in 'x = 1\n', 'x = 1   # one\n\n  # two\n', 'x = "# 1"\n', 'x = "# 2"\n':
+    for source in 'x = 1\n', 'x = 1   # one\n\n  # two\n', 'x = "a  # 1"\n', 'x = "a  # 2"\n':
         monkeypatch.setattr(train.inspect, 'getsource', lambda module, source=source: source)
         digests.add(train.code_digest.__wrapped__())
     assert len(digests) == 3
+
+
+def test_moments_of_the_first_revisions_are_loaded(run):
+    """Without names, and of AdamW, without saying so."""
+    run('whole', checkpoint_interval=4)
+    os.remove('whole/ckpt_0000008.pt')
+    content = last('whole')
+    del content['optimizer_class']
+    for group in content['optimizer']['param_groups']:
+        del group['param_names']
+    train.save('whole', content)
+    assert 'from step 4 of' in run('whole').out
+
+
+def test_a_group_of_parameters_may_have_a_factor_of_the_learning_rate():
+    one, other = torch.zeros(2, 1)
+    optimizer = torch.optim.SGD([{'params': [one]}, {'params': [other], 'lr_factor': 0.5}])
+    train.set_lr(optimizer, 0.25, CPU)
+    assert [group['lr'] for group in optimizer.param_groups] == [0.25, 0.125]
 
 
 def test_nohup_ignores_sighup(run, monkeypatch):
@@ -550,7 +569,7 @@ def test_a_log_line_that_nobody_reads_is_in_the_file(tmp_path, monkeypatch):
     def fail(*texts, flush):
         raise OSError(errno.EIO, 'Input/output error')
     monkeypatch.setattr(train, 'print', fail, raising=False)
-    train.Log(str(tmp_path), 0, CPU, '', {}).write('train', 1, loss=2.0)
+    train.Log(str(tmp_path), 0, CPU, '', {}).write('train', 1, loss=2.0, norm=math.nan)
     assert train.read_metrics(tmp_path) == [{'kind': 'train', 'step': 1, 'loss': 2.0}]
 
 
@@ -573,13 +592,15 @@ def test_damage_is_found_or_changes_nothing(pair, tmp_path):
     assert n_refused > 20
 
 
-def test_files_of_other_programs_and_revisions(pair, tmp_path):
-    """No code of a file is run. A field that came later has its default."""
+def test_files_of_other_programs_and_revisions(pair, tmp_path, capsys):
+    """No code of a file is run. A field that came later has its default, with a notice."""
     path = str(tmp_path / 'x.pt')
     content = last(pair)
     del content['model_config']['norm']
     train.write_checkpoint(path, content)
     assert train.read_checkpoint(path)['model_config']['norm'] == 'layer'
+    assert 'x.pt: older than some fields of EncoderConfig, which get their defaults: norm=layer' in (
+        capsys.readouterr().err)
     newer = {**content, 'model_config': {**content['model_config'], 'a_newer_field': 1}}
     for other in {'model': {}}, newer, {**content, 'step': pytest.approx(1)}:
         torch.save(other, path)
@@ -622,7 +643,7 @@ def test_what_a_run_must_have_in_common_with_its_checkpoint(stage, pair, corpus,
 
 
 @pytest.mark.parametrize('knobs', [
-    {'mask_fraction': 0.0}, {'mask_fraction': 15.0},
+    {'mask_fraction': 0.0}, {'mask_fraction': 15.0}, {'seed': 2 ** 64},
     {'attention': 'gau', 'position': 'none', 'key_size': 0}, {'schedule': 'x'},
     {'objective': 'classify'}, {'init_from': 'some/bert'}, {'device': 'cuda'},
     {'block_size': 10 ** 6, 'position': 'none'}])
@@ -631,13 +652,16 @@ def test_mistakes_are_one_line(knobs, run, monkeypatch):
     refused(run('a', 2, **knobs))
 
 
-def test_on_xla_processes_need_equally_many_sequences():
-    runtime = XlaRuntime(torch.device('xla'), torch.float32, 0, 4, None)
-    with pytest.raises(UserError, match='total_batch: on xla'):
-        train.check_knobs({**knobs_of(train), 'total_batch': 6}, runtime)
+def test_every_process_needs_a_sequence_of_a_step():
+    """On XLA all processes need equally many."""
+    for kind, device, total_batch, said in ((Runtime, 'cpu', 3, 'total_batch=3: must be at least 4'),
+                                            (XlaRuntime, 'xla', 6, 'total_batch: on xla')):
+        runtime = kind(torch.device(device), torch.float32, 0, 4, None)
+        with pytest.raises(UserError, match=said):
+            train.check_knobs({**knobs_of(train), 'total_batch': total_batch}, runtime)
 
 
-@pytest.mark.parametrize('place', ['1', ' 2', '1 1', '2 2', '0 2'])
+@pytest.mark.parametrize('place', ['1', ' 2', '1 1', '2 2', 'a 2', '-1 2', '0 b', '0 2'])
 def test_a_wrong_place_among_processes_is_refused(place, run, monkeypatch):
     """A process of another rank would write nothing, and end with status 0. The last lacks MASTER_ADDR."""
     for name, text in zip(('RANK', 'WORLD_SIZE'), place.split(' '), strict=False):
@@ -680,6 +704,14 @@ def test_show_walks_from_a_text_to_its_loss(run):
     assert f"\nloss {metrics('a', 'train')[0]['loss']:.3f} nats" in shown
 
 
+def test_what_a_large_run_on_a_cpu_takes_is_said(run, monkeypatch):
+    with happening(monkeypatch, 'seed_step', 1, signal.SIGTERM):
+        assert 'on a CPU this may take 52 hours; python train.py config/quickstart.py takes minutes' in (
+            run('a', 143, max_iters=10 ** 9).err)
+    assert train.time_left(7199) == {'minutes_left': 7199 / 60}
+    assert train.time_left(7200) == {'hours_left': 2}
+
+
 def test_loss_png_shows_the_losses_after_step_0(tmp_path, monkeypatch):
     drawn = {}
     monkeypatch.setattr('matplotlib.axes.Axes.plot', lambda self, *xy, label: drawn.update({label: xy}))
@@ -703,6 +735,17 @@ def test_fill_prints_five_predictions_for_each_mask(pair, stage, meta):
     for line, indices, chances in zip(lines[1:], best.indices, best.values, strict=True):
         assert line.split()[::2] == [tokenizer.pieces[index].strip('\u2581') or '\u2581' for index in indices]
         assert line.split()[1::2] == [f'{chance:.3f}' for chance in chances]
+
+
+def test_a_text_that_cannot_be_filled_in_is_refused(pair, stage, monkeypatch):
+    """Without a mask, too long, or by a fine-tuned model."""
+    def said(fill):
+        return refused(stage('train', f'--init_from={pair}', f'--fill={fill}'))
+    assert 'fill=the list: put a [MASK]' in said('the list')
+    assert 'the model takes at most 32' in said('[MASK]' + 31 * ' the')
+    model, tokenizer, content = train.load(str(pair))
+    monkeypatch.setattr(train, 'load', lambda source: (model, tokenizer, {**content, 'head': 'classify'}))
+    assert 'was fine-tuned and predicts no words' in said('the [MASK]')
 
 
 def test_the_rank_of_a_masked_word(corpus, meta, capsys, monkeypatch):
