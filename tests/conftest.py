@@ -93,6 +93,21 @@ def stage(monkeypatch, capsys):
         vars(sys.modules[name]).update(knobs)
 
 
+@pytest.fixture
+def run(stage, corpus, tmp_path, monkeypatch):
+    """run('name', knob=...) trains in the folder `name` of tmp_path -> Done; code: its exit status
+
+    A test that uses it has tmp_path as its current folder.
+    """
+    monkeypatch.chdir(tmp_path)
+
+    def start(name, code=0, **knobs):
+        done = stage('train', *tiny(corpus, name, **knobs))
+        assert done.code == code, done
+        return done
+    return start
+
+
 def refused(done):
     """The one line on stderr of a stage that refused its user's input."""
     assert done.code == 2, done

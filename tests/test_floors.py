@@ -11,7 +11,7 @@ import shutil
 import pytest
 from conftest import ROOT, process, tiny, words
 from records import make_class, write_copy
-from test_train import assert_equal, last, same_run
+from test_train import assert_equal, last, metrics
 
 pytestmark = pytest.mark.slow
 # Title of a section -> other places: (text, what replaces it), or a text whose lines are deleted, with the
@@ -54,13 +54,8 @@ FINETUNE = {
     'options': [('overridden(name, given)', 'given'), 'better_step(best', '_, parameters = best',
                 'if parameters:'],
 }
+SECTIONS = {'train.py': TRAIN, 'prepare_data.py': PREPARE, 'finetune.py': FINETUNE}
 NEEDS = {'spans': ['Chinese'], 'files of your own': ['labelling'], 'starts': ['labelling']}
-
-
-def cases(sections):
-    """Each section alone, but for those that need it, and all together."""
-    return pytest.mark.parametrize(
-        'titles', [*([*NEEDS.get(title, []), title] for title in sections), list(sections)], ids=', '.join)
 
 
 def without(text, sections, titles):
@@ -78,81 +73,47 @@ def without(text, sections, titles):
     return text
 
 
-@pytest.fixture
-def fork(tmp_path):
-    """fork('train.py', TRAIN, titles): a copy of the project without these sections of a file -> its path"""
-    def make(name, sections, titles):
-        shutil.copytree(ROOT, tmp_path / 'fork', ignore=shutil.ignore_patterns('.*', 'out', 'data', 'tests'))
-        path = tmp_path / 'fork' / name
-        path.write_text(without(path.read_text(), sections, titles))
-        found = process('-m', 'ruff', 'check', '--select=F821', path)
-        assert found.code == 0, found.out               # names that are nowhere
-        return path
-    return make
-
-
 @pytest.fixture(scope='module')
-def whole(corpus, tmp_path_factory):
-    folder = tmp_path_factory.mktemp('whole') / 'run'
-    done = process('train.py', *tiny(corpus, folder, fill_samples=2))
-    assert done.code == 0, done.err
-    return folder
-
-
-@cases(TRAIN)
-def test_training(titles, fork, whole, corpus, tmp_path):
-    path = fork('train.py', TRAIN, titles)
-    done = process(path, *tiny(corpus, tmp_path / 'run', fill_samples=2), cwd=path.parent)
-    assert done.code == 0, done.err
-    same_run(whole, tmp_path / 'run')
-
-
-@pytest.fixture(scope='module')
-def texts(tmp_path_factory):
-    path = tmp_path_factory.mktemp('texts') / 'a.jsonl'
-    path.write_text(''.join(f'{{"text": "The {n}th of the texts, and of its {n % 7} words."}}\n'
-                            for n in range(3000)))
-    return path
-
-
-def prepared(script, texts, data_dir, **keywords):
-    """{name: bytes} of the files of a corpus."""
-    done = process(script, *words(corpus=texts, name='a', data_dir=data_dir, vocab_size=100,
-                                  unit_bytes=50_000, num_proc=1, tokenizer='sentencepiece'), **keywords)
-    assert done.code == 0, done.err
-    return {path.name: path.read_bytes() for path in (data_dir / 'a').rglob('*.[bim]*')}
-
-
-@cases(PREPARE)
-def test_preparing(titles, fork, texts, tmp_path):
-    path = fork('prepare_data.py', PREPARE, titles)
-    ours = prepared(path, texts, tmp_path, cwd=path.parent)
-    theirs = prepared('prepare_data.py', texts, tmp_path / 'whole')
-    assert len(ours) > 5
-    assert ours == theirs
-
-
-@pytest.fixture(scope='module')
-def copies(tmp_path_factory):
-    """Folder of made-up records of RTE."""
-    folder = tmp_path_factory.mktemp('copies')
+def plain(tmp_path_factory):
+    """plain(project, folder) runs each stage of a project -> files of the corpus, run, trial of RTE"""
+    source = tmp_path_factory.mktemp('source')
+    (source / 'a.jsonl').write_text(''.join(
+        f'{{"text": "The {n}th of the texts, and of its {n % 7} words."}}\n' for n in range(3000)))
     pick = random.Random(1)
-    write_copy(folder, 'rte', {split: [make_class('rte', i, pick, split == 'test') for i in range(16)]
+    write_copy(source, 'rte', {split: [make_class('rte', i, pick, split == 'test') for i in range(16)]
                                for split in ('train', 'validation', 'test')})
-    return folder
+
+    def start(project, folder):
+        stages = {
+            'prepare_data': words(corpus=source / 'a.jsonl', name='a', data_dir=folder, vocab_size=100,
+                                  unit_bytes=50_000, num_proc=1, tokenizer='sentencepiece'),
+            'train': tiny(str(folder / 'a'), folder / 'run', fill_samples=2),
+            'finetune': words(init_from=folder / 'run', tasks='rte', data_dir=source, out_dir=folder,
+                              trials=1, epochs=2, block_size=32, device='cpu', dtype='float32')}
+        for name, arguments in stages.items():
+            done = process(f'{project}/{name}.py', *arguments, cwd=project)
+            assert done.code == 0, done.err
+        files = {path.name: path.read_bytes() for path in (folder / 'a').rglob('*.[bim]*')}
+        assert len(files) > 5
+        ours, tuned = last(folder / 'run'), last(folder / 'run' / 'rte_1')
+        return files, metrics(folder / 'run'), ours['model'], ours['optimizer'], tuned['model']
+    return start
 
 
-def tuned(script, run, copies, out_dir, **keywords):
-    """Content of the model of a trial of RTE."""
-    done = process(script, *words(init_from=run, tasks='rte', data_dir=copies, out_dir=out_dir, trials=1,
-                                  epochs=2, block_size=32, device='cpu', dtype='float32'), **keywords)
-    assert done.code == 0, done.err
-    return last(out_dir / 'run' / 'rte_1')
+@pytest.fixture(scope='module')
+def whole(plain, tmp_path_factory):
+    return plain(ROOT, tmp_path_factory.mktemp('whole'))
 
 
-@cases(FINETUNE)
-def test_fine_tuning(titles, fork, whole, copies, tmp_path):
-    path = fork('finetune.py', FINETUNE, titles)
-    ours = tuned(path, whole, copies, tmp_path / 'ours', cwd=path.parent)
-    theirs = tuned('finetune.py', whole, copies, tmp_path / 'whole')
-    assert_equal(ours['model'], theirs['model'])
+@pytest.mark.parametrize('name, titles', [
+    (name, titles) for name, sections in SECTIONS.items()
+    for titles in [*([*NEEDS.get(title, []), title] for title in sections), list(sections)]], ids=str)
+def test_the_plain_case_does_without(name, titles, plain, whole, tmp_path):
+    """Each section is deleted alone, but for those that need it, and all together."""
+    fork = tmp_path / 'fork'
+    shutil.copytree(ROOT, fork, ignore=shutil.ignore_patterns('.*', 'out', 'data', 'tests'))
+    path = fork / name
+    path.write_text(without(path.read_text(), SECTIONS[name], titles))
+    found = process('-m', 'ruff', 'check', '--select=F821', path)
+    assert found.code == 0, found.out                   # names that are nowhere
+    assert_equal(plain(fork, tmp_path), whole)

@@ -10,13 +10,11 @@ import errno
 import functools
 import glob
 import itertools
-import json
 import math
 import operator
 import os
 import shutil
 import signal
-import sys
 
 import numpy as np
 import pytest
@@ -41,21 +39,6 @@ MASKS = {'block_size': 32, 'mask_fraction': 0.15, 'mask_fraction_end': 0.0, 'obj
 @pytest.fixture(scope='module')
 def meta(corpus):
     return load_meta(corpus)
-
-
-@pytest.fixture
-def run(stage, corpus, tmp_path, monkeypatch):
-    """run('name', knob=...) trains in the folder `name` of tmp_path -> Done; code: its exit status
-
-    A test that uses it has tmp_path as its current folder.
-    """
-    monkeypatch.chdir(tmp_path)
-
-    def start(name, code=0, **knobs):
-        done = stage('train', *tiny(corpus, name, **knobs))
-        assert done.code == code, done
-        return done
-    return start
 
 
 PAIR = {'dropout': 0, 'attention_dropout': 0, 'batch_size': 3, 'total_batch': 7, 'learning_rate': 1e-4,
@@ -120,14 +103,14 @@ def happening(patch, name, at, event):
     function = getattr(train, name)
     calls = []
 
-    def called(*arguments, **keywords):
+    def called(*arguments):
         calls.append(arguments)
         if len(calls) == at:
             if isinstance(event, int):
                 signal.raise_signal(event)
             else:
                 arguments = event(*arguments)
-        return function(*arguments, **keywords)
+        return function(*arguments)
     with patch.context() as inner:
         inner.setattr(train, name, called)
         yield calls
@@ -163,12 +146,7 @@ def test_each_epoch_has_every_row_once_in_an_order_of_its_own(n):
     assert (np.sort(orders) == np.arange(n)).all()
     if n == 1000:
         assert len(np.unique(np.concatenate(orders), axis=0)) == 4
-        first = orders[0][0]
-        assert first[:6].tolist() == [778, 439, 342, 893, 442, 566]     # saved runs go on with this order
-        distances = np.abs(np.diff(first))              # of neighbours: n / 3 in a random order
-        assert abs(distances.mean() / (n / 3) - 1) < 0.25
-        part = shuffled(range(n), 10 ** 9, 1, 0)
-        assert len(set(part)) == n
+        assert orders[0][0, :6].tolist() == [778, 439, 342, 893, 442, 566]     # saved runs go on with it
         part = shuffled(range(n), 5000, 1, 0)           # an odd number of bits
         assert abs((part < 4096).mean() - 4096 / 5000) < 0.05
 
@@ -408,16 +386,6 @@ def test_automatic_precision_on_a_cpu(able, width, dtype, monkeypatch):
     assert torch.compiler.config.cache_key_tag == str(dtype)        # tests/test_cuda.py found it on a GPU
 
 
-@pytest.mark.parametrize('system', [
-    {}, {'objective': 'plm', 'attention': 'xlnet', 'position': 'none'}], ids=list(train.OBJECTIVE))
-def test_validation_does_not_depend_on_batch_size(system, run):
-    for size in (3, 8):
-        run(f'{size}', **system, batch_size=size, max_iters=0)
-    [one], [other] = metrics('3'), metrics('8')
-    assert one['loss'] == pytest.approx(other['loss'], rel=1e-6)
-    assert one['accuracy'] == other['accuracy']
-
-
 # ---- resume ----
 
 def full_disk(*arguments):
@@ -426,12 +394,6 @@ def full_disk(*arguments):
         raise OSError(errno.ENOSPC, 'No space left')
     finally:
         raise RuntimeError('unexpected pos')
-
-
-def spoil_loss(*arguments):
-    micro_batches = arguments[3]
-    micro_batches[0]['weights'] *= math.inf
-    return arguments
 
 
 def spoil_gradient(*arguments):
@@ -443,7 +405,6 @@ def spoil_gradient(*arguments):
 STOPPED = 'stops after this step\nstopped by a signal after step {}, which is saved; repeat the command'
 FULL = 'error: parts/ckpt_0000008.pt cannot be written: [Errno 28] No space left'
 DIVERGED = 'error: parts: a loss or gradient after step {} is not finite; no checkpoint contains it'
-EVERY_STEP = {'checkpoint_interval': 1}
 ENDS = [                                                # call, event, exit status, last step, what is said
     ('seed_step', 5, signal.SIGTERM, 143, 5, STOPPED, {
         'attention': 'pairwise', 'position': 'rope', 'batch_size': 3, 'mask_fraction': 0.3,
@@ -459,8 +420,7 @@ ENDS = [                                                # call, event, exit stat
     ('token_losses', 10, signal.SIGTERM, 143, 8, STOPPED, {}),          # in the last one
     ('save', 1, signal.SIGTERM, 0, 8, 'stops after this step', {}),     # which is the last
     ('tree_map_only', 2, full_disk, 2, 4, FULL, {'checkpoint_interval': 4}),
-    ('train_step', 6, spoil_loss, 2, 5, DIVERGED, EVERY_STEP),
-    ('train_step', 6, spoil_gradient, 2, 5, DIVERGED, EVERY_STEP),
+    ('train_step', 6, spoil_gradient, 2, 5, DIVERGED, {'checkpoint_interval': 1}),
 ]
 
 
@@ -475,32 +435,21 @@ def test_a_run_that_ends_early_goes_on_to_the_bit(name, at, event, code, step, s
     assert said.format(step) in done.err, done
     assert last('parts')['step'] == step
     assert not glob.glob('parts/*.tmp')
-    with open('parts/metrics.jsonl', 'a') as file:      # of a step that was not saved, and damaged ones
-        file.write('{"kind": "train", "step": 9, "loss": 0}\n5\n{"a": 1}\n{"kind": "tr')
-    done = run('parts', **knobs)
-    assert 'differ' not in done.err
+    with open('parts/metrics.jsonl', 'ab') as file:     # of a step that was not saved, and damaged ones
+        file.write(b'{"kind": "train", "step": 9, "loss": 0}\n5\n{"a": 1}\n\xff\n{"kind": "tr')
+    assert 'differ' not in run('parts', **knobs).err
     same_run('whole', 'parts')
     assert [line['step'] for line in metrics('parts', 'val')] == [0, 4, 8]
 
 
-class Fused(torch.optim.SGD):
-    """In float16 its step() is called with any gradient."""
-    _step_supports_amp_scaling = True
-
-    @torch.no_grad()
-    def step(self):
-        for parameter in self.param_groups[0]['params']:
-            parameter -= parameter.grad
-
-
-@pytest.mark.parametrize('is_fused, n_bad, code', [(False, 1, 0), (False, 30, 2), (True, 1, 2)])
-def test_float16_passes_over_what_is_not_finite(is_fused, n_bad, code, run, monkeypatch):
-    """Once; or always, until the scale is used up. A fork's fused step takes it. Nothing of that is saved."""
+@pytest.mark.parametrize('n_bad, code', [(1, 0), (30, 2)])
+def test_float16_passes_over_what_is_not_finite(n_bad, code, run, monkeypatch):
+    """Once; or always, until the scale is used up. Nothing of that is saved."""
     calls = itertools.count()
 
     def make_optimizer(model, *arguments, plain=train.make_optimizer):
         model.head.bias.register_hook(lambda x: x * math.inf if next(calls) < n_bad else x)
-        return Fused(model.parameters()) if is_fused else plain(model, *arguments)
+        return plain(model, *arguments)
     monkeypatch.setattr(train, 'make_optimizer', make_optimizer)
     done = run('a', code, max_iters=max(6, n_bad), dtype='float16', log_interval=100)
     if code:
@@ -508,12 +457,10 @@ def test_float16_passes_over_what_is_not_finite(is_fused, n_bad, code, run, monk
         assert not train.checkpoints('a')
     else:
         assert last('a')['scaler']['scale'] == 2 ** 15
-        assert all(x.isfinite().all() for x in last('a')['model'].values())
 
 
 def test_a_resumed_run_takes_the_next_samples_and_says_what_differs(run, monkeypatch):
-    """With another batch too; its precision stays, unless the command names one. Knobs come and go."""
-    monkeypatch.setenv('LOCAL_RANK', '1')               # says nothing without WORLD_SIZE
+    """With another batch too; its precision stays, unless the command names one. A knob is new."""
     seen = []
 
     def micro_batches(loader, samples, size, plain=Loader.micro_batches):
@@ -522,12 +469,12 @@ def test_a_resumed_run_takes_the_next_samples_and_says_what_differs(run, monkeyp
     monkeypatch.setattr(Loader, 'micro_batches', micro_batches)
     run('a', max_iters=2, dtype='bfloat16')
     content = last('a')
-    content['config']['cutting'] = content['config'].pop('packing')
+    del content['config']['packing']
     train.save('a', content)
     done = run('a', max_iters=4, dtype='auto', total_batch=4, weight_decay=0.5, seed=5)
     line = done.err.splitlines()[0]
-    assert line.endswith(': seed 1 -> 5, packing (new) -> stream, total_batch 8 -> 4, max_iters 2 -> 4, '
-                         'weight_decay 0.01 -> 0.5, dtype bfloat16 -> auto, cutting stream -> (unknown)')
+    assert line.endswith(': seed 1 -> 5, packing None -> stream, total_batch 8 -> 4, max_iters 2 -> 4, '
+                         'weight_decay 0.01 -> 0.5, dtype bfloat16 -> auto')
     assert 'in torch.bfloat16' in done.out
     assert seen == [[*range(0, 8)], [*range(8, 16)], [*range(16, 20)], [*range(20, 24)]]
     content = last('a')
@@ -537,8 +484,6 @@ def test_a_resumed_run_takes_the_next_samples_and_says_what_differs(run, monkeyp
 
 def test_checkpoints_that_stay(run):
     """The newest two, those of milestones, also when a later command names none, and newer ones."""
-    run('a', max_iters=0)
-    assert list(train.checkpoints('a')) == [0]
     run('a', max_iters=12, checkpoint_interval=2, milestones=(0, 3, 4, 13))
     assert list(train.checkpoints('a')) == [0, 3, 4, 10, 12]
     run('a', max_iters=16, checkpoint_interval=1)
@@ -550,8 +495,6 @@ def test_checkpoints_that_stay(run):
     run('b', max_iters=1)
     assert [line['step'] for line in metrics('b')] == [0, 1, 1]         # its log is new
     assert os.path.exists('b/metrics.jsonl.old')
-    train.save('a', {**last('a'), 'step': 10_000_000})  # a digit more than the others
-    assert train.newest('a') == 'a/ckpt_10000000.pt'
 
 
 def test_a_run_begins_with_the_weights_of_another_one(run):
@@ -559,7 +502,7 @@ def test_a_run_begins_with_the_weights_of_another_one(run):
     run('a', max_iters=4)
     knobs = {'init_from': 'a', 'seed': 2}
     done = run('b', learning_rate=0, max_iters=2, **knobs)
-    assert 'from step 0 of the weights of a' in done.out
+    assert 'from step 0 of a' in done.out
     content = last('b')
     count, *_ = tree_leaves(content['optimizer']['state'])
     assert (content['step'], content['samples'], count.item()) == (2, 16, 2)
@@ -570,58 +513,49 @@ def test_a_run_begins_with_the_weights_of_another_one(run):
 
 
 def test_rows_of_a_bert_that_no_token_has_are_left_out(run, corpus, monkeypatch):
+    bert = MaskedLM(EncoderConfig(405, 32, 2, 4, 16, 32))
     monkeypatch.setattr(train, 'bert_tokenizer', lambda source: load_tokenizer(corpus))
-    for n_rows, code in ((399, 2), (405, 0)):
-        bert = MaskedLM(EncoderConfig(n_rows, 32, 2, 4, 16, 32))
-        monkeypatch.setattr(MaskedLM, 'from_pretrained', lambda source, bert=bert: bert)
-        done = run('a', code, init_from='bert', max_iters=0)
-        assert code == 0 or 'bert has vocab_size=399, this run has 400' in refused(done)
+    monkeypatch.setattr(MaskedLM, 'from_pretrained', lambda source: bert)
+    run('a', init_from='bert', max_iters=0)
     for name, x in last('a')['model'].items():
         assert torch.equal(x, bert.state_dict()[name][:len(x)])
 
 
-def test_code_that_changed_is_said(run, stage, corpus, monkeypatch):
-    """Of the newest checkpoint by each command that uses it; one from before 2026-11-28 does not know its."""
+def test_code_that_changed_is_said(run, monkeypatch):
+    """A checkpoint from before 2026-11-28 does not know its code."""
     run('a', max_iters=2)
     content = last('a')
-    train.save('a', {**content, 'code': 'another'})
-    for knobs in ({}, {'fill': 'the [MASK]'}, {'export': 'b'}, {'out_dir': 'c', 'init_from': 'a'}):
-        done = stage('train', *tiny(corpus, **{'out_dir': 'a', 'max_iters': 2, **knobs}))
-        assert 'model.py is not the code that trained a/ckpt_0000002.pt: its numbers may differ' in done.err
-    for code in ({}, {'code': content['code']}):
-        del content['code']
+    del content['code']
+    for code, is_said in ({}, False), ({'code': 'another'}, True):
         train.save('a', {**content, **code})
-        assert 'not the code' not in run('a', max_iters=2).err
-        content['code'] = ''
+        for knobs in {}, {'fill': 'the [MASK]'}:
+            err = run('a', max_iters=2, **knobs).err
+            assert ('model.py is not the code that trained a/ckpt_0000002.pt' in err) == is_said
 
     digests = set()
-    for source in ('x = 1\n', 'x = 1   # one\n\n  # two\n', 'x = 2\n', '"""One."""\nx = 1\n', 'x = "# 1"\n',
-                   'x = "# 2"\n'):
+    for source in 'x = 1\n', 'x = 1   # one\n\n  # two\n', 'x = "a  # 1"\n', 'x = "a  # 2"\n':
         monkeypatch.setattr(train.inspect, 'getsource', lambda module, source=source: source)
         digests.add(train.code_digest.__wrapped__())
-    assert len(digests) == 5
+    assert len(digests) == 3
 
 
-def test_an_optimizer_of_a_fork_resumes(run, monkeypatch):
-    def sgd(model, lr, *rest):
-        return torch.optim.SGD(model.parameters(), lr, momentum=0.9)
-    monkeypatch.setattr(train, 'make_optimizer', sgd)
-    run('whole', checkpoint_interval=4)
-    shutil.copytree('whole', 'parts')
-    os.remove('parts/ckpt_0000008.pt')
-    run('parts', checkpoint_interval=4)
-    same_run('whole', 'parts')
-
-
-def test_moments_without_names_are_loaded(run):
-    """Those of the first revisions."""
+def test_moments_of_the_first_revisions_are_loaded(run):
+    """Without names, and of AdamW, without saying so."""
     run('whole', checkpoint_interval=4)
     os.remove('whole/ckpt_0000008.pt')
     content = last('whole')
+    del content['optimizer_class']
     for group in content['optimizer']['param_groups']:
         del group['param_names']
     train.save('whole', content)
     assert 'from step 4 of' in run('whole').out
+
+
+def test_a_group_of_parameters_may_have_a_factor_of_the_learning_rate():
+    one, other = torch.zeros(2, 1)
+    optimizer = torch.optim.SGD([{'params': [one]}, {'params': [other], 'lr_factor': 0.5}])
+    train.set_lr(optimizer, 0.25, CPU)
+    assert [group['lr'] for group in optimizer.param_groups] == [0.25, 0.125]
 
 
 def test_nohup_ignores_sighup(run, monkeypatch):
@@ -632,19 +566,17 @@ def test_nohup_ignores_sighup(run, monkeypatch):
 
 def test_a_log_line_that_nobody_reads_is_in_the_file(tmp_path, monkeypatch):
     """A terminal that was closed takes no lines: the run must still be saved."""
-    def fail(text):
+    def fail(*texts, flush):
         raise OSError(errno.EIO, 'Input/output error')
-    log = train.Log(str(tmp_path), 0, CPU, '', {})
-    with monkeypatch.context() as patch:
-        patch.setattr(sys.stdout, 'write', fail)
-        log.write('train', 1, loss=2.0, norm=math.nan)
+    monkeypatch.setattr(train, 'print', fail, raising=False)
+    train.Log(str(tmp_path), 0, CPU, '', {}).write('train', 1, loss=2.0, norm=math.nan)
     assert train.read_metrics(tmp_path) == [{'kind': 'train', 'step': 1, 'loss': 2.0}]
 
 
 # ---- checkpoints ----
 
 def test_damage_is_found_or_changes_nothing(pair, tmp_path):
-    """Flipped bits; a file that is cut."""
+    """Of flipped bits."""
     path = tmp_path / 'x.pt'
     whole = (pair / 'ckpt_0000008.pt').read_bytes()
     n_refused = 0
@@ -658,9 +590,6 @@ def test_damage_is_found_or_changes_nothing(pair, tmp_path):
             continue
         assert_equal(content, last(pair))               # it was a date, an attribute or padding
     assert n_refused > 20
-    path.write_bytes(whole[:-1])
-    with pytest.raises(UserError, match='x.pt cannot be loaded: .*if it is damaged, remove it'):
-        train.read_checkpoint(path)
 
 
 def test_files_of_other_programs_and_revisions(pair, tmp_path, capsys):
@@ -670,7 +599,7 @@ def test_files_of_other_programs_and_revisions(pair, tmp_path, capsys):
     del content['model_config']['norm']
     train.write_checkpoint(path, content)
     assert train.read_checkpoint(path)['model_config']['norm'] == 'layer'
-    assert "x.pt: older than some fields of EncoderConfig, which get their defaults: norm=layer" in (
+    assert 'x.pt: older than some fields of EncoderConfig, which get their defaults: norm=layer' in (
         capsys.readouterr().err)
     newer = {**content, 'model_config': {**content['model_config'], 'a_newer_field': 1}}
     for other in {'model': {}}, newer, {**content, 'step': pytest.approx(1)}:
@@ -714,7 +643,7 @@ def test_what_a_run_must_have_in_common_with_its_checkpoint(stage, pair, corpus,
 
 
 @pytest.mark.parametrize('knobs', [
-    {'mask_fraction': 0.0}, {'mask_fraction': 15.0}, {'seed': 2 ** 64}, {'packing': 'x'},
+    {'mask_fraction': 0.0}, {'mask_fraction': 15.0}, {'seed': 2 ** 64},
     {'attention': 'gau', 'position': 'none', 'key_size': 0}, {'schedule': 'x'},
     {'objective': 'classify'}, {'init_from': 'some/bert'}, {'device': 'cuda'},
     {'block_size': 10 ** 6, 'position': 'none'}])
@@ -725,9 +654,10 @@ def test_mistakes_are_one_line(knobs, run, monkeypatch):
 
 def test_every_process_needs_a_sequence_of_a_step():
     """On XLA all processes need equally many."""
-    for kind, device, total_batch in ((Runtime, 'cpu', 3), (XlaRuntime, 'xla', 6)):
+    for kind, device, total_batch, said in ((Runtime, 'cpu', 3, 'total_batch=3: must be at least 4'),
+                                            (XlaRuntime, 'xla', 6, 'total_batch: on xla')):
         runtime = kind(torch.device(device), torch.float32, 0, 4, None)
-        with pytest.raises(UserError, match=f'total_batch={total_batch}: '):
+        with pytest.raises(UserError, match=said):
             train.check_knobs({**knobs_of(train), 'total_batch': total_batch}, runtime)
 
 
@@ -745,17 +675,10 @@ def test_a_folder_that_machines_do_not_share_is_refused(run, monkeypatch):
     assert 'a folder that all machines share' in refused(run('a', 2))
 
 
-def test_a_corpus_that_changed_is_refused(run, corpus, meta, tmp_path):
-    other = corpus_like(corpus, tmp_path, meta)
-    stem = meta['splits']['train'][0]['stem']
-    flip(f'{other}/{stem}.bin')
-    assert f'{stem}.bin: missing, damaged' in refused(run('a', 2, data_dir=tmp_path, dataset='other'))
-
-
 # ---- what a run shows ----
 
 def test_further_corpora_are_validated_on(run, corpus, meta, tmp_path):
-    """As by a run that has the other corpus as its own; their tokenizers must be equal."""
+    """As by a run that has the other corpus as its own; tokenizers must be equal, and no file damaged."""
     os.symlink(corpus, 'tiny')
     splits = {**meta['splits'], 'val': meta['splits']['train'][:1]}
     corpus_like(corpus, tmp_path, {**meta, 'splits': splits})
@@ -766,6 +689,8 @@ def test_further_corpora_are_validated_on(run, corpus, meta, tmp_path):
     assert one['other_loss'] == other['loss'] != one['loss']
     corpus_like(corpus, tmp_path, {**meta, 'identity': {**meta['identity'], 'tokenizer': 'another'}})
     assert 'other has tokenizer=another' in refused(run('c', 2, **knobs, validation='other'))
+    flip(f"other/{meta['splits']['train'][0]['stem']}.bin")
+    assert 'missing, damaged' in refused(run('c', 2, **knobs, dataset='other'))
 
 
 def test_show_walks_from_a_text_to_its_loss(run):
@@ -777,7 +702,6 @@ def test_show_walks_from_a_text_to_its_loss(run):
     assert '(1, 32, 16)' in shown                       # what a module returns
     run('a', **knobs)
     assert f"\nloss {metrics('a', 'train')[0]['loss']:.3f} nats" in shown
-    assert 'PermutationLM' in run('b', show=2, objective='plm', attention='xlnet', position='none').out
 
 
 def test_what_a_large_run_on_a_cpu_takes_is_said(run, monkeypatch):
@@ -793,11 +717,9 @@ def test_loss_png_shows_the_losses_after_step_0(tmp_path, monkeypatch):
     monkeypatch.setattr('matplotlib.axes.Axes.plot', lambda self, *xy, label: drawn.update({label: xy}))
     log = train.Log(str(tmp_path), 0, CPU, '', {})
     for step in (0, 2, 4):
-        log.write('train', step, loss=4.0, lr=1)
-        log.write('val', step, unigram=6.0, loss=5.0)
+        log.write('val', step, unigram=6.0, loss=5.0, lr=1)
     train.plot_losses(tmp_path)
-    assert drawn == {name: ((2, 4), (y, y), '.-') for name, y in (
-        ('train loss', 4.0), ('val loss', 5.0), ('val unigram', 6.0))}
+    assert drawn == {'val unigram': ((2, 4), (6, 6), '.-'), 'val loss': ((2, 4), (5, 5), '.-')}
 
 
 def test_fill_prints_five_predictions_for_each_mask(pair, stage, meta):
@@ -813,6 +735,17 @@ def test_fill_prints_five_predictions_for_each_mask(pair, stage, meta):
     for line, indices, chances in zip(lines[1:], best.indices, best.values, strict=True):
         assert line.split()[::2] == [tokenizer.pieces[index].strip('\u2581') or '\u2581' for index in indices]
         assert line.split()[1::2] == [f'{chance:.3f}' for chance in chances]
+
+
+def test_a_text_that_cannot_be_filled_in_is_refused(pair, stage, monkeypatch):
+    """Without a mask, too long, or by a fine-tuned model."""
+    def said(fill):
+        return refused(stage('train', f'--init_from={pair}', f'--fill={fill}'))
+    assert 'fill=the list: put a [MASK]' in said('the list')
+    assert 'the model takes at most 32' in said('[MASK]' + 31 * ' the')
+    model, tokenizer, content = train.load(str(pair))
+    monkeypatch.setattr(train, 'load', lambda source: (model, tokenizer, {**content, 'head': 'classify'}))
+    assert 'was fine-tuned and predicts no words' in said('the [MASK]')
 
 
 def test_the_rank_of_a_masked_word(corpus, meta, capsys, monkeypatch):
@@ -841,10 +774,7 @@ def test_one_process_takes_the_steps_of_two_or_goes_on_from_them(pair, run):
     for folder in ('one', 'rest'):
         for one, two in zip(metrics(folder), metrics(pair), strict=True):
             assert one['loss'] == pytest.approx(two['loss'], rel=1e-5)
-            assert one['lr'] == two['lr']
             assert (one['norm'] or 0) == pytest.approx(two['norm'] or 0, rel=1e-4)      # None: validation
             assert one['accuracy'] == two['accuracy']
         for name, x in last(folder)['model'].items():
             assert (x - last(pair)['model'][name]).abs().max() < 6e-5, name     # Adam's steps are 1e-4 each
-    with open('rest/launches.jsonl') as file:
-        assert [json.loads(launch)['world_size'] for launch in file] == [2, 1]
