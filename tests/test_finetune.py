@@ -23,9 +23,9 @@ from records import MARKERS, WORDS, made, write_copy
 import finetune
 import train
 from configurator import UserError
-from finetune import HEADS, METRICS, TASKS, Choices, Data, Example, Feature, Window, collate, join_texts
+from finetune import HEADS, METRICS, TASKS, Choices, Data, Example, Window, collate, join_texts
 from model import ATTENTION, EncoderConfig, MaskedLM, PermutationLM, positions_of
-from prepare_data import digest_of, file_sum, load_tokenizer, write_json
+from prepare_data import file_sum, load_tokenizer, write_json
 
 SPECIAL_IDS = {'pad': 0, 'unk': 1, 'cls': 2, 'sep': 3, 'mask': 4}
 QUICK = {'trials': 1, 'epochs': 1, 'total_batch': 8, 'batch_size': 8, 'learning_rate': 5e-3, 'stride': 16,
@@ -118,8 +118,8 @@ def same(a, b, atol=0):
 
 RECORDS = {     # name: (record, its Example)
     'boolq': (
-        {'question': 'q', 'passage': 'p', 'label': 1, 'idx': 7},
-        Example(7, ('p', 'q'), 1)),
+        {'question': 'q', 'passage': 'p', 'label': -1, 'idx': 7},       # of a test set
+        Example(7, ('p', 'q'))),
     'multirc': (
         {'paragraph': 'p', 'question': 'q', 'answer': 'a', 'label': 1,
          'idx': {'paragraph': 5, 'question': 6, 'answer': 7}},
@@ -147,23 +147,6 @@ def test_a_record_of_the_hub(name):
     record, expected = RECORDS[name]
     first, *_ = TASKS[name].make(TASKS[name], record, 0)
     assert first == expected
-
-
-def test_every_split_of_every_data_set_is_read(copies):
-    """What was written as parquet comes back as examples, with its labels."""
-    for name in PUBLISHED:
-        task = TASKS[name]
-        for split in task.splits:
-            examples = finetune.load_examples(task, split, knobs(data_dir=copies))
-            labels = [example.label for example in examples]
-            n = 12 if split == 'train' else 6
-            if name == 'chid':                          # two blanks a passage
-                n = 2 * n
-            assert len(labels) == n
-            if split in task.test:
-                assert labels == [None] * n
-            elif task.labels:
-                assert labels == [i % min(6, len(task.labels)) for i in range(n)]
 
 
 @pytest.mark.parametrize('context, given, label', [
@@ -266,12 +249,9 @@ def test_the_answer_is_the_best_span_of_all_windows(name):
 
 def test_a_choice_is_one_of_its_example():
     """Not one of those with which its batch is filled up."""
-    row = Feature(np.array([2, 5, 3]), 3, 0)
-    features = [Choices([row], (0, 1)), Choices([row, row], (1, 2))]
+    features = [Choices([None], (0, 1)), Choices([None, None], (1, 2))]
     logits = torch.tensor([[1.0, 50.0], [1.0, 2.0]])
     assert HEADS['choose'].predict(logits, features, knobs()) == [0, 1]
-    assert HEADS['choose'].collate(features, 0)['ids'].tolist() == 2 * [2 * [[2, 5, 3]]]
-    assert HEADS['choose'].collate(features, 0, 10)['ids'].shape == (2, 2, 10)         # as on XLA
 
 
 def test_a_hugging_face_bert_gives_its_own_logits(tmp_path):
@@ -281,7 +261,6 @@ def test_a_hugging_face_bert_gives_its_own_logits(tmp_path):
     pieces = ['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]', *words]
     their_tokenizer = transformers.BertTokenizerFast(vocab={piece: i for i, piece in enumerate(pieces)})
     their_tokenizer.save_pretrained(tmp_path)
-    assert not (tmp_path / 'vocab.txt').exists()
     config = transformers.BertConfig(
         vocab_size=65, hidden_size=16, num_hidden_layers=1, num_attention_heads=4, intermediate_size=32,
         max_position_embeddings=48, num_labels=3, initializer_range=0.2)
@@ -317,11 +296,6 @@ def test_any_pretrained_encoder_takes_any_head(attention, tmp_path):
         model, _ = finetune.make_model(f'{run}/ckpt_0000003.pt', TASKS[name], 1, given)
         assert torch.allclose(model.eval().encoder(ids), expected, atol=1e-5)
         assert model.config.block_size == length
-        rows = ids[:, None].expand(-1, 3, -1) if name == 'c3' else ids
-        logits = model(rows)
-        if name == 'squad1':                            # of start and of end
-            logits = torch.stack(logits)
-        assert torch.isfinite(logits).all()
 
 
 # ---- metrics ----
@@ -621,7 +595,6 @@ def test_runs_steps_and_tasks_have_folders_of_their_own(tune, run, tmp_path):
             folder = tmp_path / 'out' / name / f'{task}_1'
             result = json.loads((folder / 'result.json').read_text())
             assert (result['run'], result['step'], result['task']) == ('base', step, task)
-            assert finetune.find_start(str(folder)).subfolder == name
     assert [row[0] for row in cells(done.out, 'rte.accuracy')] == ['base', 'base@4']
 
 
@@ -631,17 +604,13 @@ def test_numbers_of_examples_and_the_metric_of_a_task(trial, copies):
     assert result['n'] == {'mrpc': [9, 4]}
     assert result['metric'] == 'f1'
     examples = finetune.load_examples(TASKS['mrpc'], 'train', knobs(data_dir=copies, train_samples=9))
-    assert digest_of(examples) == result['recipe']['examples']['train']
     indices = [example.id for example in examples]
     assert len(indices) == 9
     assert indices == sorted(indices)
 
 
 def test_processes_share_the_trials(tune, trial, tmp_path, monkeypatch):
-    """Each trial is that of a process alone, whichever process has it; the last one writes the table.
-
-    Finished trials of several seeds can be evaluated by one command.
-    """
+    """Each trial is that of a process alone, whichever process has it; the last one writes the table."""
     with monkeypatch.context() as environment:
         environment.setenv('WORLD_SIZE', '2')
         environment.setenv('MASTER_ADDR', 'localhost')
@@ -654,8 +623,6 @@ def test_processes_share_the_trials(tune, trial, tmp_path, monkeypatch):
         alone = trial('rte', f'alone_{seed}', seed=seed)
         shared = tmp_path / 'out' / 'base' / f'rte_{seed}'
         assert same(parameters(shared), parameters(alone['folder']))
-    done = tune(init_from=tmp_path / 'out/base/*', epochs=0, out_dir=tmp_path / 'again')
-    assert 'finished: 3 trials' in done.out
 
 
 def test_two_commands_never_share_a_trial(tune, tmp_path):
@@ -783,9 +750,9 @@ def test_a_file_is_labelled_by_a_trial_alone(trial, tune, tmp_path):
         written = tmp_path / 'mine' / 'base' / 'custom_1' / f'predicted_{name}'
         assert done.out == f'4 rows with their predictions: {written}\n'
         if name == 'd.jsonl':
-            rows = [[*json.loads(line).items()] for line in written.read_text().splitlines()]
-            assert [dict(row[:3]) for row in rows] == records
-            assert [(label, chance) for *_, (_, label), (_, chance) in rows] == added
+            rows = map(json.loads, written.read_text().splitlines())
+            assert [*rows] == [{**record, 'prediction': label, 'probability': chance}
+                               for record, (label, chance) in zip(records, added, strict=True)]
             continue
         given, *rows = finetune.read_cells(tmp_path / name)
         head, *labelled = finetune.read_cells(written)
@@ -795,8 +762,8 @@ def test_a_file_is_labelled_by_a_trial_alone(trial, tune, tmp_path):
             assert copied == row + [''] * (len(given) - len(row))       # a row that lacked a cell
             assert (prediction, float(probability)) == (label, chance)
 
-    for name, message in (('e.csv', 'predicted_e.csv is there already'), ('b.json', 'choose one of .csv')):
-        assert message in refused(tune(init_from=folder, predict=tmp_path / name, out_dir=tmp_path / 'mine'))
+    again = tune(init_from=folder, predict=tmp_path / 'e.csv', out_dir=tmp_path / 'mine')
+    assert 'predicted_e.csv is there already' in refused(again)
 
 
 def test_training_rows_are_not_scored_without_a_word(trial, tune, tmp_path):
@@ -850,7 +817,6 @@ def test_a_path_that_exists_is_no_glob_and_no_list(tmp_path, monkeypatch):
     for name in ('run1', 'run[1]', 'lr=1,wd=0', 'b'):
         os.mkdir(name)
     cases = {
-        'run[1]': ['run[1]'],
         'lr=1,wd=0': ['lr=1,wd=0'],
         'run[1],b': ['run[1]', 'b'],
         'run?,b,run1': ['run1', 'b'],
@@ -897,17 +863,6 @@ def test_every_format_of_labelled_files(own):
         assert task.labels == ('01', '1', '1.0', 'NA', 'not red')
         expected = [(text, task.labels.index(label)) for text, label in rows]
         assert train_rows == dev_rows == expected
-    long = HEAD + '"a\nb",1\n' + 'x' * 200_000 + ',2\n'
-    _, train_rows, _ = own(long, long)
-    assert [len(text) for text, _ in train_rows] == [3, 200_000]
-
-
-def test_numbers_are_standardized(own):
-    text = HEAD + 'a,1\nb,2\nc,3.5\nd, 3.0\n'
-    task, train_rows, _ = own(text, text, label_kind='numbers')
-    assert (task.head, task.labels) == ('regress', ())
-    values = [label for _, label in train_rows]
-    assert [np.mean(values), np.std(values, ddof=1)] == pytest.approx([0, 1])
 
 
 def test_classes_and_empty_texts_are_said(own, capsys):
@@ -947,36 +902,27 @@ def test_labels_that_cannot_be_learned_are_refused(own):
         own(HEAD + 'a,1.5\nb,2.5\nc,-1e400\nd,3\n', label_kind='numbers')
 
 
-def squad_file(path, names, flat=False):
-    """Write questions in SQuAD's form; those that begin with n have no answer, with x a wrong one.
-
-    flat: as run_qa.py of transformers takes them
-    """
-    questions = []
-    for name in names:
-        answers = [{'text': 'no' if name[0] == 'x' else 'the', 'answer_start': 0}]
-        if name[0] == 'n':
-            answers = []
-        questions.append({'id': name, 'question': f'who is {name} ?', 'answers': answers})
-    context = 'the river walks'
-    data = [{**question, 'context': context} for question in questions]
-    if not flat:
-        data = [{'paragraphs': [{'context': context, 'qas': questions}]}]
-    path.write_text(json.dumps({'data': data}))
-    return path
-
-
 @pytest.mark.parametrize('name, n_train', [('squad1', 2), ('squad2', 3)])
 def test_squad_from_files_of_your_own(name, n_train, trial, tmp_path):
     """Questions that cannot train are counted, also where they are evaluated. An answer may come first."""
-    train_file = squad_file(tmp_path / 'a.json', ['a0', 'a1', 'x2', 'n3'])
-    dev_file = squad_file(tmp_path / 'b.json', ['b0', 'x1', 'n2'], flat=True)
-    result = trial(name, train_file=train_file, dev_file=dev_file)
+    context = 'the river walks'
+    right, wrong = ([{'text': text, 'answer_start': 0}] for text in ('the', 'no'))
+    answers = {'a0': right, 'a1': right, 'x2': wrong, 'n3': []}
+    questions = [{'id': key, 'question': f'who is {key} ?', 'answers': answers[key]} for key in answers]
+    flat = [{**question, 'context': context} for question in questions[1:]]            # as in transformers
+    files = {
+        'train_file': [{'paragraphs': [{'context': context, 'qas': questions}]}],
+        'dev_file': flat,
+    }
+    for knob, data in files.items():
+        (tmp_path / knob).with_suffix('.json').write_text(json.dumps({'data': data}))
+    result = trial(name, **{knob: tmp_path / f'{knob}.json' for knob in files})
     assert result['n'] == {name: [n_train, 3]}
     predictions = json.loads((result['folder'] / f'{name}.json').read_text())
-    assert [*predictions] == ['b0', 'x1', 'n2']
-    for file, n, n_all in ((train_file, 4 - n_train, 4), (dev_file, 4 - n_train, 3)):
-        assert re.search(rf'{file} .*: {n} of {n_all} questions have no answer in', result['printed'].err)
+    assert [*predictions] == ['a1', 'x2', 'n3']
+    for knob, n_all in (('train_file', 4), ('dev_file', 3)):
+        counted = rf'{knob}.json .*: {4 - n_train} of {n_all} questions have no answer in'
+        assert re.search(counted, result['printed'].err)
 
 
 def test_a_file_that_a_task_does_not_read_is_refused(tune, trial):
@@ -987,10 +933,9 @@ def test_a_file_that_a_task_does_not_read_is_refused(tune, trial):
     assert 'was not trained on a file' in refused(tune(init_from=folder, epochs=0, dev_file='mine.csv'))
 
 
-@pytest.mark.parametrize('ids', [['c0', 'c1', 'c0'], ['7', 'c', 7], [7, 7]])
-def test_questions_with_the_same_id_are_refused(ids, tmp_path):
+def test_questions_with_the_same_id_are_refused(tmp_path):
     """Of their predictions only one would be written."""
-    rows = [{'id': i, 'question': 'q', 'context': 'c', 'answers': []} for i in ids]
+    rows = [{'id': i, 'question': 'q', 'context': 'c', 'answers': []} for i in ('7', 'c', 7)]
     path = tmp_path / 'twice.json'
     path.write_text(json.dumps(rows))
     task = finetune.make_task('squad1', knobs(dev_file=str(path)))
@@ -1019,8 +964,6 @@ def test_mean_deviation_and_interval():
         mean = (n - 1) / 2
         printed = finetune.spread(pd.Series(range(n)))
         assert printed == f'{mean:.2f} ({deviation:.2f}) ± {half:.2f}'
-    assert finetune.spread(pd.Series([4.0, np.nan])) == '4.00'
-    assert finetune.spread(pd.Series([np.nan])) == '-'
 
 
 def test_scores_and_differences_that_are_paired_by_seed():
@@ -1043,11 +986,10 @@ def test_scores_and_differences_that_are_paired_by_seed():
 def test_classes_of_your_own_have_a_table():
     """Precision, recall and F1 as in scikit-learn, over all seeds; some class is never right."""
     sklearn = pytest.importorskip('sklearn.metrics')
-    n_classes = 40
-    names = [f'k{i:02}' for i in range(n_classes)]
-    task = TASKS['custom']._replace(labels=tuple(names))
-    targets = rng.integers(0, n_classes - 1, (2, 300))
-    guesses = rng.integers(1, n_classes, (2, 300))
+    names = 'k0', 'k1', 'k2', 'k3'
+    task = TASKS['custom']._replace(labels=names)
+    targets = rng.integers(0, 3, (2, 300))
+    guesses = rng.integers(1, 4, (2, 300))
     results = []
     for target, guess in zip(targets, guesses, strict=True):            # of a seed
         examples = [Example(i, (), label) for i, label in enumerate(target)]
