@@ -146,6 +146,13 @@ def test_a_record_of_the_hub(name):
     assert first == expected
 
 
+def test_a_passage_with_more_answers_than_blanks_is_refused():
+    record, _ = RECORDS['chid']
+    record = {**record, 'answers': {'candidate_id': [1, 0, 1]}}
+    with pytest.raises(UserError, match='row 1: it has more answers than blanks'):
+        finetune.make_examples(TASKS['chid'], [record], 'chid')
+
+
 @pytest.mark.parametrize('context, given, label', [
     ('cat and cat', [('cat', 7)], (('cat', 8),)),
     ('Cat and cat', [('cat', 0)], (('cat', 0),)),
@@ -273,6 +280,10 @@ def test_a_hugging_face_bert_gives_its_own_logits(tmp_path):
     assert (ours.eval()(**batch) - expected).abs().max() < 1e-5
     with pytest.raises(UserError, match='uncased by its files'):
         finetune.make_model(str(tmp_path), TASKS['mnli'], 1, knobs(casing='cased'))
+    theirs.resize_token_embeddings(64)
+    theirs.save_pretrained(tmp_path)
+    with pytest.raises(UserError, match='its tokenizer has 65 tokens, its model only 64'):
+        finetune.load_bert(str(tmp_path), 'auto')
 
 
 @pytest.mark.parametrize('attention', ATTENTION)
@@ -582,6 +593,14 @@ def test_runs_and_steps_have_folders_of_their_own(tune, run, tmp_path):
     assert [row[0] for row in cells(done.out, 'rte.accuracy')] == ['base', 'base@4']
 
 
+def test_a_run_may_be_named_twice(tune, run, tmp_path):
+    """In init_from and in compare. Two runs of the same name would have the same folder."""
+    done = tune(compare=run)
+    assert [row[0] for row in cells(done.out, 'rte.accuracy')] == ['base']
+    other = pretrained(tmp_path / 'base', seed=1)
+    assert '2 runs of init_from and compare would have this folder' in refused(tune(compare=other))
+
+
 def test_numbers_of_examples_and_the_metric_of_a_task(trial, copies):
     """Every seed has the same examples, in the order of the data set."""
     result = trial('mrpc', train_samples=9, eval_samples=4, overrides='mrpc.metric=f1', seed=2)
@@ -695,6 +714,7 @@ def test_a_finished_trial_is_evaluated_by_its_own_recipe(trial, run, tmp_path):
     assert again['scores']['custom'] == pytest.approx(first['scores']['custom'])
     assert again['folder'] == tmp_path / 'again' / 'base@3' / 'custom_2'
     assert again['recipe'] == {**first['recipe'], **changes, 'examples': again['recipe']['examples']}
+    assert 'train.csv is not here' in again['printed'].err
 
 
 def test_the_threshold_of_no_answer_may_change_without_training(trial):
@@ -724,23 +744,25 @@ def test_a_file_is_labelled_by_a_trial_alone(trial, tune, tmp_path):
     }
     for name, text in files.items():
         (tmp_path / name).write_bytes(text.encode())
-        tune(init_from=folder, predict=tmp_path / name, out_dir=tmp_path / 'mine')
+        done = tune(init_from=folder, predict=tmp_path / name, out_dir=tmp_path / 'mine')
+        assert 'a text is empty' in done.err
         written = tmp_path / 'mine' / 'base' / 'custom_1' / f'predicted_{name}'
+        assert done.out == f'4 rows with their predictions: {written}\n'
+        result = written.read_bytes().decode()
         if name == 'd.jsonl':
-            rows = map(json.loads, written.read_text().splitlines())
-            assert [*rows] == [{**record, 'prediction': label, 'probability': chance}
-                               for record, (label, chance) in zip(records, added, strict=True)]
+            rows = [[*json.loads(line).items()] for line in result.splitlines()]
+            assert [dict(row[:3]) for row in rows] == records
+            assert [(label, chance) for *_, (_, label), (_, chance) in rows] == added
             continue
-        given, *rows = finetune.read_cells(tmp_path / name)
-        head, *labelled = finetune.read_cells(written)
-        assert head == [*given, 'prediction', 'probability']
-        for row, found, (label, chance) in zip(rows, labelled, added, strict=True):
-            *copied, prediction, probability = found
-            assert copied == row + [''] * (len(given) - len(row))       # a row that lacked a cell
-            assert (prediction, float(probability)) == (label, chance)
+        sign = ',' if name.endswith('csv') else '\t'
+        new = re.findall(rf'{sign}(\w+){sign}([\w.]+)(?=\r?\n)', result)
+        assert new[0] == ('prediction', 'probability')
+        assert [(label, float(chance)) for label, chance in new[1:]] == added
+        copied = re.sub(rf'({sign}[\w.]+){{2}}(?=\r?\n)', '', result)
+        assert copied == text.replace('1,NA,x\r', '1,NA,x,\r')          # a row that lacked a cell
 
-    again = tune(init_from=folder, predict=tmp_path / 'e.csv', out_dir=tmp_path / 'mine')
-    assert 'predicted_e.csv is there already' in refused(again)
+    for name, message in (('e.csv', 'predicted_e.csv is there already'), ('b.json', 'choose one of .csv')):
+        assert message in refused(tune(init_from=folder, predict=tmp_path / name, out_dir=tmp_path / 'mine'))
 
 
 def test_training_rows_are_not_scored_without_a_word(trial, tune, tmp_path):
@@ -775,6 +797,7 @@ def test_a_trial_goes_on(first, same, other, trial, run):
 
 
 @pytest.mark.parametrize('given, message', [
+    ({'overrides': 'rte.epochs'}, 'rte.epochs: write TASK.KNOB=VALUE'),
     ({'overrides': 'rte.seed=3'}, 'seed is the same for all tasks of a command'),
     ({'warmup_fraction': 1.5}, 'must be at most 1'),
     ({'epochs': 0}, 'no finished trial: name OUT_DIR'),
@@ -837,11 +860,11 @@ def test_every_format_of_labelled_files(own):
         assert train_rows == dev_rows == expected
 
 
-def test_classes_and_empty_texts_are_said(own, capsys):
+def test_what_looks_like_a_slip_is_said(own, capsys):
     own(HEAD + 'a,Neg\n,neg\nc,1\nd,1.0\n  ,pos\n' + GOOD)
     said = capsys.readouterr().err
-    assert "['1', '1.0', 'Neg', 'green', 'neg', 'pos', 'red']" in said
-    assert said.count('train.csv: 2 rows have an empty text') == 1
+    assert "differ by case or by .0 alone: ['1', '1.0', 'Neg', 'neg']" in said
+    assert said.count('train.csv, row 2 (and 1 more): a text is empty') == 1
 
 
 def test_a_seventh_is_held_out_by_its_text(own):
@@ -854,21 +877,28 @@ def test_a_seventh_is_held_out_by_its_text(own):
 
 
 @pytest.mark.parametrize('train_text, message', [
-    (HEAD + 'b,red\nc,\nd\n', "row 2: 'class' is empty"),
+    (HEAD + 'b,red\nc,\nd\n', r"row 2 \(and 1 more\): 'class' is empty"),
+    ('text,Class\nb,red\n', r"'class' is empty; the columns are \['text', 'Class'\]"),
     ('text,class,class\nb,red,green\n', r"the columns are \['text'\]"),         # which one?
+    ('text;class\nb, c;red\n', 'separated by semicolons'),
     (HEAD + 'a,b,red\n', 'row 1 has 3 cells for the columns'),
     (HEAD + 'a,red\n"b,red\n', 'csv: Error: unexpected end of data'),
     ('[{"text": "b", "class": ["b"]}]', r"label \['b'\]: a label is one text"),
     ('[{"text": 5, "class": "a"}]', "row 1: 'text' is 5, not a text"),
+    ('["b"]', 'its rows must be objects'),
+    ('{"data": [5]}', 'json: AttributeError'),
+    ('[' * 9999, 'json: RecursionError'),
 ])
 def test_mistakes_in_a_file_are_one_line(train_text, message, own):
     with pytest.raises(UserError, match=message):
-        own(train_text, suffix='.json' if train_text[0] == '[' else '.csv')
+        own(train_text, suffix='.json' if train_text[0] in '[{' else '.csv')
 
 
 def test_labels_that_cannot_be_learned_are_refused(own):
     with pytest.raises(UserError, match=r"dev.csv dev, row 1: label class='pink': choose one of green"):
         own(HEAD + GOOD, HEAD + 'a,pink\n')
+    with pytest.raises(UserError, match='dev.csv dev: there are no rows'):
+        own(HEAD + GOOD, HEAD)
     with pytest.raises(UserError, match="row 3: label '-1e400' is no number to learn"):
         own(HEAD + 'a,1.5\nb,2.5\nc,-1e400\nd,3\n', label_kind='numbers')
 
@@ -881,6 +911,7 @@ def test_squad_from_files_of_your_own(name, n_train, trial, tmp_path):
     answers = {'a0': right, 'a1': right, 'x2': wrong, 'n3': []}
     questions = [{'id': key, 'question': f'who is {key} ?', 'answers': answers[key]} for key in answers]
     flat = [{**question, 'context': context} for question in questions[1:]]            # as in transformers
+    flat[0]['answers'] = right[0]                       # it may be outside of a list
     files = {
         'train_file': [{'paragraphs': [{'context': context, 'qas': questions}]}],
         'dev_file': flat,
@@ -951,13 +982,14 @@ def test_scores_and_differences_that_are_paired_by_seed():
     ]
 
 
-def test_classes_of_your_own_have_a_table():
-    """Precision, recall and F1 as in scikit-learn, over all seeds; some class is never right."""
+@pytest.mark.parametrize('n_classes', [4, 40])
+def test_classes_of_your_own_have_a_table(n_classes):
+    """Precision, recall and F1 as in scikit-learn, and, of few classes, the confusions, over all seeds."""
     sklearn = pytest.importorskip('sklearn.metrics')
-    names = 'k0', 'k1', 'k2', 'k3'
-    task = TASKS['custom']._replace(labels=names)
-    targets = rng.integers(0, 3, (2, 300))
-    guesses = rng.integers(1, 4, (2, 300))
+    names = [f'k{i:02}' for i in range(n_classes)]
+    task = TASKS['custom']._replace(labels=tuple(names))
+    targets = rng.integers(0, n_classes - 1, (2, 300))
+    guesses = rng.integers(1, n_classes, (2, 300))
     results = []
     for target, guess in zip(targets, guesses, strict=True):            # of a seed
         examples = [Example(i, (), label) for i, label in enumerate(target)]
@@ -966,4 +998,27 @@ def test_classes_of_your_own_have_a_table():
     rows = cells(finetune.make_report(results, set()), 'k')
     both = np.take(names, targets).ravel(), np.take(names, guesses).ravel()
     *rates, _ = sklearn.precision_recall_fscore_support(*both, zero_division=0)
-    assert np.array(rows, float) == pytest.approx((100 * np.array(rates).T).round(2))
+    expected = 100 * np.array(rates).T
+    if n_classes == 4:
+        expected = np.column_stack([expected, sklearn.confusion_matrix(*both)])
+    assert np.array(rows, float) == pytest.approx(expected.round(2))
+
+
+def test_the_report_says_what_a_reader_may_miss(trial, tmp_path, run):
+    """A score that is that of the majority, and how the seeds of pretraining are averaged."""
+    shutil.copytree(run, tmp_path / 'base-2')
+    result = trial('cola', init_from=tmp_path / 'base-2', learning_rate=0.0, train_samples=9)
+    assert pd.Timestamp(result['date']).tzinfo
+    text = (tmp_path / 'out' / 'results.md').read_text()
+    assert re.search('No better than the majority.*base-2 cola.matthews', text)
+    assert text.endswith(f'`python results/report.py --out_dir={tmp_path}/out --pool=base`\n')
+
+
+def test_time_that_is_left(capsys, monkeypatch):
+    """By the mean of those that are finished; minutes below two hours."""
+    clock = iter([0, 0, 60, 20_000])
+    monkeypatch.setattr(finetune.time, 'perf_counter', lambda: next(clock))
+    trials = [finetune.Trial('', '', '', folder=name) for name in 'abc']
+    assert [*finetune.announced(trials)] == trials
+    assert capsys.readouterr().out.splitlines() == [
+        'trial 1 of 3: a', 'trial 2 of 3: b, about 2 minutes left', 'trial 3 of 3: c, about 2.8 hours left']
