@@ -1,4 +1,4 @@
-"""What only a GPU can show: reduced precision, compiled graphs, host syncs.
+"""What only a GPU can show: reduced precision, compiled graphs, the float16 scaler, host syncs.
 
     $ python -m pytest -m cuda -n 14 tests/test_cuda.py     # on a GPU: results/bench.md
     $ python -m pytest -m slow tests/test_cuda.py           # the same code on a CPU
@@ -10,9 +10,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from conftest import words
+from conftest import tiny, words
 from test_train import CPU, MASKS
 from torch._dynamo.utils import counters
+from torch.profiler import ProfilerActivity, profile
 
 import train
 from model import ATTENTION, model_config, positions_of
@@ -31,7 +32,7 @@ CASES = [pytest.param(device, system, marks=MARKS[device])
          for device, step in (('cuda', 1), ('cpu', 8)) for system in SYSTEMS[::step]]
 SMALL = {'n_layer': 2, 'n_head': 4, 'n_embd': 64, 'n_inner': 256, 'block_size': 64}
 BASE = {'n_layer': 2, 'n_head': 12, 'n_embd': 768, 'n_inner': 3072, 'block_size': 512}
-LIMITS = {'first loss': 1e-3, 'mean loss': 0.05}        # relative, nats
+LIMITS = {'first loss': 1e-3, 'first norm': 0.02, 'mean loss': 0.05}        # relative, relative, nats
 GRADIENT = {torch.float32: 0.02, torch.float16: 0.02, torch.bfloat16: 0.1}  # relative; scores * 0.9 give 0.13
 
 
@@ -47,17 +48,20 @@ def make(system, corpus, sizes, rows, steps, packing='stream'):
     return model, [loader.batch(range(step * rows, (step + 1) * rows)) for step in range(steps)]
 
 
-def stepper(model, runtime):
-    """A function that trains on one batch and returns its loss, () float64 on the CPU."""
+def stepper(model, runtime, scale=1024.0):
+    """(a function that trains on one batch, its scaler)
+
+    The function returns the loss and the norm of the gradient, (2,) float64 on the CPU.
+    """
     optimizer = train.make_optimizer(model, 3e-4, (0.9, 0.999), 1e-12, 0.01, runtime)
-    scaler = torch.amp.GradScaler(runtime.device.type, 1024.0, enabled=runtime.dtype == torch.float16)
+    scaler = torch.amp.GradScaler(runtime.device.type, scale, enabled=runtime.dtype == torch.float16)
 
     def step(batch):
         n_predicted = float(batch['weights'].sum())
-        loss, _ = train.train_step(model, optimizer, scaler, [batch], n_predicted, 1.0, runtime)
-        return loss.double().cpu()
+        both = train.train_step(model, optimizer, scaler, [batch], n_predicted, 1.0, runtime)
+        return torch.stack(both).double().cpu()
 
-    return step
+    return step, scaler
 
 
 def gradients(model, batch, runtime):
@@ -74,12 +78,12 @@ def gradients(model, batch, runtime):
 
 
 def follow(model, batches, runtime, backend=None):
-    """(gradients of the first batch, losses (steps,)) of a copy of the model."""
+    """(gradients of the first batch, (steps, 2) losses and norms) of a copy of the model."""
     model = copy.deepcopy(model).to(runtime.device)
     if backend:
         torch.compiler.reset()
         model.compile(backend=backend)
-    step = stepper(model, runtime)
+    step, _ = stepper(model, runtime)
     first = gradients(model, batches[0], runtime)
     return first, torch.stack([step(batch) for batch in batches])
 
@@ -91,9 +95,10 @@ def distances(exact, ours):
     least = 1e-3 * max(gradient.norm() for gradient in exact_gradients.values())
     wrong = [(our_gradients[name] - gradient).norm() / max(gradient.norm(), least)
              for name, gradient in exact_gradients.items()]
-    away = (our_curve - exact_curve).abs()              # (steps,)
-    return {'gradient': max(wrong).item(), 'first loss': (away[0] / exact_curve[0]).item(),
-            'mean loss': away.mean().item()}
+    away = (our_curve - exact_curve).abs()              # (steps, 2): losses and norms
+    first_loss, first_norm = (away / exact_curve)[0].tolist()
+    return {'gradient': max(wrong).item(), 'first loss': first_loss,
+            'first norm': first_norm, 'mean loss': away[:, 0].mean().item()}
 
 
 @pytest.mark.parametrize('device, system', CASES)
@@ -103,6 +108,7 @@ def test_losses_and_gradients_are_those_of_float64(device, system, corpus):
     for dtype in (torch.bfloat16, torch.float16):
         cases += [('stream', dtype, True), ('documents', dtype, False)]
     exact = {}
+    wrong = []
     for packing, dtype, compiled in cases:
         model, batches = make(system, corpus, SMALL, 8, STEPS[device], packing)
         with torch.no_grad():
@@ -113,13 +119,17 @@ def test_losses_and_gradients_are_those_of_float64(device, system, corpus):
         runtime = train.make_runtime(device, str(dtype).removeprefix('torch.'), SMALL['n_embd'])
         ours = follow(model, batches, runtime, BACKEND[device] if compiled else None)
         found = distances(exact[packing], ours)
+        print(packing, dtype, 'compiled' if compiled else 'eager', found)
         limits = {**LIMITS, 'gradient': GRADIENT[dtype]}
-        assert all(found[key] <= limit for key, limit in limits.items()), (packing, dtype, compiled, found)
+        for key, value in found.items():
+            if not value <= limits[key]:                # also if it is not a number
+                wrong.append((packing, dtype, compiled, key, value))
+    assert not wrong
 
 
 @pytest.mark.parametrize('device, system', CASES)
 def test_a_model_compiles_once_without_a_graph_break(device, system, corpus):
-    """At BERT-base's width."""
+    """At BERT-base's width; PyTorch's fused attention kernels run where our operators use them."""
     sizes, rows = (BASE, 16) if device == 'cuda' else (SMALL, 2)
     model, batches = make(system, corpus, sizes, rows, 4)
     runtime = replace(CPU, device=torch.device(device), dtype=torch.bfloat16)
@@ -127,17 +137,37 @@ def test_a_model_compiles_once_without_a_graph_break(device, system, corpus):
     torch.compiler.reset()
     counters.clear()
     model.compile(backend=BACKEND[device])
-    step = stepper(model, runtime)
-    for batch in batches:
+    step, _ = stepper(model, runtime)
+    for batch in batches[:2]:
         step(batch)
+    with profile(activities=[ProfilerActivity.CUDA if device == 'cuda' else ProfilerActivity.CPU]) as trace:
+        for batch in batches[2:]:
+            step(batch)
     assert not counters['graph_break']
     assert counters['stats']['unique_graphs'] == 1
+    if device == 'cuda' and system[:2] == ('original', 'absolute'):
+        names = ' '.join(event.key for event in trace.key_averages()).lower()
+        assert 'flash' in names or 'cudnn' in names or 'fmha' in names, names
+
+
+@pytest.mark.parametrize('device', DEVICES)
+def test_the_scaler_skips_a_step_that_overflows_float16(device, corpus):
+    model, (batch,) = make(('original', 'rope', 'mlm'), corpus, SMALL, 8, 1)
+    runtime = replace(CPU, device=torch.device(device), dtype=torch.float16)
+    model.to(device)
+    step, scaler = stepper(model, runtime, 2.0 ** 40)
+    before = model.encoder.token.weight.clone()
+    loss, norm = step(batch)
+    assert loss.isfinite()
+    assert not norm.isfinite()
+    assert scaler.get_scale() == 2.0 ** 39
+    assert torch.equal(model.encoder.token.weight, before)
 
 
 @pytest.mark.parametrize('device', DEVICES)
 @pytest.mark.parametrize('knobs', [{'dtype': 'bfloat16'}, {'dtype': 'float16'},
                                    {'dtype': 'bfloat16', 'attention': 'gau', 'compile': False}])
-def test_the_host_waits_only_for_the_log(knobs, device, run, monkeypatch, request):
+def test_the_host_waits_only_for_the_log(knobs, device, stage, corpus, tmp_path, monkeypatch, request):
     """From the first step to the checkpoint no line of Python waits for the device in each of 60 steps."""
     mode = torch.cuda.set_sync_debug_mode if device == 'cuda' else lambda name: None
     request.addfinalizer(lambda: mode('default'))       # also if the run fails
@@ -146,23 +176,27 @@ def test_the_host_waits_only_for_the_log(knobs, device, run, monkeypatch, reques
     monkeypatch.setattr(train, 'write_checkpoint', lambda *arguments: (mode('default'), write(*arguments)))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter('always')
-        run('a', device=device, max_iters=60, log_interval=20, n_embd=64, **knobs)
+        done = stage('train', *tiny(corpus, tmp_path, device=device, max_iters=60, log_interval=20,
+                                    n_embd=64, **knobs))
     lines = collections.Counter(f'{warning.filename}:{warning.lineno}' for warning in caught
                                 if 'synchronizing CUDA' in str(warning.message))
-    assert max(lines.values(), default=0) < 20, lines
+    assert done.code == 0, (lines, done.err)
+    assert max(lines.values(), default=0) < 20, (lines, done.err)
     assert bool(lines) == (device == 'cuda')            # the log's are seen
 
 
 @pytest.mark.parametrize('device', DEVICES)
-def test_every_stage(device, stage, run, tmp_path):
-    run('run', device=device, dtype='auto', fill_samples=2)
-    done = stage('train', *words(out_dir='run', fill='the [MASK] of a list'))
+def test_every_stage(device, stage, corpus, tmp_path):
+    run = tmp_path / 'run'
+    assert stage('train', *tiny(corpus, run, device=device, dtype='auto', fill_samples=2)).code == 0
+    done = stage('train', *words(out_dir=run, fill='the [MASK] of a list'))
     assert 'the [MASK] of a list' in done.out
     for name in ('a.csv', 'b.csv'):
         (tmp_path / name).write_text('text,label\n' + 64 * 'the first is returned,first\nthe last,last\n')
-    tune = words(init_from='run', tasks='custom', texts='text', label='label', train_file='a.csv',
-                 dev_file='b.csv', trials=1, epochs=2, device=device, out_dir='tuned')
+    tune = words(init_from=run, tasks='custom', texts='text', label='label', train_file=tmp_path / 'a.csv',
+                 dev_file=tmp_path / 'b.csv', trials=1, epochs=2, device=device, out_dir=tmp_path)
     assert stage('finetune', *tune).code == 0
+    assert (tmp_path / 'results.md').exists()
     knobs = words(what='speed,memory', variants='shatter', n_layer=1, n_embd=64, n_inner=64, vocab_size=400,
-                  lengths=16, batches=2, rounds=1, device=device, out_dir='bench')
+                  lengths=16, batches=2, rounds=1, device=device, out_dir=tmp_path)
     assert stage('bench', *knobs).code == 0

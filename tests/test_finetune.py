@@ -860,6 +860,13 @@ def test_every_format_of_labelled_files(own):
         assert train_rows == dev_rows == expected
 
 
+def test_numbers_are_standardized(own):
+    text = HEAD + 'a,1\nb,2\nc,3.5\nd, 3.0\n'
+    _, train_rows, _ = own(text, text, label_kind='numbers')
+    values = [label for _, label in train_rows]
+    assert [np.mean(values), np.std(values, ddof=1)] == pytest.approx([0, 1])
+
+
 def test_what_looks_like_a_slip_is_said(own, capsys):
     own(HEAD + 'a,Neg\n,neg\nc,1\nd,1.0\n  ,pos\n' + GOOD)
     said = capsys.readouterr().err
