@@ -874,6 +874,11 @@ def test_what_looks_like_a_slip_is_said(own, capsys):
     assert said.count('train.csv, row 2 (and 1 more): a text is empty') == 1
 
 
+def test_a_class_without_dev_rows_is_said(own, capsys):
+    own(HEAD + 'a,yes\nb,no\n', HEAD + 'c,no\n')
+    assert "dev.csv: no dev row has the class ['yes']" in capsys.readouterr().err
+
+
 def test_a_seventh_is_held_out_by_its_text(own):
     rows = ''.join(f'text {i % 300},{i % 2}\n' for i in range(600))
     _, *splits = own(HEAD + rows)
