@@ -1,5 +1,5 @@
-# The search of results/grid3.md goes on for `narrow` in the modern recipe, whose best rate was the lowest one:
-# the row of 0.004 is a copy of that in results/grid3_search_modern.jsonl.
+# The search of results/grid3.md goes on for `narrow` in the modern recipe, whose best rate was the lowest
+# one. The row of 0.004 is a copy of that in results/grid3_search_modern.jsonl.
 # $ python results/experiment.py results/grid3_search_narrow.py run
 # Expect 1 run of 17 minutes on a core of a CPU.
 base = 'config/results/grid.py config/modern.py --compile=False --eval_interval=250'

@@ -1,38 +1,50 @@
-"""The second grid's figure, and the share of the cost of q = k that `phase` returns: see results/findings.md
+"""What the ways to save a matrix cost, in the second and the third grid: see results/findings.md
 
-    $ python results/grid2_figure.py        prints the shares and draws results/grid2_cost.png
+    $ python results/grid_figures.py
 
-Run it in the project's folder. It reads the rows in results/grid2.jsonl and needs scipy and matplotlib.
+It prints the share of the cost of q = k that `phase` returns, and draws results/grid2_cost.png and
+grid3_cost.png. Run it in the project's folder. It reads the rows in results/*.jsonl; it needs scipy and
+matplotlib.
 """
 import numpy as np
 from experiment import differences, paired, read_plan, read_rows, shown_interval
 from matplotlib.figure import Figure
 from scipy.stats import t as student
 
-PLAN = 'results/grid2.py'
 COLOURS = {'post-LN': '#0072B2', 'modern': '#D55E00'}
-LABELS = {'symmetric': 'q = k', 'shared_kv': 'k = v', 'phase': 'phase', 'pairwise': 'pairwise',
-          'thin': 'thin MLP'}
 STEPS = 500, 1000, 1500, 2000, 2500
 
 
-def print_shares(rows):
+def second_grid():
+    """{recipe: rows}; in the plan a cell is called RECIPE/SYSTEM, here SYSTEM."""
+    rows = rows_of('results/grid2.py')
+    recipe = rows['cell'].str.split('/').str[0]
+    return {name: rows[recipe == name].assign(cell=rows['cell'].str.removeprefix(f'{name}/'))
+            for name in COLOURS}
+
+
+def rows_of(path):
+    plan, runs = read_plan(path)
+    return read_rows(path, runs)
+
+
+def print_shares(recipes):
     """By the loss of all validation rows after the last step, then by that of 512 rows at some steps."""
-    for recipe in COLOURS:
-        print(f"{recipe}, last step, all rows: {shown_interval(share(rows, recipe, 'loss'), 2, '')}")
+    for recipe, rows in recipes.items():
+        print(f"{recipe}, last step, all rows: {shown_interval(share(rows, 'loss'), 2, '')}")
         for step in STEPS:
             at_step = rows.assign(at_step=[dict(curve)[step] for curve in rows['curve']])
-            print(f"{recipe}, step {step}: {shown_interval(share(at_step, recipe, 'at_step'), 2, '')}")
+            print(f"{recipe}, step {step}: {shown_interval(share(at_step, 'at_step'), 2, '')}")
 
 
-def share(rows, recipe, measure):
+def share(rows, measure):
     """(ratio, low, high) of what `phase` gains over q = k to what q = k costs, paired by seed.  Fieller 1954
 
     The interval has all ratios r for which Student's t test does not reject that gain - r * cost is 0 on
     average.
     """
-    gain = differences(rows, {f'{recipe}/symmetric': 1, f'{recipe}/phase': -1}, measure)
-    cost = differences(rows, {f'{recipe}/symmetric': 1, f'{recipe}/original': -1}, measure)
+    gain = differences(rows, {'symmetric': 1, 'phase': -1}, measure)
+    cost = differences(rows, {'symmetric': 1, 'original': -1}, measure)
     covariance = np.cov(gain, cost) / len(gain) * student.ppf(0.975, len(gain) - 1) ** 2
     constant = gain.mean() ** 2 - covariance[0, 0]
     linear = gain.mean() * cost.mean() - covariance[0, 1]
@@ -41,20 +53,23 @@ def share(rows, recipe, measure):
     return gain.mean() / cost.mean(), low, high
 
 
-def draw(rows):
-    """Loss above `original` with 95 % intervals; below a name, the mean share of the parameters saved."""
-    figure = Figure((6, 6.6), layout='constrained')
+def draw(recipes, labels, title, path):
+    """Loss above `original` with 95 % intervals; below a name, the mean share of the parameters saved.
+
+    recipes: {recipe: rows}; labels: {cell: its name in the figure}
+    """
+    figure = Figure((6, 1.5 + len(labels)), layout='constrained')
     panel = figure.subplots()
-    parameters = rows.groupby('cell')['parameters'].first()
     names = []
-    for y, (system, label) in enumerate(LABELS.items()):
+    for y, (system, label) in enumerate(labels.items()):
         kept = []
-        for (recipe, colour), shift in zip(COLOURS.items(), (0.13, -0.13), strict=True):
-            cell, reference = f'{recipe}/{system}', f'{recipe}/original'
-            kept.append(parameters[cell] / parameters[reference])
-            cost, low, high, _ = paired(differences(rows, {cell: 1, reference: -1}))
-            panel.errorbar(cost, y + shift, xerr=[[cost - low], [high - cost]], fmt='o', color=colour,
-                           markersize=9, linewidth=3, label=recipe if y == 0 else None)
+        for recipe, rows in recipes.items():
+            parameters = rows.groupby('cell')['parameters'].first()
+            kept.append(parameters[system] / parameters['original'])
+            cost, low, high, _ = paired(differences(rows, {system: 1, 'original': -1}))
+            shift = 0.13 if recipe == 'post-LN' else -0.13
+            panel.errorbar(cost, y + shift, xerr=[[cost - low], [high - cost]], fmt='o', markersize=9,
+                           linewidth=3, color=COLOURS[recipe], label=recipe if y == 0 else None)
         names.append(f'{label}\n−{100 * (1 - np.mean(kept)):.1f} %')
     panel.axvline(0, color='black')
     panel.set_yticks(range(len(names)), names)
@@ -62,14 +77,15 @@ def draw(rows):
     panel.tick_params(labelsize=17)
     panel.tick_params(axis='y', length=0)
     panel.set_xlabel('loss above `original` (nats)', fontsize=17)
-    panel.set_title('A thin MLP saves about as much\nas q = k, for less loss', fontsize=19)
+    panel.set_title(title, fontsize=19)
     panel.legend(fontsize=17, loc='upper right', frameon=False)
     panel.spines[['top', 'right', 'left']].set_visible(False)
-    figure.savefig('results/grid2_cost.png', dpi=120)
+    figure.savefig(path, dpi=120)
 
 
 if __name__ == '__main__':
-    plan, runs = read_plan(PLAN)
-    found = read_rows(PLAN, runs)
-    print_shares(found)
-    draw(found)
+    second = second_grid()
+    print_shares(second)
+    draw(second, {'symmetric': 'q = k', 'shared_kv': 'k = v', 'phase': 'phase', 'pairwise': 'pairwise',
+                  'thin': 'thin MLP'},
+         'A thin MLP saves about as much\nas q = k, for less loss', 'results/grid2_cost.png')
