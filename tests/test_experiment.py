@@ -234,7 +234,7 @@ def test_the_second_grid_reports_its_shares(tmp_path, monkeypatch, capsys):
     """As results/findings.md has them, to two places."""
     shutil.copytree(f'{ROOT}/results', tmp_path / 'results')
     monkeypatch.chdir(tmp_path)
-    runpy.run_path(f'{ROOT}/results/grid2_figure.py', run_name='__main__')
+    runpy.run_path(f'{ROOT}/results/grid_figures.py', run_name='__main__')
     found = capsys.readouterr().out
     assert 'post-LN, last step, all rows: 0.34 (-0.15 to 0.83)' in found
     assert 'modern, last step, all rows: 0.83 (0.70 to 0.97)' in found
