@@ -1,16 +1,18 @@
 """results/experiment.py: runs that processes share, rows, every number of its tables and figure by hand."""
 import contextlib
 import json
+import os
 import runpy
 import shutil
 import time
+from pathlib import Path
 
 import experiment
 import pandas as pd
 import pytest
 import test_export as export
 from conftest import ROOT, kill, launch, process, refused, tiny
-from test_train import CPU
+from test_train import CPU, metrics
 
 import train
 from configurator import UserError
@@ -23,21 +25,24 @@ seeds = 1, 2
 """
 
 
-def write_plan(folder, corpus, more='', **knobs):
-    """folder/plan.py: two cells and two seeds on the `corpus` fixture."""
-    base = tiny(corpus, 'replaced', **{'eval_interval': 4, 'checkpoint_interval': 1, **knobs})
-    path = folder / 'plan.py'
-    path.write_text(PLAN.format(base=' '.join(base)) + more)
-    return path
+@pytest.fixture
+def write_plan(corpus, tmp_path, monkeypatch):
+    """write_plan(more, knob=...) -> 'plan.py': two cells and two seeds on the `corpus` fixture, then `more`
+
+    A test that uses it has tmp_path as its current folder, as have make_rows() and script().
+    """
+    monkeypatch.chdir(tmp_path)
+
+    def write(more='', name='plan', **knobs):
+        base = tiny(corpus, 'replaced', **{'eval_interval': 4, 'checkpoint_interval': 1, **knobs})
+        Path(f'{name}.py').write_text(PLAN.format(base=' '.join(base)) + more)
+        return f'{name}.py'
+    return write
 
 
-def read_rows(folder):
-    return [json.loads(line) for line in (folder / 'plan.jsonl').read_text().splitlines()]
-
-
-def make_rows(folder, losses, name='plan', rate=1e-3, **values):
-    """Add rows to folder/plan.jsonl from {cell: the losses of seeds 1, 2 ...}; None: not finite."""
-    with open(folder / f'{name}.jsonl', 'a') as file:
+def make_rows(losses, name='plan', rate=1e-3, **values):
+    """Add rows to plan.jsonl from {cell: the losses of seeds 1, 2 ...}; None: not finite."""
+    with open(f'{name}.jsonl', 'a') as file:
         for cell, of_cell in losses.items():
             for seed, loss in enumerate(of_cell, 1):
                 last = loss or 0
@@ -49,41 +54,38 @@ def make_rows(folder, losses, name='plan', rate=1e-3, **values):
                 file.write(json.dumps({**row, **values}) + '\n')
 
 
-def script(folder, *words, start=process):
-    return start(experiment.__file__, 'plan.py', *words, cwd=folder)
+def script(start=process):
+    return start(experiment.__file__, 'plan.py', 'run', cwd='.')
 
 
-def test_two_processes_share_the_runs_and_a_killed_one_goes_on(corpus, tmp_path, stage):
-    write_plan(tmp_path, corpus, max_iters=60)
-    first = script(tmp_path, 'run', start=launch)
-    second = script(tmp_path, 'run', start=launch)
+def test_two_processes_share_the_runs_and_a_killed_one_goes_on(write_plan, run, tmp_path):
+    write_plan(max_iters=60)
+    first = script(launch)
+    second = script(launch)
     deadline = time.time() + 120
     while not [*tmp_path.glob('out/plan/*/ckpt_0000010.pt')] and time.time() < deadline:
         time.sleep(0.01)
     kill(first)                                         # with SIGKILL, in the middle of a run
     second.communicate(timeout=120)
     assert second.returncode == 0
-    assert script(tmp_path, 'run').code == 0
+    assert script().code == 0
     assert all(path.is_dir() for path in tmp_path.glob('out/plan/*'))       # for --init_from=out/plan/*
-    rows = {(row['cell'], row['seed']): row for row in read_rows(tmp_path)}
+    rows = {(row['cell'], row['seed']): row for row in experiment.read_lines('plan.py')}
     assert sorted(rows) == [('original', 1), ('original', 2), ('symmetric', 1), ('symmetric', 2)]
     launches = [path.read_text().count('"argv"') for path in tmp_path.glob('out/plan/*/launches.jsonl')]
     assert sorted(launches) in ([1, 1, 1, 1], [1, 1, 1, 2])     # a killed run goes on, no run is made twice
 
-    alone = tmp_path / 'alone'
-    knobs = {'attention': 'symmetric', 'seed': 2, 'eval_interval': 4, 'max_iters': 60}
-    assert stage('train', *tiny(corpus, alone, **knobs)).code == 0
-    curve = [[line['step'], round(line['loss'], 4)] for line in train.read_metrics(alone)
-             if line['kind'] == 'val']
+    run('alone', attention='symmetric', seed=2, eval_interval=4, max_iters=60)
+    curve = [[line['step'], round(line['loss'], 4)] for line in metrics('alone', 'val')]
     row = rows['symmetric', 2]
     assert row['curve'] == curve
     assert (row['loss'], row['knobs']['attention']) == (curve[-1][1], 'symmetric')
 
 
-def test_a_run_that_diverges_is_a_row_and_the_last_loss_can_be_of_all_rows(corpus, tmp_path):
-    write_plan(tmp_path, corpus, "cells['bad'] = '--learning_rate=1e30'\nseeds = 1,\nall_rows = True\n")
-    assert script(tmp_path, 'run').code == 0
-    losses = {row['cell']: row['loss'] for row in read_rows(tmp_path)}
+def test_a_run_that_diverges_is_a_row_and_the_last_loss_can_be_of_all_rows(write_plan, tmp_path):
+    write_plan("cells['bad'] = '--learning_rate=1e30'\nseeds = 1,\nall_rows = True\n")
+    assert script().code == 0
+    losses = {row['cell']: row['loss'] for row in experiment.read_lines('plan.py')}
     assert losses['bad'] is None
     folder, = tmp_path.glob('out/plan/symmetric_*-1')
     model, _, content = train.load(str(folder))
@@ -92,33 +94,32 @@ def test_a_run_that_diverges_is_a_row_and_the_last_loss_can_be_of_all_rows(corpu
     assert losses['symmetric'] == pytest.approx(every_row, abs=1e-5)
 
 
-def test_a_run_of_another_corpus_code_precision_or_plan_is_not_added(corpus, tmp_path, monkeypatch):
+def test_a_run_of_another_corpus_code_precision_or_plan_is_not_added(write_plan, corpus, monkeypatch):
     """Otherwise a table would compare losses that do not compare, or a row have the new plan's knobs."""
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(train, 'code_digest', lambda: 'ours')
-    path = str(write_plan(tmp_path, corpus))
-    _, runs = experiment.read_plan(path)
-    origin = experiment.origin_of(runs[1])
+    path = write_plan()
+    _, (*_, one) = experiment.read_plan(path)
+    origin = experiment.origin_of(one)
     for key, other, message in [
             ('corpus', {**origin['corpus'], 'val': 'another'}, 'plan.jsonl has val=another, this run has '),
             ('precision', 'bfloat16', 'plan.jsonl has precision=bfloat16, this run has float32'),
             ('code', 'another', 'model.py has changed since the run of original, seed 1')]:
-        (tmp_path / 'plan.jsonl').unlink(missing_ok=True)
-        make_rows(tmp_path, {'original': [4.0]}, **{**origin, key: other})
+        make_rows({'original': [4.0]}, **{**origin, key: other})
         with pytest.raises(UserError, match=message):
             experiment.make_all(path, any_code=False)
-    experiment.check_origin(path, runs[1], origin, any_code=True)
-    (tmp_path / 'plan.jsonl').unlink()
-    make_rows(tmp_path, {'original': [4.0]})            # a row of an older revision
-    experiment.check_origin(path, runs[1], origin, any_code=False)
+        os.remove('plan.jsonl')
+    make_rows({'original': [4.0]})                      # a row of an older revision
+    experiment.check_origin(path, one, origin, any_code=False)
 
-    for key, other in ('mask_fraction', 0.4), ('dtype', 'bfloat16'), ('code', 'another'):
-        knobs = {**runs[3].knobs, 'mask_fraction': 0.4 if key == 'mask_fraction' else 0.15}
-        begun = {'config': knobs, 'dtype': 'float32', 'code': 'ours', key: other}
-        export.make_run(tmp_path / runs[3].folder, corpus, content=begun)
-        with pytest.raises(UserError, match=f'has {key}={other}, this run has '):
-            experiment.check_origin(path, runs[3], origin, any_code=False)
-        shutil.rmtree(tmp_path / runs[3].folder)
+    for said, begun in [
+            ('mask_fraction=0.4', {'config': {**one.knobs, 'mask_fraction': 0.4}}),
+            ('dtype=bfloat16', {'dtype': 'bfloat16'}), ('code=another', {'code': 'another'})]:
+        shutil.rmtree('out')
+        begun = {'config': one.knobs, 'dtype': 'float32', 'code': 'ours', **begun}
+        export.make_run(Path(one.folder), corpus, content=begun)
+        with pytest.raises(UserError, match=f'has {said}, this run has '):
+            experiment.check_origin(path, one, origin, any_code=False)
+    experiment.check_origin(path, one, origin, any_code=True)
 
 
 def test_holm_gives_the_values_of_r():
@@ -134,7 +135,7 @@ def test_steps_are_those_of_two_validations_in_a_row():
     assert experiment.steps_below(curve, 4.8) == 40     # not below at 30, and none follows: all its steps
 
 
-def test_every_number_of_the_tables_and_of_the_figure(corpus, tmp_path, stage):
+def test_every_number_of_the_tables_and_of_the_figure(write_plan, tmp_path, stage):
     """Cells are compared within their group, on the seeds that both have."""
     more = """
 cells = {'x/original': '', 'x/other': '', 'y/original': '', 'y/other': ''}
@@ -143,9 +144,9 @@ contrasts = {'more in y': {'x/other': -1, 'x/original': 1, 'y/other': 1, 'y/orig
 target = 4.5
 blimp = 'folder'
 """
-    path = write_plan(tmp_path, corpus, more)
-    make_rows(tmp_path, {'x/original': [4, 4.1, 4.2], 'x/other': [4.5, 4.7, 4.6]}, code='a')
-    make_rows(tmp_path, {'y/original': [3, 3.1], 'y/other': [3.2, None, 3.6]}, code='b')
+    path = write_plan(more)
+    make_rows({'x/original': [4, 4.1, 4.2], 'x/other': [4.5, 4.7, 4.6]}, code='a')
+    make_rows({'y/original': [3, 3.1], 'y/other': [3.2, None, 3.6]}, code='b')
     done = stage('experiment', path, pictures=True)
     assert done.code == 0, done.err
     assert 'the rows differ in code: a, b' in done.err
@@ -169,8 +170,8 @@ blimp = 'folder'
     assert all((tmp_path / f'plan.{kind}').stat().st_size > 0 for kind in ('png', 'pdf'))
     assert r' & 46.0 (1.0) & +5.0 (+2.5 to +7.5) \\' in stage('experiment', path, 'latex', pictures=True).out
 
-    plan, runs = experiment.read_plan(str(path))
-    panel, _ = experiment.draw(plan, experiment.read_rows(str(path), runs).dropna(subset='loss')).axes
+    plan, runs = experiment.read_plan(path)
+    panel, _ = experiment.draw(plan, experiment.read_rows(path, runs).dropna(subset='loss')).axes
     original, other = panel.lines
     assert other.get_ydata() == pytest.approx([9, 4.9, 4.6, 4.6])
     assert original.get_marker() != other.get_marker()
@@ -178,22 +179,19 @@ blimp = 'folder'
     assert {y for x, y in band if x == 20} == {4.5, 4.7}
 
 
-def test_a_plan_takes_the_best_rates_of_searches(corpus, tmp_path, stage):
+def test_a_plan_takes_the_best_rates_of_searches(write_plan, stage):
     """A later search replaces an earlier one. A rate at which a seed diverged is not the best one."""
-    first = write_plan(tmp_path, corpus, 'rates = 1e-3, 2e-3, 4e-3\n').rename(tmp_path / 'first.py')
-    second = tmp_path / 'second.py'
-    second.write_text(first.read_text())
-    plan = write_plan(tmp_path, corpus, f"rates_from = '{first},{second}'\n"
-                                        "cells['third'] = '--learning_rate=7e-3'\n")
+    first, second = (write_plan('rates = 1e-3, 2e-3, 4e-3\n', name) for name in ('first', 'second'))
+    plan = write_plan(f"rates_from = '{first},{second}'\ncells['third'] = '--learning_rate=7e-3'\n")
     for rate in 1e-3, 2e-3, 4e-3:                       # the last one would be the best for both
-        make_rows(tmp_path, {'original': [4 - rate] * 2, 'symmetric': [4 - rate] * 2}, 'first', rate)
-    make_rows(tmp_path, {'original': [4, 4], 'symmetric': [5, 5]}, 'second', 1e-3)
-    make_rows(tmp_path, {'original': [5, 5], 'symmetric': [4, 4]}, 'second', 2e-3)
-    make_rows(tmp_path, {'original': [5, 5], 'symmetric': [3]}, 'second', 4e-3)
+        make_rows({'original': [4 - rate] * 2, 'symmetric': [4 - rate] * 2}, 'first', rate)
+    make_rows({'original': [4, 4], 'symmetric': [5, 5]}, 'second', 1e-3)
+    make_rows({'original': [5, 5], 'symmetric': [4, 4]}, 'second', 2e-3)
+    make_rows({'original': [5, 5], 'symmetric': [3]}, 'second', 4e-3)
     with pytest.raises(UserError, match='1 runs of the search are missing'):
-        experiment.read_plan(str(plan))
-    make_rows(tmp_path, {'symmetric': [None]}, 'second', 4e-3, seed=2)
-    _, runs = experiment.read_plan(str(plan))
+        experiment.read_plan(plan)
+    make_rows({'symmetric': [None]}, 'second', 4e-3, seed=2)
+    _, runs = experiment.read_plan(plan)
     assert {one.cell: one.knobs['learning_rate'] for one in runs} == {
         'original': 1e-3, 'symmetric': 2e-3, 'third': 7e-3}
     done = stage('experiment', second, pictures=True)
@@ -206,27 +204,28 @@ def test_a_plan_takes_the_best_rates_of_searches(corpus, tmp_path, stage):
     ("seed = 1\n", ['seed']), ("seeds = 3\n", ['seeds=3', 'tuple']),
     ("reference = 'first'\n", ['first', 'original']),
     ("contrasts = {'a': {'thin': 1}}\n", ['thin', 'symmetric'])])
-def test_a_wrong_plan_is_refused(more, parts, corpus, tmp_path, stage):
-    message = refused(stage('experiment', write_plan(tmp_path, corpus, more)))
+def test_a_wrong_plan_is_refused(more, parts, write_plan, stage):
+    message = refused(stage('experiment', write_plan(more)))
     assert all(part in message for part in parts), message
 
 
-def test_rows_of_another_plan_are_refused(corpus, tmp_path, stage):
+def test_rows_of_another_plan_are_refused(write_plan, stage):
     """Except for knobs that change no loss, and for those that the plan's revision does not have."""
-    path = write_plan(tmp_path, corpus)
-    _, (one, *_) = experiment.read_plan(str(path))
+    path = write_plan()
+    _, (one, *_) = experiment.read_plan(path)
     may_differ = set()
-    for knob in ['a_newer_knob', *one.knobs, 'max_iters']:
-        (tmp_path / 'plan.jsonl').write_text('')
-        make_rows(tmp_path, {'original': [4.0]}, knobs={knob: 9})
+    for knob in ['a_newer_knob', *one.knobs]:
+        make_rows({'original': [4.0]}, knobs={knob: 9})
         with contextlib.suppress(UserError):
-            experiment.read_rows(str(path), [one])
+            experiment.read_rows(path, [one])
             may_differ.add(knob)
+        os.remove('plan.jsonl')
     assert may_differ == {
         'a_newer_knob', 'out_dir', 'data_dir', 'device', 'compile', 'timeout', 'wandb_project', 'milestones',
         'checkpoint_interval', 'log_interval', 'validation'}
+    make_rows({'original': [4.0]}, knobs={'max_iters': 9})
     assert 'original, seed 1 has max_iters=9, this run has 8' in refused(stage('experiment', path))
-    make_rows(tmp_path, {'original': [4.0]})
+    make_rows({'original': [4.0]})
     assert 'two rows of original, seed 1' in refused(stage('experiment', path))
 
 
