@@ -65,8 +65,7 @@ TWINS = {                           # run on a TPU -> the same run on a GPU
 
 
 def read(*names):
-    with open(os.path.join(ROOT, *names), encoding='utf-8') as file:
-        return file.read()
+    return Path(ROOT, *names).read_text(encoding='utf-8')
 
 
 def called(script):

