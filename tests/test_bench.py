@@ -60,7 +60,7 @@ def test_ratios_are_of_one_round_and_rows_are_printed_and_written(stage, tmp_pat
         'out_dir': tmp_path,
     }
     base = dict(zip(bench.SHAPE_KNOBS, bench.SHAPES['base'], strict=True))
-    header, *_, first, _, last = stage('bench', *words(**base, **knobs)).out.splitlines()
+    header, *_, first, _, _ = stage('bench', *words(**base, **knobs)).out.splitlines()
     rows = pd.read_csv(tmp_path / 'bench.csv')
     assert [*rows.ms] == [2000, 2000, 6000]
     assert [*rows['x original']] == pytest.approx([1, 1.5, 1 / 3])
@@ -70,7 +70,6 @@ def test_ratios_are_of_one_round_and_rows_are_printed_and_written(stage, tmp_pat
     assert rows['shape'][0] == 'base train'
     assert {*rows.made} == {header}
     assert first.split()[3:7] == ['4', '512', '2,000', '1,024']
-    assert last.split()[6:8] == ['341.3', '0.3333']
 
 
 def test_rows_predict_as_many_tokens_as_in_training():
@@ -82,21 +81,21 @@ def test_rows_predict_as_many_tokens_as_in_training():
         assert positions.shape == targets.shape == (4, masker.n_positions)
 
 
-@pytest.mark.parametrize('name, other, tunes, full', [
-    ('original', 'hf_bert', False, False),
-    ('original', 'hf_bert', True, False),
-    ('original', 'original', False, True),
-    ('gau_12k', 'gau_12k', False, True),
-    ('xlnet', 'xlnet', False, True),
+@pytest.mark.parametrize('name, other, tunes', [
+    ('original', 'hf_bert', False),
+    ('original', 'hf_bert', True),
+    ('original', 'original', False),
+    ('gau_12k', 'gau_12k', False),
+    ('xlnet', 'xlnet', False),
 ])
-def test_two_ways_to_one_loss(name, other, tunes, full):
+def test_two_ways_to_one_loss(name, other, tunes):
     """transformers' BERT has the loss of `original`, all logits have that of the predicted tokens."""
     pytest.importorskip('transformers')
     batch = bench.random_batch(2, 32, 60)
     losses = []
     shapes = []                                         # (B, tokens) whose logits are computed
-    usual = CONFIG['full_logits']                       # only the predicted tokens' logits, as in training
-    for system, full_logits in (name, usual), (other, full or usual):
+    full = name == other
+    for system, full_logits in (name, False), (other, full):
         config = {**CONFIG, 'finetune': tunes, 'full_logits': full_logits}
         torch.manual_seed(0)
         model = bench.build(system, config, 32).eval()

@@ -44,10 +44,9 @@ def data_dir(tmp_path):
     for name, term, pairs in [
             ('animate_a', 's-selection', [right]), ('b', 'argument_structure', [right, wrong, equal, wrong]),
             ('further', '', [wrong])]:
-        with open(tmp_path / 'sets' / f'{name}.jsonl', 'w') as file:
-            for good, bad in pairs:
-                record = {'sentence_good': good, 'sentence_bad': bad, 'linguistics_term': term}
-                file.write(json.dumps(record) + '\n')
+        lines = [json.dumps({'sentence_good': good, 'sentence_bad': bad, 'linguistics_term': term})
+                 for good, bad in pairs]
+        (tmp_path / 'sets' / f'{name}.jsonl').write_text('\n'.join(lines))
     return str(tmp_path / 'sets')
 
 

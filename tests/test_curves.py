@@ -17,7 +17,7 @@ import bench
 import curves
 import train
 from curves import MATRICES
-from model import NORMALISER
+from model import NORMALISER, merge_heads
 
 CONFIG = {**knobs_of(curves), **SHAPE}
 
@@ -27,8 +27,7 @@ def call(stage, tmp_path):
     """call('--what=...', key=value, ...) -> rows of curves.csv, without their empty cells."""
     def run(*arguments, pictures=False, **knobs):
         knobs = words(device='cpu', dtype='float32', out_dir=tmp_path, **knobs)
-        done = stage('curves', *knobs, *arguments, pictures=pictures)
-        assert done.code == 0, done
+        assert stage('curves', *knobs, *arguments, pictures=pictures).code == 0
         table = pd.read_csv(tmp_path / 'curves.csv')
         return [row.dropna().to_dict() for _, row in table.iterrows()]
     return run
@@ -48,10 +47,8 @@ def test_where_a_curve_leaves_the_plateau():
 
 def make_run(folder, losses, more=()):
     """A finished run of train.py, validated every ten steps, but not at first on the Penn Treebank."""
-    lines = [
-        {'kind': 'train', 'step': 10, 'loss': 3, 'tokens_per_second': 10},
-        {'kind': 'train', 'step': 30, 'loss': 3, 'tokens_per_second': 40},
-    ]
+    lines = [{'kind': 'train', 'step': step, 'tokens_per_second': speed}
+             for step, speed in ((10, 10), (30, 40))]
     for i, loss in enumerate(losses):
         lines.append({'kind': 'val', 'step': 10 * i, 'loss': loss, 'accuracy': i / 100, 'unigram': 5.6})
         if i > 0:
@@ -123,17 +120,17 @@ def test_rank_of_matrices_of_known_rank(r):
 def test_maps_times_values_are_what_the_attention_gives(name, options):
     model = randomised(bench.build(name, {**MODEL, **options}, 16), 0.5)
     ids = torch.randint(60, (1, 16))
-    maps = [layer.weights[0] for layer in curves.attention_of(model, ids)]
+    weights = curves.attention_of(model, ids)[0].weights            # (1, H, T, T) of the first layer
     attention = model.encoder.blocks[0].attention
     given = []
-    attention.out.register_forward_pre_hook(lambda module, inputs: given.append(inputs[0][0]))
+    attention.out.register_forward_pre_hook(lambda module, inputs: given.extend(inputs))
     model.encoder(ids)
-    x = model.encoder.embed(ids)[0]
+    x = model.encoder.embed(ids)
     value = attention.value(x)
     if name == 'gau':
-        mixed = F.silu(attention.gate(x)) * (maps[0][0] @ F.silu(value))
+        mixed = F.silu(attention.gate(x)) * (weights[:, 0] @ F.silu(value))
     else:
-        mixed = (maps[0] @ value.view(16, 4, 4).transpose(0, 1)).transpose(0, 1).reshape(16, 16)
+        mixed = merge_heads(weights @ value.view(1, 16, 4, 4).transpose(1, 2))
     torch.testing.assert_close(mixed, given[0])
 
 

@@ -49,8 +49,7 @@ def row_of(tokenizer, *texts):
 def exported(request, corpus, tmp_path, stage):
     """(our model, our tokenizer, the exported folder)"""
     run = make_run(tmp_path / 'run', corpus, attention='shared', position=request.param)
-    done = stage('train', f'--out_dir={run}', f'--export={tmp_path}/out')
-    assert done.code == 0, done
+    assert stage('train', f'--out_dir={run}', f'--export={tmp_path}/out').code == 0
     model, tokenizer, _ = train.load(run)
     return model, tokenizer, tmp_path / 'out'
 
@@ -121,8 +120,7 @@ def test_a_trial_is_exported_with_its_labels_or_scale(head, labels, scale, probl
     """Values are not standardised ones, and not the sigmoid that `pipeline` gives of other classifiers."""
     content = {'head': head, 'task': 'sst2', 'labels': labels, 'scale': scale}
     trial = make_run(tmp_path / 'trial', corpus, SequenceClassifier, content, n_label=len(labels) or 1)
-    done = stage('train', f'--init_from={trial}', f'--export={tmp_path}/out')
-    assert done.code == 0, done
+    assert stage('train', f'--init_from={trial}', f'--export={tmp_path}/out').code == 0
     model, tokenizer, _ = train.load(trial)
     twin = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / 'out').eval()
     ids, _ = row_of(tokenizer, 'the parser')

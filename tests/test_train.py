@@ -198,9 +198,9 @@ def test_whole_words_that_cannot_work(tokenizer, letters, said, tmp_path, stage,
     """Each character would be a word; Chinese pieces are words."""
     texts = [''.join(np.random.default_rng(i).choice(list(letters), 300)) for i in range(20)]
     (tmp_path / 'a.txt').write_text('\n\n'.join(texts))
-    done = stage('prepare_data', '--corpus=a.txt', '--data_dir=.', '--vocab_size=20',
-                 f'--tokenizer={tokenizer}', '--num_proc=1')
-    assert done.code == 0, done
+    prepared = stage('prepare_data', '--corpus=a.txt', '--data_dir=.', '--vocab_size=20',
+                     f'--tokenizer={tokenizer}', '--num_proc=1')
+    assert prepared.code == 0
     err = run('run', 2 if said else 0, data_dir='.', dataset='a', whole_word=True, show=1, block_size=99).err
     assert said in err if said else 'whole_word: ' not in err
 
@@ -353,9 +353,9 @@ ROFORMER_V2 = {'position': 'rope', 'norm': 'rms', 'bias': False, 'lm_head': 'dec
 def test_decay_is_on_matrices_alone(settings):
     model = MaskedLM(EncoderConfig(**{**SMALL, **settings}))
     optimizer = train.make_optimizer(model, 1e-3, (0.9, 0.999), 1e-8, 0.01, CPU)
-    decay = {id(p): group['weight_decay'] for group in optimizer.param_groups for p in group['params']}
-    for name, parameter in model.named_parameters():
-        assert decay[id(parameter)] == (0.01 if decays(model, name) else 0), name
+    decay = {name: group['weight_decay'] for group in optimizer.param_groups
+             for name in group['param_names']}
+    assert decay == {name: 0.01 if decays(model, name) else 0 for name, _ in model.named_parameters()}
 
 
 def test_each_rank_has_dropout_of_its_own():
