@@ -18,7 +18,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import flip, knobs_of, refused, tiny, torchrun
-from test_model import CORE, SMALL, decays
+from test_model import CORE, decays, small
 from torch.utils._pytree import tree_leaves
 
 import train
@@ -351,7 +351,7 @@ ROFORMER_V2 = {'position': 'rope', 'norm': 'rms', 'bias': False, 'lm_head': 'dec
 
 @pytest.mark.parametrize('settings', [*CORE, ROFORMER_V2], ids=str)
 def test_decay_is_on_matrices_alone(settings):
-    model = MaskedLM(EncoderConfig(**{**SMALL, **settings}))
+    model = MaskedLM(small(**settings))
     optimizer = train.make_optimizer(model, 1e-3, (0.9, 0.999), 1e-8, 0.01, CPU)
     decay = {name: group['weight_decay'] for group in optimizer.param_groups
              for name in group['param_names']}
