@@ -542,8 +542,8 @@ def test_a_log_that_nobody_reads_is_written_and_drawn(tmp_path, monkeypatch):
     monkeypatch.setattr('matplotlib.axes.Axes.plot', lambda self, *xy, label: drawn.update({label: xy}))
     log = train.Log(str(tmp_path), 0, CPU, '', {})
     for step in (0, 2, 4):
-        log.write('val', step, unigram=6.0, loss=5.0, norm=math.nan)
-    assert train.read_metrics(tmp_path)[2] == {'kind': 'val', 'step': 4, 'unigram': 6, 'loss': 5}
+        log.write('val', step, unigram=6.0, loss=5.0, lr=1, norm=math.nan)
+    assert train.read_metrics(tmp_path)[2] == {'kind': 'val', 'step': 4, 'unigram': 6, 'loss': 5, 'lr': 1}
     train.plot_losses(tmp_path)
     assert drawn == {'val unigram': ((2, 4), (6, 6), '.-'), 'val loss': ((2, 4), (5, 5), '.-')}
 
