@@ -1,8 +1,8 @@
 # BERT-base, 200k steps of 256 x 512 tokens: the recipe of Courtois et al. 2024, on FineWeb because it needs
 # no account.
 # $ torchrun --standalone --nproc_per_node=8 train.py config/base.py
-# $ torchrun --standalone --nproc_per_node=8 train.py config/base.py --attention=shared \
-#       --out_dir=out/base_shared
+# $ torchrun --standalone --nproc_per_node=8 train.py config/base.py --attention=symmetric \
+#       --out_dir=out/base_symmetric
 # Expect no printed result, since theirs is on OSCAR (config/courtois/base.py). results/reproduce.md lists our
 # own choices.
 out_dir = 'out/base'

@@ -1,7 +1,7 @@
 # BERT-small (4 layers, 512 wide) with the recipe of config/base.py.
 # $ torchrun --standalone --nproc_per_node=8 train.py config/small.py
-# $ torchrun --standalone --nproc_per_node=8 train.py config/small.py --attention=shared \
-#       --out_dir=out/small_shared
+# $ torchrun --standalone --nproc_per_node=8 train.py config/small.py --attention=symmetric \
+#       --out_dir=out/small_symmetric
 # Expect no printed result, since that of Courtois et al. 2024 is on OSCAR (config/courtois/small.py).
 from config.base import *
 

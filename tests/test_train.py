@@ -391,6 +391,11 @@ def spoil_gradient(*arguments):
     return *others, math.nan, runtime
 
 
+def spoil_and_stop(*arguments):
+    signal.raise_signal(signal.SIGTERM)
+    return spoil_gradient(*arguments)
+
+
 STOPPED = 'stops after this step\nstopped by a signal after step {}, which is saved; repeat the command'
 FULL = 'error: parts/ckpt_0000008.pt cannot be written: [Errno 28] No space left'
 DIVERGED = 'error: parts: a loss or gradient after step {} is not finite; no checkpoint contains it'
@@ -409,6 +414,7 @@ ENDS = [                                                # call, event, exit stat
     ('save', 1, signal.SIGTERM, 0, 8, 'stops after this step', {}),     # which is the last
     ('tree_map_only', 2, full_disk, 2, 4, FULL, {'checkpoint_interval': 4}),
     ('train_step', 6, spoil_gradient, 2, 5, DIVERGED, {'checkpoint_interval': 1}),
+    ('train_step', 6, spoil_and_stop, 2, 4, DIVERGED, {'checkpoint_interval': 4, 'log_interval': 100}),
 ]
 
 

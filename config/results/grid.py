@@ -1,7 +1,7 @@
 # A run of the grids in results/findings.md and results/grid2.md, in the post-LN recipe: 4 layers, 128 wide,
 # rows of 64, 10 million tokens.
-# $ python train.py config/results/grid.py --attention=shared_kv --seed=2
-# $ python train.py config/results/grid.py config/modern.py --attention=shared_kv --seed=2
+# $ python train.py config/results/grid.py --attention=symmetric --seed=2
+# $ python train.py config/results/grid.py config/modern.py --attention=symmetric --seed=2
 # Expect half an hour on one core. These pages have the learning rate of each cell.
 out_dir = 'out/grid/run'
 dataset = 'grid'
