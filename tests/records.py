@@ -85,9 +85,7 @@ def make_chid(name, i, pick, test):
     content = []
     for k, right in enumerate(rights):
         content.append(f'{WORDS[right]} #idiom{2 * i + k:06}# {text_for(pick)}')
-    if test:
-        rights = []
-    answers = {'candidate_id': rights, 'text': [WORDS[k] for k in rights]}
+    answers = {'candidate_id': [] if test else rights}
     return {'idx': i, 'candidates': WORDS, 'content': content, 'answers': answers}
 
 
@@ -97,14 +95,13 @@ MAKERS = {
 }
 
 
-def made(name, n_train=12, n_dev=6, shared=False):
-    """{split: records} of a task.  shared: the evaluation set has the training records"""
+def made(name, n_train=12, n_dev=6):
+    """{split: records} of a task."""
     task = TASKS[name]
     make = MAKERS.get(name, make_class)
     splits = {}
     for split in task.splits:
-        like = 'train' if shared and split in task.dev else split
-        pick = random.Random(f'{name} {like}')
-        n = n_train if like == 'train' else n_dev
+        pick = random.Random(f'{name} {split}')
+        n = n_train if split == 'train' else n_dev
         splits[split] = [make(name, i, pick, split in task.test) for i in range(n)]
     return splits

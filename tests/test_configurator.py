@@ -23,10 +23,12 @@ def scope():
 @pytest.mark.parametrize('argument, value', [
     ('--n_layer=1_000', 1000),
     ('--learning_rate=1', 1.0),
-    ('--compile=FALSE', False), ('--name=2024', '2024'), ('--name=x=y', 'x=y'),
-    ('--name=~/x', os.path.expanduser('~/x')), ('--block_size=0', 0),
+    ('--compile=FALSE', False),
+    ('--name=2024', '2024'), ('--name=x=y', 'x=y'), ('--name=~/x', os.path.expanduser('~/x')),
+    ('--block_size=0', 0),
     ('--milestones=10,20', (10, 20)), ('--milestones=10', (10,)), ('--milestones=()', ()),
-    ('--null_threshold=-1.5', -1.5)])
+    ('--null_threshold=-1.5', -1.5),
+])
 def test_values_on_the_command_line(argument, value):
     names, name = scope(), argument[2:].partition('=')[0]
     config = configure(names, LEAST, [argument])
@@ -85,12 +87,9 @@ def test_malformed_command_lines_are_refused_in_one_line(argument, reason, stage
 
 @pytest.mark.parametrize('name', STAGES)
 def test_help_is_the_head_of_the_file(name, stage):
-    """With its headings, and with every knob, its default and its comment."""
+    """With every knob, its default and its comment."""
     text = stage(name, '--help').out
-    assert text == stage(name, '-h').out
     assert text.startswith(f'"""{STAGES[name].__doc__}')
-    assert name != 'train' or '\n# data\n' in text
-    assert 'import torch' not in text
     knobs = knobs_of(STAGES[name])
     assert {*STAGES[name].MINIMUM} <= {*knobs}
     for knob in knobs:

@@ -15,12 +15,13 @@ def test_the_norm_of_the_noise(run, copies):
     model, tokenizer = finetune.make_model(f'{run}/ckpt_0000003.pt', TASKS['cola'], 1, knobs())
     data = finetune.load_data(TASKS['cola'], 'validation', tokenizer, 48, knobs(data_dir=copies))
     batch = collate(data.features, 0)
+    batch.pop('targets')
     seen = []
     with torch.no_grad():
         plain = model.encoder.embed(batch['ids'], batch['segments'])
         hook = kowsher.add_noise(model.eval(), data, CPU, 0.3)
         model.encoder.dropout.register_forward_hook(lambda module, inputs, x: seen.append(x))
-        model(batch['ids'], batch['segments'], batch['attention_mask'])
+        model(**batch)
     hook.remove()
     norms = (seen[0] - plain).norm(dim=-1)
     token_norms = plain.norm(dim=-1)[batch['attention_mask']]           # of tokens, not of padding

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT, knobs_of, process, words
+from conftest import ROOT, TINY, knobs_of, process, words
 from test_configs import COMMANDS as REPRODUCE
 from test_configs import IN_HEADERS, NAMES, commands_of, read, resolved
 
@@ -25,12 +25,13 @@ from model import model_config
 PAGE = read('README.md')
 PAGES = ['README.md', *sorted(glob.glob('results/*.md', root_dir=ROOT))]
 FOUR = '--path=email unittest asyncio logging'          # packages of the standard library
+SHAPE = {knob: TINY[knob] for knob in bench.SHAPE_KNOBS}
 SMALL = {               # stage -> knobs that make a command of the page small
     'prepare_data': {'vocab_size': 400, 'val_fraction': 0.1, 'num_proc': 1},
     'train': {'max_iters': 10, 'eval_samples': 64, 'device': 'cpu'},
     'finetune': {'trials': 1, 'epochs': 1, 'train_samples': 8, 'eval_samples': 8, 'device': 'cpu'},
-    'bench': {'what': 'params,speed', 'n_layer': 1, 'n_head': 4, 'n_embd': 16, 'n_inner': 32, 'lengths': 16,
-              'batches': 2, 'rounds': 1, 'vocab_size': 400, 'device': 'cpu'},
+    'bench': {'what': 'params,speed', 'lengths': 16, 'batches': 2, 'rounds': 1, 'vocab_size': 400,
+              'device': 'cpu', **SHAPE},
     'curves': {'device': 'cpu'},
 }
 
@@ -65,10 +66,8 @@ def test_the_first_commands_run(home):
     assert (home / 'out' / 'quickstart' / 'loss.png').exists() or 'matplotlib' in done.err
 
 
-EVERY_COMMAND = [*COMMANDS, *REPRODUCE, *IN_HEADERS]
-
-
-@pytest.mark.parametrize('command', dict.fromkeys(line for line in EVERY_COMMAND if '.py' in line))
+@pytest.mark.parametrize('command', dict.fromkeys(
+    line for line in COMMANDS + REPRODUCE + IN_HEADERS if '.py' in line))
 def test_a_command_has_its_config_and_knobs(command):
     """The model is one that model.py allows, and the corpus has a config or a command."""
     module, config = resolved(command)                  # a UserError otherwise
@@ -84,7 +83,7 @@ def test_a_command_has_its_config_and_knobs(command):
 def test_every_command_runs(home):
     """Those that need a hub or several machines excepted; base models keep two small layers."""
     write_files(home)
-    base = words(n_layer=2, n_head=4, n_embd=16, n_inner=32, block_size=32, total_batch=8, batch_size=8)
+    base = words(**SHAPE, block_size=32, total_batch=8, batch_size=8)
     for command in commands_of(PAGE):
         if not command.startswith('python ') or re.search('fineweb|wikipedia|glue', command):
             continue
