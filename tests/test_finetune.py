@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from conftest import refused, words
 from records import MARKERS, WORDS, made, write_copy
+from test_train import CPU
 
 import finetune
 import train
@@ -26,8 +27,11 @@ from finetune import HEADS, METRICS, TASKS, Choices, Data, Example, Span, Window
 from model import ATTENTION, EncoderConfig, MaskedLM, PermutationLM, positions_of
 from prepare_data import SPECIAL_PIECES, copy_tokenizer, load_tokenizer, open_tokenizer, write_json
 
-QUICK = {'trials': 1, 'epochs': 1, 'total_batch': 8, 'batch_size': 8, 'learning_rate': 5e-3, 'stride': 16,
-         'device': 'cpu', 'dtype': 'float32', 'texts': 'text', 'label': 'class'}
+QUICK = {
+    'trials': 1, 'epochs': 1, 'total_batch': 8, 'batch_size': 8, 'learning_rate': 5e-3, 'stride': 16,
+    'device': 'cpu', 'dtype': 'float32',
+    'texts': 'text', 'label': 'class',
+}
 PUBLISHED = [name for name in TASKS if TASKS[name].hub]
 
 
@@ -270,7 +274,7 @@ def test_a_hugging_face_bert_gives_its_own_logits(tmp_path):
     their_tokenizer.save_pretrained(tmp_path)
     config = transformers.BertConfig(
         vocab_size=15, hidden_size=16, num_hidden_layers=1, num_attention_heads=4, intermediate_size=32,
-        max_position_embeddings=48, num_labels=3, initializer_range=0.2)
+        num_labels=3, initializer_range=0.2)
     torch.manual_seed(1)
     theirs = transformers.BertForSequenceClassification(config).eval()
     theirs.save_pretrained(tmp_path)
@@ -293,16 +297,16 @@ def test_a_hugging_face_bert_gives_its_own_logits(tmp_path):
 
 @pytest.mark.parametrize('attention', ATTENTION)
 def test_any_pretrained_encoder_takes_any_head(attention, tmp_path):
-    """The encoder's states are those of pretraining, at its length and, on short rows, beyond it."""
+    """The encoder's states are those of pretraining, also in a longer one."""
     kind = PermutationLM if attention == 'xlnet' else MaskedLM
     run = pretrained(tmp_path, kind=kind, attention=attention, position=positions_of(attention)[0], n_layer=1)
     before, *_ = train.load(run)
     ids = torch.randint(5, 40, (2, 9))
-    for name, pooling, length in (('cola', 'first', 48), ('c3', 'layerwise', 64), ('squad1', 'first', 64)):
-        given = knobs(block_size=length, pooling=pooling)
-        model, _ = finetune.make_model(f'{run}/ckpt_0000003.pt', TASKS[name], 1, given)
+    for name in ('cola', 'c3', 'squad1'):
+        path = f'{run}/ckpt_0000003.pt'
+        model, _ = finetune.make_model(path, TASKS[name], 1, knobs(block_size=64))
         assert torch.allclose(model.eval().encoder(ids), before.encoder(ids), atol=1e-5)
-        assert model.config.block_size == length
+        assert model.config.block_size == 64
 
 
 # ---- metrics ----
@@ -489,10 +493,7 @@ def plain_trial(name, run, data_dir):
             return sum(F.cross_entropy(logits[k][0], target[k]) for k in (0, 1)) / 2
         return F.cross_entropy(logits[0], target[0] if name == 'c3' else target)
 
-    optimizer = torch.optim.AdamW([
-        {'params': [p for p in model.parameters() if p.dim() > 1], 'weight_decay': 0.1},
-        {'params': [p for p in model.parameters() if p.dim() == 1], 'weight_decay': 0},
-    ], betas=(0.7, 0.9), eps=1e-3)
+    optimizer = train.make_optimizer(model, 1e-2, (0.7, 0.9), 1e-3, 0.1, CPU)           # see test_train.py
     steps = []
     history = []
     for epoch in range(4):
@@ -638,15 +639,6 @@ def test_another_file_is_another_recipe(kind, name, before, after, trial, tune, 
     assert 'choose another out_dir' in done.err
 
 
-def test_a_bert_is_known_by_its_files(tmp_path):
-    digests = set()
-    for text in 'ab':
-        (tmp_path / 'vocab.txt').write_text(text)
-        finetune.weights_digest.cache_clear()
-        digests.add(finetune.weights_digest(str(tmp_path)))
-    assert len(digests) == 2
-
-
 def test_a_finished_trial_is_evaluated_by_its_own_recipe(trial, run, files, tmp_path):
     """Every predicted number stays, whatever the command says, and in whatever scale a new dev_file is.
 
@@ -684,7 +676,6 @@ def test_a_file_is_labelled_by_a_trial_alone(trial, tune, files, tmp_path):
     def labelled(name, text):
         (tmp_path / name).write_bytes(text.encode())
         done = tune(predict=tmp_path / name, **command)
-        assert 'a text is empty' in done.err
         written = tmp_path / 'mine' / 'base' / 'custom_1' / f'predicted_{name}'
         assert done.out == f'4 rows with their predictions: {written}\n'
         return written.read_bytes().decode()
@@ -726,22 +717,22 @@ def test_training_rows_are_not_scored_without_a_word(trial, tune, files, tmp_pat
     assert 'custom: 200 of 200 dev rows have the tokens of a training row' in done.err
 
 
-@pytest.mark.parametrize('first, same, other', [
-    ('squad1', ['squad1', 'squad2'], ['rte', 'qqp']),           # start and end have the shape of two classes
-    ('rte', ['rte', 'qnli'], ['qqp', 'mnli', 'squad1']),
-    ('stsb', ['stsb'], ['c3'])])                                # both have one logit and no labels
-def test_a_trial_goes_on(first, same, other, trial, run):
+@pytest.mark.parametrize('first, name, has_same_labels', [
+    ('squad1', 'squad2', True),
+    ('squad1', 'qqp', False),                           # start and end have the shape of two classes
+    ('rte', 'qnli', True),
+    ('rte', 'qqp', False),
+    ('stsb', 'c3', False),                              # both have one logit and no labels
+])
+def test_a_trial_goes_on(first, name, has_same_labels, trial, run):
     """Its head only for the same labels, else it starts at random; its encoder and pooler for any."""
     folder = trial(first)['folder']
     trained = parameters(folder)
-    for name in same + other:
-        model, new_model = (finetune.make_model(path, TASKS[name], 1, knobs())[0]
-                            for path in (f'{folder}/model.pt', f'{run}/ckpt_0000003.pt'))
-        new = new_model.state_dict()
-        for key, x in model.state_dict().items():
-            is_new = key.startswith('classifier.') and name in other
-            expected = new[key] if is_new else trained.get(key, x)
-            assert torch.equal(x, expected), key
+    ours, new = (finetune.make_model(path, TASKS[name], 1, knobs())[0].state_dict()
+                 for path in (f'{folder}/model.pt', f'{run}/ckpt_0000003.pt'))
+    for key, x in ours.items():
+        is_new = key.startswith('classifier.') and not has_same_labels
+        assert torch.equal(x, new[key] if is_new else trained.get(key, new[key])), key
 
 
 @pytest.mark.parametrize('given, message', [
@@ -840,12 +831,10 @@ def test_a_seventh_is_held_out_by_its_text(own):
     ('[{"text": "b", "class": ["b"]}]', r"label \['b'\]: a label is one text"),
     ('[{"text": 5, "class": "a"}]', "row 1: 'text' is 5, not a text"),
     ('["b"]', 'its rows must be objects'),
-    ('{"data": [5]}', 'json: AttributeError'),
-    ('[' * 9999, 'json: RecursionError'),
 ])
 def test_mistakes_in_a_file_are_one_line(rows, message, own):
     with pytest.raises(UserError, match=message):
-        own('.json' if rows[0] in '[{' else '.csv', train=rows)
+        own('.json' if rows[0] == '[' else '.csv', train=rows)
 
 
 @pytest.mark.parametrize('kind, train_rows, dev_rows, message', [
@@ -875,8 +864,6 @@ def test_squad_from_files_of_your_own(name, n_train, trial, tune, files):
     train_text, dev_text = (json.dumps({'data': data}) for data in (nested, flat))
     result = trial(name, **files('.json', train=train_text, dev=dev_text))
     assert result['n'] == {name: [n_train, 3]}
-    predictions = json.loads((result['folder'] / f'{name}.json').read_text())
-    assert [*predictions] == ['0', '1', '2']
     for file in ('train', 'dev'):
         said = f'{file}.json .*: {3 - n_train} of 3 questions have no answer'
         assert re.search(said, result['printed'].err)
@@ -930,8 +917,8 @@ def test_classes_of_your_own_have_a_table(n_classes):
     results = []
     for target, guess in zip(targets, guesses, strict=True):            # of a seed
         examples = [Example(i, (), label) for i, label in enumerate(target)]
-        confusions = finetune.confusions(task, examples, guess)
-        results.append({'subfolder': 'base', 'scores': {}, 'confusions': confusions})
+        results.append({'subfolder': 'base', 'scores': {},
+                        'confusions': finetune.confusions(task, examples, guess)})
     rows = cells(finetune.make_report(results, set()), 'k')
     both = targets.ravel(), guesses.ravel()
     *rates, _ = sklearn.precision_recall_fscore_support(*both, zero_division=0)
@@ -948,7 +935,6 @@ def test_the_report_says_what_a_reader_may_miss(trial, tmp_path, run):
                    overrides='cola.metric=accuracy')
     assert result['n'] == {'cola': [9, 4]}
     assert result['metric'] == 'accuracy'
-    assert pd.Timestamp(result['date']).tzinfo
     text = (tmp_path / 'out' / 'results.md').read_text()
     assert re.search('No better than the majority.*base-2 cola.matthews', text)
     assert text.endswith(f'`python results/report.py --out_dir={tmp_path}/out --pool=base`\n')

@@ -69,8 +69,7 @@ def make_texts(count, seed=0, pieces=WORDS, between=' '):
 
 
 def write_jsonl(file, texts):
-    lines = [json.dumps({'id': 1, 'text': text}) + '\n' for text in texts]
-    Path(file).write_text(''.join(lines))
+    file.write_text(''.join(json.dumps({'id': 1, 'text': text}) + '\n' for text in texts))
     return str(file)
 
 
@@ -172,7 +171,6 @@ def test_every_document_once_in_order_and_its_ids(tmp_path, specs, kind, monkeyp
     folder, other = prepare(tmp_path, texts, tokenizer=folder, lower_case=False, val_fraction=1.0, name='ptb',
                             unit_bytes=3000)
     assert other['identity']['tokenizer'] == meta['identity']['tokenizer']
-    assert other['tokenizer'] == meta['tokenizer']
     assert read_split(folder, other, 'val') == direct
     assert not read_split(folder, other, 'train')
     assert other['unigram_entropy'] == entropy_of(direct)
@@ -226,9 +224,6 @@ def test_training_reads_long_lines_but_no_long_words():
     tokenizer = open_tokenizer(model, {'kind': 'sentencepiece'})
     unknown = [tokenizer.special_ids['unk'] in ids for ids in tokenizer.encode(['walks 宝玉', 'ж'])]
     assert unknown == [False, True]
-    data, _ = prepare_data.train_wordpiece(['a ' * 9, 99 * 'ab', 49 * 'xy'], config)
-    pieces = data.decode().split('\n')
-    assert ('##ab' in pieces, '##xy' in pieces) == (False, True)
 
 
 @pytest.mark.parametrize('kind, lower_case', [
@@ -243,18 +238,14 @@ def test_exported_copy_gives_our_ids(tmp_path, specs, kind, lower_case):
                         vocab_size=250)
     ours = load_tokenizer(folder)
     theirs = fast_tokenizer(ours, 64)
-    for text, our_ids in zip(texts, encoded(folder, texts), strict=True):
-        their_ids = tuple(theirs(text, add_special_tokens=False)['input_ids'])
-        if their_ids != our_ids:                                # a tie
-            our_score = sum(map(ours.model.get_score, our_ids))
-            assert our_score == pytest.approx(sum(map(ours.model.get_score, their_ids)), rel=1e-5), text
+    their_ids = theirs(texts, add_special_tokens=False)['input_ids']
+    assert [*map(tuple, their_ids)] == encoded(folder, texts)
     ids, = encoded(folder, ['The Red'])
     assert ours.decode(ids) == ('the red' if lower_case else 'The Red')
     assert (theirs.model_max_length, theirs.pad_token_id) == (64, ours.special_ids['pad'])
     theirs.save_pretrained(tmp_path / 'bert')
     (tmp_path / 'bert' / ours.file_name).write_bytes(ours.data)                 # as train.py does
-    back = bert_tokenizer(tmp_path / 'bert')
-    assert encoding_digest(back) == encoding_digest(ours)
+    assert encoding_digest(bert_tokenizer(tmp_path / 'bert')) == encoding_digest(ours)
 
 
 @pytest.mark.parametrize('options, fits', [
@@ -308,8 +299,8 @@ def test_masked_text_has_the_ids_of_training_but_for_the_masks(tmp_path, kind, s
     ({'strip_accents': False}, 'tür 北 京'),
     ({'do_lower_case': False}, 'Tür 北 京'),
     ({'tokenize_chinese_chars': False}, 'tur 北京')])
-def test_a_bert_is_its_whole_tokenizer(tmp_path, monkeypatch, flags, pieces):
-    """vocab.txt with the flags of tokenizer_config.json; a tokenizer.json alone, also of the hub."""
+def test_a_bert_is_its_whole_tokenizer(tmp_path, flags, pieces):
+    """vocab.txt with the flags of tokenizer_config.json, or a tokenizer.json alone."""
     (tmp_path / 'vocab.txt').write_text('\n'.join([*VOCAB, 'tur', 'tür', 'Tür', '北', '京', '北京']))
     (tmp_path / 'tokenizer_config.json').write_text(json.dumps({'do_lower_case': True, **flags}))
     lower_case = flags.get('do_lower_case', True)
@@ -319,19 +310,10 @@ def test_a_bert_is_its_whole_tokenizer(tmp_path, monkeypatch, flags, pieces):
     usual = open_tokenizer(bert.data, {'kind': 'wordpiece', 'lower_case': True})
     assert (encoding_digest(usual) == encoding_digest(bert)) == (flags == {})
     (tmp_path / 'alone').mkdir()
-    file = tmp_path / 'alone' / 'bert.json'
-    fast_tokenizer(bert, 64).backend_tokenizer.save(str(file))
-
-    def download(hub_id, name):
-        if name != 'tokenizer.json':
-            raise huggingface_hub.errors.EntryNotFoundError('404')
-        return file
-
-    monkeypatch.setattr(huggingface_hub, 'hf_hub_download', download)
-    folder, _ = prepare(tmp_path, make_texts(30), tokenizer=f'wordpiece:{file}', lower_case=lower_case)
-    for tokenizer in (bert, load_tokenizer(folder), bert_tokenizer('owner/name')):
-        assert encoding_digest(tokenizer) == encoding_digest(bert)
-        assert [tokenizer.pieces[i] for i in tokenizer.encode(['Tür 北京'])[0]] == pieces.split()
+    fast_tokenizer(bert, 64).backend_tokenizer.save(f'{tmp_path}/alone/tokenizer.json')
+    alone = bert_tokenizer(tmp_path / 'alone')
+    assert encoding_digest(alone) == encoding_digest(bert)
+    assert [alone.pieces[i] for i in alone.encode(['Tür 北京'])[0]] == pieces.split()
 
 
 @pytest.mark.parametrize('name, content, said', [
@@ -344,10 +326,9 @@ def test_a_bert_is_its_whole_tokenizer(tmp_path, monkeypatch, flags, pieces):
     ('tokenizer.json', b'{"normalizer": null}', 'normalizer type=None'),
     ('tokenizer.json', b'{"pre_tokenizer": {"type": "Whitespace"}}', "pre_tokenizer type='Whitespace'"),
     ('tokenizer.json', b'{"model": {"type": "Unigram", "vocab": []}}', "model type='Unigram'"),
-    ('tokenizer.json', b'{"model": {"vocab": {"[PAD]": 0}}}', r'no \[UNK\], \[CLS\], \[SEP\], \[MASK\]'),
-    ('vocab.txt', b'caf\xe9', 'UnicodeDecodeError')])
+    ('tokenizer.json', b'{"model": {"vocab": {"[PAD]": 0}}}', r'no \[UNK\], \[CLS\], \[SEP\], \[MASK\]')])
 def test_another_tokenizer_than_a_bert_is_refused(tmp_path, name, content, said):
-    """Whatever its files say that is not WordPiece; a file that cannot be read; [PAD] that is not there."""
+    """Whatever its files say that is not WordPiece; [PAD] and others that are not there."""
     (tmp_path / 'vocab.txt').write_text('\n'.join(VOCAB))
     bert = bert_tokenizer(tmp_path)
     assert bert.pieces == VOCAB
@@ -392,16 +373,15 @@ def test_words_of_mixed_text(tmp_path, monkeypatch, text, cut, tokens):
     marked = [f'|{tokenizer.pieces[i]}' if mark else tokenizer.pieces[i]
               for i, mark in zip(ids, marks, strict=True)]
     assert ' '.join(marked) == tokens
-    assert ids.tolist() == tokenizer.encode([text])[0].tolist()
+    assert [tuple(ids)] == encoded(folder, [text])
 
 
 def test_words_stay_with_their_tokens(tmp_path):
     texts = make_texts(60, 0, CHINESE, '') + ['我来到北京清华大学']        # from jieba's README
     folder, meta = prepare(tmp_path, texts, tokenizer='character', segmenter='jieba', vocab_size=100,
                            val_fraction=1.0, unit_bytes=5000)
-    tokenizer = load_tokenizer(folder)
     marks = []
-    for _, more in prepare_data.encode_with_words(tokenizer, texts):
+    for _, more in prepare_data.encode_with_words(load_tokenizer(folder), texts):
         marks += [*more, True]                                  # of [SEP]
     assert marks[-10:] == [1, 1, 0, 1, 0, 1, 0, 0, 0, 1]
     files = contents(folder)
@@ -442,13 +422,12 @@ def test_readers_agree(tmp_path, capfd, monkeypatch):
     texts = make_texts(40, between='\n\n')
     rows = [{'text': text} for text in texts]
     data = Path(write_jsonl(tmp_path / 'a.jsonl', texts)).read_bytes()
-    frames = [zstandard.ZstdCompressor().compress(part) for part in (data[:999], data[999:])]
     files = {
         'lines/c4-train.00000-of-01024.json': data,
         'lines/b.csv': b'',
         'lines/c.CSV': b'',
         'gz/deep/a.JSONL.GZ': gzip.compress(data),
-        'zst/a.ndjson.zst': b''.join(frames),
+        'zst/a.ndjson.zst': zstandard.compress(data[:999]) + zstandard.compress(data[999:]),
         'list/a.json': bom + b' ' + json.dumps(rows, indent=1).encode(),
         'txt/[deep]/.hidden.txt': b'hidden',
     }
@@ -463,7 +442,6 @@ def test_readers_agree(tmp_path, capfd, monkeypatch):
     for source in ('lines', 'gz/**/*.GZ', 'zst', 'list', 'one', 'a.parquet', 'txt', 'txt/[deep]', 'txt/*/*'):
         found, _ = unit_texts(tmp_path / source, unit_bytes=2000)
         assert sorted(sum(found, [])) == sorted(texts), source
-    assert not any('again' in file for file in prepare_data.find_files(f'{tmp_path}/txt'))
     assert re.findall('not read.*', capfd.readouterr().err) == ['not read: 2 .csv']
 
 
@@ -508,7 +486,7 @@ def test_oscar_filter_on_both_schemas(tmp_path):
     rows = [{'content': more, 'metadata': english | json.loads(more)} for more in passes + fails]
     rows.append({'content': 'x', 'metadata': 'none'})
     (tmp_path / 'a.jsonl').write_text('\n'.join(map(json.dumps, rows)))
-    found, dropped = unit_texts('oscar', path=str(tmp_path / 'a.jsonl'))
+    found, dropped = unit_texts('oscar', path=str(tmp_path))
     assert (found, dropped.total()) == ([passes], len(fails) + 1)
 
 
@@ -519,12 +497,14 @@ def test_docstrings_of_a_package(tmp_path, monkeypatch):
                             f'    async def f(self):\n        """{text(1)}"""\n        """{text(9)}"""\n',
              'b.py': f'raise OSError\nif x:\n    def f():\n        "{text(3)}"\n'
                      f'add_newdoc("a", "b", """{text(4)}{text(5)}""")\nf = lambda: 1\ndef g():\n    "short"',
-             'deep/a.py': f'"""{text(6)}"""', 'c.py': 'def broken(:\n'}
-    (tmp_path / 'tinypackage' / 'deep').mkdir(parents=True)
+             'c.py': 'def broken(:\n',
+             'deep/a.py': f'"""{text(6)}"""'}
+    package = tmp_path / 'tinypackage'
+    (package / 'deep').mkdir(parents=True)
     for name, content in files.items():
-        (tmp_path / 'tinypackage' / name).write_text(content)
+        (package / name).write_text(content)
     monkeypatch.syspath_prepend(str(tmp_path))
-    usual = {'path': 'tinypackage', 'val_fraction': 0.7, 'text_field': 'body', 'tokenizer': 'wordpiece:train'}
+    usual = {'path': 'tinypackage', 'text_field': 'body', 'tokenizer': 'wordpiece:train'}
     folder, meta = prepare(tmp_path, **usual)
     lines = [json.loads(line) for line in contents(folder)['docstrings.jsonl'].splitlines()]
     assert 'tinypackage' not in sys.modules
@@ -535,7 +515,7 @@ def test_docstrings_of_a_package(tmp_path, monkeypatch):
         ('tinypackage/b.py:4', text(3)),
         ('tinypackage/deep/a.py:1', text(6))]
     assert len(read_all(folder, meta)) == 5
-    (tmp_path / 'tinypackage' / 'd.py').touch()
+    (package / 'd.py').touch()
     with refuses(match='begun with another package tinypackage'):
         prepare(tmp_path, **usual)
 
@@ -642,7 +622,6 @@ def test_a_sample_is_of_the_whole_corpus(tmp_path):
     ('a.jsonl', '--path=b', "path='b' is for docstrings, "),
     ('a.jsonl', f'--tokenizer=wordpiece:{ROOT}/README.md', "the vocabulary has no [PAD], "),
     ('a.jsonl', '--part=4/4', "part='4/4': must be i/n with i from 0 to n - 1, as in 0/4"),
-    ('a.jsonl', '--tokenizer=wordpiece:none/vocab.txt', "No such file or directory: 'none/vocab.txt'"),
     ('a.jsonl', '--tokenizer=wordpiece', "vocab_size=20: tokenizer='wordpiece' is that of bert-base-unc"),
     ('cut.jsonl.gz', '--part=0/1', 'cut.jsonl.gz: cannot be read: '),
     ('two.json', '--part=0/1', 'two.json: cannot be read: Extra data')])
@@ -673,12 +652,7 @@ def test_a_run_checks_the_sizes_of_shards(tmp_path, monkeypatch):
         load_tokenizer(folder)
 
 
-def test_a_full_disk_and_a_killed_worker_are_one_line(tmp_path, monkeypatch, stage):
-    def full(self, ids, word_marks):
-        raise OSError(28, 'No space left on device')
-    monkeypatch.setattr(prepare_data.Shard, 'add', full)
-    with refuses(match='x: .*No space left on device: mend that, then repeat'):
-        prepare(tmp_path, make_texts(30))
+def test_a_killed_worker_is_one_line(monkeypatch, stage):
     with refuses(match='killed, perhaps for want of memory: try --num_proc=1'):
         prepare_data.in_parallel(os.abort, [()], 2)
     monkeypatch.setenv('TORCHELASTIC_RUN_ID', '1')
