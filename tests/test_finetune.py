@@ -597,17 +597,17 @@ def test_two_commands_never_share_a_trial(tune, tmp_path):
         assert f'{folder}: another run uses it' in refused(tune())
 
 
-def test_a_finished_trial_is_kept_and_another_recipe_refused(trial, tune, run, tmp_path, monkeypatch):
+def test_a_finished_trial_is_kept_and_another_recipe_refused(trial, tune, tmp_path, monkeypatch):
     """Before anything trains. Also one of an earlier revision: with other knobs, without what is no knob."""
     for name in ('rte', 'cola'):
         write_copy(tmp_path, name, made(name))
     folder = trial('rte', data_dir=tmp_path)['folder']
     result = json.loads((folder / 'result.json').read_text())
     other_run = pretrained(tmp_path / 'base', seed=1)
-    recipe = {**result['recipe'], 'noise': '', 'dtype': 'auto', 'label_kind': 'auto'}
+    recipe = {**result['recipe'], 'noise': ''}
     for key in ('keep_best', 'examples', 'labels', 'scale', 'model.py'):
         del recipe[key]
-    earlier = {**result, 'weights': f'{run}/ckpt_0000003.pt', 'recipe': recipe}
+    earlier = {**result, 'recipe': recipe}
     monkeypatch.setattr(finetune, 'fine_tune', None)    # nothing is trained
     for kept in (earlier, result):
         write_json(folder / 'result.json', kept)
@@ -688,8 +688,7 @@ def test_a_file_is_labelled_by_a_trial_alone(trial, tune, files, tmp_path):
         new.append(f",{label},{row['probability']}")
 
     forms = {                                           # {}: where new cells belong
-        'e.csv': '\ufeff,text,"note",note{}\r\n1,NA,x,{}\r\n2,"a, river",y,z{}\r\n\r\n'
-                 '3,"""a"" b",,{}\r\n4,,,{}\r\n',
+        'e.csv': '\ufeff,text,note,note{}\r\n1,NA,x,{}\r\n2,"a, river",y,z{}\r\n3,"""a"" b",,{}\r\n4,,,{}\r\n',
         'b.tsv': 'text\tnumber{}\nNA\t1{}\na, river\t2.50{}\n"a" b\t3{}\n\t4{}\n',
         'c.csv': 'text{}\nNA{}\n"a, river"{}\n"""a"" b"{}\n{}\n',
     }
@@ -821,6 +820,7 @@ def test_a_seventh_is_held_out_by_its_text(own):
     ('text,Class\nb,red\n', r"'class' is empty; the columns are \['text', 'Class'\]"),
     ('text,class,class\nb,red,green\n', r"the columns are \['text'\]"),         # which one?
     ('text;class\nb, c;red\n', 'separated by semicolons'),
+    ('"text";"class"\n"b, c";"red"\n', 'separated by semicolons'),
     (HEAD + 'a,b,red\n', 'row 1 has 3 cells for the columns'),
     (HEAD + 'a,red\n"b,red\n', 'csv: Error: unexpected end of data'),
     ('[{"text": "b", "class": ["b"]}]', r"label \['b'\]: a label is one text"),
