@@ -688,7 +688,8 @@ def test_a_file_is_labelled_by_a_trial_alone(trial, tune, files, tmp_path):
         new.append(f",{label},{row['probability']}")
 
     forms = {                                           # {}: where new cells belong
-        'e.csv': '\ufeff,text,note,note{}\r\n1,NA,x,{}\r\n2,"a, river",y,z{}\r\n3,"""a"" b",,{}\r\n4,,,{}\r\n',
+        'e.csv': '\ufeff,text,note,note{}\r\n1,NA,x,{}\r\n2,"a, river",y,z{}\r\n'
+                 '3,"""a"" b",,{}\r\n4,,,{}\r\n',
         'b.tsv': 'text\tnumber{}\nNA\t1{}\na, river\t2.50{}\n"a" b\t3{}\n\t4{}\n',
         'c.csv': 'text{}\nNA{}\n"a, river"{}\n"""a"" b"{}\n{}\n',
     }
