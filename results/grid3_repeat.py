@@ -1,7 +1,7 @@
-# Two cells of results/grid2.py again, for two seeds in each recipe: what another machine and the code of
-# today move, see results/grid3.md.
+# Two cells of results/grid2.py again, for two seeds in each recipe, on the same kind of machine: what the
+# code of today moves, see results/grid3.md.
 # $ python results/experiment.py results/grid3_repeat.py run
-# Expect 8 runs of 17 minutes on a core of a CPU.
+# Expect 8 runs, a minute on a GPU that makes them at once.
 base = 'config/results/grid.py --compile=False'
 cells = {
     'modern/symmetric': 'config/modern.py --attention=symmetric --learning_rate=5.66e-3',
