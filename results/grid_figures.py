@@ -89,6 +89,6 @@ if __name__ == '__main__':
     draw(second, {'symmetric': 'q = k', 'shared_kv': 'k = v', 'phase': 'phase', 'pairwise': 'pairwise',
                   'thin': 'thin MLP'},
          'A thin MLP saves about as much\nas q = k, for less loss', 'results/grid2_cost.png')
-    draw({'modern': rows_of('results/grid3_modern.py')},
+    draw({'post-LN': rows_of('results/grid3_post_ln.py'), 'modern': rows_of('results/grid3_modern.py')},
          {'symmetric': 'q = k', 'identity_query': 'no Wq', 'narrow': 'narrow q, k', 'thin': 'thin MLP'},
-         'What it costs to save a matrix\n(modern recipe, so far)', 'results/grid3_cost.png')
+         'Narrow q and k save what\nq = k saves, for less loss', 'results/grid3_cost.png')
