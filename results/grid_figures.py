@@ -2,9 +2,9 @@
 
     $ python results/grid_figures.py
 
-It prints the share of the cost of q = k that `phase` returns, and draws results/grid2_cost.png and
-grid3_cost.png. Run it in the project's folder. It reads the rows in results/*.jsonl; it needs scipy and
-matplotlib.
+It prints the share of the cost of q = k that `phase` and `identity_query` return, and draws
+results/grid2_cost.png and grid3_cost.png. Run it in the project's folder. It reads the rows in
+results/*.jsonl; it needs scipy and matplotlib.
 """
 import numpy as np
 from experiment import differences, paired, read_plan, read_rows, shown_interval
@@ -28,22 +28,23 @@ def rows_of(path):
     return read_rows(path, runs)
 
 
-def print_shares(recipes):
+def print_shares(recipes, system):
     """By the loss of all validation rows after the last step, then by that of 512 rows at some steps."""
+    print(system)
     for recipe, rows in recipes.items():
-        print(f"{recipe}, last step, all rows: {shown_interval(share(rows, 'loss'), 2, '')}")
+        print(f"{recipe}, last step, all rows: {shown_interval(share(rows, system, 'loss'), 2, '')}")
         for step in STEPS:
             at_step = rows.assign(at_step=[dict(curve)[step] for curve in rows['curve']])
-            print(f"{recipe}, step {step}: {shown_interval(share(at_step, 'at_step'), 2, '')}")
+            print(f"{recipe}, step {step}: {shown_interval(share(at_step, system, 'at_step'), 2, '')}")
 
 
-def share(rows, measure):
-    """(ratio, low, high) of what `phase` gains over q = k to what q = k costs, paired by seed.  Fieller 1954
+def share(rows, system, measure):
+    """(ratio, low, high) of what a system gains over q = k to what q = k costs, paired by seed.  Fieller 1954
 
     The interval has all ratios r for which Student's t test does not reject that gain - r * cost is 0 on
     average.
     """
-    gain = differences(rows, {'symmetric': 1, 'phase': -1}, measure)
+    gain = differences(rows, {'symmetric': 1, system: -1}, measure)
     cost = differences(rows, {'symmetric': 1, 'original': -1}, measure)
     covariance = np.cov(gain, cost) / len(gain) * student.ppf(0.975, len(gain) - 1) ** 2
     constant = gain.mean() ** 2 - covariance[0, 0]
@@ -85,10 +86,12 @@ def draw(recipes, labels, title, path):
 
 if __name__ == '__main__':
     second = second_grid()
-    print_shares(second)
+    third = {'post-LN': rows_of('results/grid3_post_ln.py'), 'modern': rows_of('results/grid3_modern.py')}
+    print_shares(second, 'phase')
+    print_shares(third, 'identity_query')
     draw(second, {'symmetric': 'q = k', 'shared_kv': 'k = v', 'phase': 'phase', 'pairwise': 'pairwise',
                   'thin': 'thin MLP'},
          'A thin MLP saves about as much\nas q = k, for less loss', 'results/grid2_cost.png')
-    draw({'post-LN': rows_of('results/grid3_post_ln.py'), 'modern': rows_of('results/grid3_modern.py')},
+    draw(third,
          {'symmetric': 'q = k', 'identity_query': 'no Wq', 'narrow': 'narrow q, k', 'thin': 'thin MLP'},
          'Narrow q and k save what\nq = k saves, for less loss', 'results/grid3_cost.png')
