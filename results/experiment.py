@@ -450,7 +450,7 @@ def cell_table(plan, rows):
         pairs = differences(compared, pair)
         test = paired(pairs)
         p[cell] = test[3]
-        if cell != reference and len(pairs) < len(plan.seeds):
+        if cell != reference and 0 < len(pairs) < len(plan.seeds):
             print(f"{cell} is compared only on seed {', '.join(map(str, pairs.index))}")
         line = {
             'cell': cell,
