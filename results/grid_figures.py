@@ -2,11 +2,12 @@
 
     $ python results/grid_figures.py
 
-It prints the share of the cost of q = k that `phase` and `identity_query` return, and draws
-results/grid2_cost.png and grid3_cost.png. Run it in the project's folder. It reads the rows in
-results/*.jsonl; it needs scipy and matplotlib.
+It prints the share of the cost of q = k that `phase` and `identity_query` return, and what some systems cost
+at some steps, and draws results/grid2_cost.png and grid3_cost.png. Run it in the project's folder. It reads
+the rows in results/*.jsonl; it needs scipy and matplotlib.
 """
 import numpy as np
+import pandas as pd
 from experiment import differences, paired, read_plan, read_rows, shown_interval
 from matplotlib.figure import Figure
 from scipy.stats import t as student
@@ -34,8 +35,20 @@ def print_shares(recipes, system):
     for recipe, rows in recipes.items():
         print(f"{recipe}, last step, all rows: {shown_interval(share(rows, system, 'loss'), 2, '')}")
         for step in STEPS:
-            at_step = rows.assign(at_step=[dict(curve)[step] for curve in rows['curve']])
-            print(f"{recipe}, step {step}: {shown_interval(share(at_step, system, 'at_step'), 2, '')}")
+            print(f"{recipe}, step {step}: {shown_interval(share(at(rows, step), system, 'at_step'), 2, '')}")
+
+
+def at(rows, step):
+    """The rows with a column `at_step`: the loss of 512 validation rows at this step."""
+    return rows.assign(at_step=[dict(curve)[step] for curve in rows['curve']])
+
+
+def print_costs(name, rows, systems, steps):
+    """Loss above `original` by 512 rows at some steps."""
+    for system in systems:
+        for step in steps:
+            cost = differences(at(rows, step), {system: 1, 'original': -1}, 'at_step')
+            print(f'{name}, {system}, step {step}: {shown_interval(paired(cost), 3)}')
 
 
 def share(rows, system, measure):
@@ -52,6 +65,13 @@ def share(rows, system, measure):
     square = cost.mean() ** 2 - covariance[1, 1]
     low, high = sorted(np.roots([square, -2 * linear, constant]))
     return gain.mean() / cost.mean(), low, high
+
+
+def print_beside_pairwise(recipe, rows, second):
+    """Last loss of `narrow` less that of `pairwise`, which only the second grid has; all validation rows."""
+    compared = pd.concat([rows[rows['cell'] == 'narrow'], second[second['cell'] == 'pairwise']])
+    less = differences(compared, {'narrow': 1, 'pairwise': -1})
+    print(f'{recipe}, narrow less pairwise: {shown_interval(paired(less), 3)}')
 
 
 def draw(recipes, labels, title, path):
@@ -89,6 +109,10 @@ if __name__ == '__main__':
     third = {'post-LN': rows_of('results/grid3_post_ln.py'), 'modern': rows_of('results/grid3_modern.py')}
     print_shares(second, 'phase')
     print_shares(third, 'identity_query')
+    for recipe, rows in third.items():
+        print_costs(recipe, rows, ['narrow', 'identity_query'], [500, 2500])
+        print_beside_pairwise(recipe, rows, second[recipe])
+    print_costs('larger', rows_of('results/scale.py'), ['symmetric'], [1000, 3000, 5400])
     draw(second, {'symmetric': 'q = k', 'shared_kv': 'k = v', 'phase': 'phase', 'pairwise': 'pairwise',
                   'thin': 'thin MLP'},
          'A thin MLP saves about as much\nas q = k, for less loss', 'results/grid2_cost.png')
