@@ -56,6 +56,10 @@ SYSTEMS = [system(name, position) for name in ATTENTION for position in position
 SYSTEMS += [system('pairwise', position, pair_rank=2) for position in POSITION]
 SYSTEMS += [system('part_mask', 'none', same_partition=True)]
 SYSTEMS += [system('shatter', 'none', one_value_matrix=True)]
+SYSTEMS += [system('narrow', position, narrow_by=4, n_embd=24) for position in POSITION]
+SYSTEMS += [system('symmetric', position, attend_self=False) for position in POSITION]
+SYSTEMS += [system(name, 'rope', attend_self=False) for name in ATTENTION
+            if ATTENTION[name].positions is None and name != 'symmetric']
 # every attention with rope, if it works with it, and `original` with every position
 CORE = [
     settings for settings in SYSTEMS
@@ -502,11 +506,16 @@ BLOCKS = {'post': post_norm, 'pre': pre_norm}
 
 
 def layer_oracle(w, number, y, x, sees, at, config):
-    """Each query of y (Q, D) has a position in `at` and attends to those tokens of x (T, D) that it sees."""
+    """Each query of y (Q, D) has a position in `at` and attends to those tokens of x (T, D) that it sees.
+
+    With attend_self=False a query never sees the token at its own position: A_ii = 0 (Shin et al. 2020).
+    """
     block = BLOCKS[config.norm_place]
     weights = part(w, f'encoder.blocks.{number}.')
     rows = []
     for query, seen, i in zip(y, sees, at, strict=True):
+        if not config.attend_self:
+            seen = seen[seen != i]
         layer = Layer(config, number, part(w, 'encoder.position.'), i, seen)
         rows.append(block(weights, query, x[seen], layer))
     return np.array(rows)
@@ -649,9 +658,9 @@ def test_equals_the_loops_of_the_paper(kind, settings):
         assert difference(some, logits[torch.arange(4)[:, None], PREDICTED]) < 1e-10
 
 
-@each(GATED)
-def test_gau_of_one_real_token(settings):
-    """Normalisers that count the real tokens: 1, 1, 2 and none."""
+@each([*GATED, system('symmetric', 'rope', attend_self=False)])
+def test_of_one_real_token(settings):
+    """Normalisers count 1, 1, 2 or no real tokens; without attention to itself a lone one sees no key."""
     agrees(build(**settings), digits('100000 000100 100001 000000').bool())
 
 
@@ -740,6 +749,14 @@ def test_parameter_counts_of_the_papers(attention):
     with torch.device('meta'):
         models = [MaskedLM(EncoderConfig(30522, 512, *shape, attention=attention)) for shape in shapes]
     assert [source.count_parameters(model) for model in models] == COUNTS[attention]
+
+
+@pytest.mark.parametrize('narrow_by, parameters', [(1, 109_514_298), (2, 102_427_194), (4, 98_883_642)])
+def test_parameter_counts_of_narrow_queries(narrow_by, parameters):
+    """12 layers of base have 2 (D^2 + D) / narrow_by for queries and keys; 1 is `original`."""
+    with torch.device('meta'):
+        model = MaskedLM(EncoderConfig(attention='narrow', narrow_by=narrow_by))
+    assert source.count_parameters(model) == parameters
 
 
 @pytest.mark.parametrize('attention', ATTENTION)
@@ -1055,7 +1072,9 @@ def test_extension_repeats_the_vectors_of_the_longest_distances():
 KNOBS = {                               # an option that not all use -> a value that is not its default
     'mlp': 'swiglu',
     'norm_place': 'pre',
+    'attend_self': False,
     'tied_start': True,
+    'narrow_by': 4,
     'pair_rank': 2,
     'pair_init': 'normal',
     'normaliser': 'softmax',
@@ -1075,6 +1094,8 @@ KNOBS = {                               # an option that not all use -> a value 
     (system('gau', 'rope', normaliser='scaled_squared_relu', relu_scale='n'), "relu_scale='n'.*squared_relu"),
     ({'attention': 'phase', 'n_head': 6, 'n_embd': 18}, "'phase'.* 3 entries"),
     ({'attention': 'narrow', 'n_head': 6, 'n_embd': 36}, "'narrow'.* 3 entries"),
+    ({'attention': 'narrow', 'narrow_by': 3}, 'narrow_by=3: must divide .*4'),
+    ({'attention': 'narrow', 'narrow_by': 0}, 'narrow_by=0: must divide .*4'),
     ({'position': 'rope', 'n_head': 6, 'n_embd': 18}, "'rope'.* 3 entries"),
     (system('shatter', 'none', n_head=3), "'shatter' needs an even n_head"),
 ], ids=str)
@@ -1103,7 +1124,8 @@ SIZES = {source.BERT_SIZES[name]: size for name, size in SMALL.items()}
 NO_BERT = source.Attention.as_bert
 EXPORTED = [(kind, {**settings, **head})
             for (kind, position), (_, head) in source.EXPORTS.items() for settings in SYSTEMS
-            if settings['position'] == position and ATTENTION[settings['attention']].as_bert is not NO_BERT]
+            if settings['position'] == position and ATTENTION[settings['attention']].as_bert is not NO_BERT
+            and settings.get('attend_self', True)]
 
 
 @pytest.fixture(scope='module')
@@ -1174,6 +1196,7 @@ def test_export_has_the_logits(kind, settings, transformers):
     (MaskedLM, {'lm_head': 'decoder'}, 'train with --lm_head=bert'),
     (MaskedLM, MODERN, 'mlp=.swiglu.'),
     (MaskedLM, {'norm': 'rms'}, 'norm=.rms.'),
+    (MaskedLM, {'attend_self': False}, 'attend_self=False; train with --attend_self=True'),
     (MaskedLM, system('rpe', 'none'), 'attention=.rpe.*as_bert'),
     (MaskedLM, {'position': 'rab'}, 'those in EXPORTS'),
     (SpanClassifier, {}, 'those in EXPORTS'),
