@@ -33,7 +33,9 @@ To search for learning rates, assign `rates`: every cell is then run with each o
 other seeds, takes the best rate of each cell from the search by rates_from='search.py'.
 
 If a cell is called GROUP/NAME, it is compared with GROUP/REFERENCE, and each group is a panel of the figure.
-`contrasts` are planned tests: each tests whether a weighted sum of the losses of some cells is 0.
+`contrasts` are planned tests: each tests whether a weighted sum of the losses of some cells is 0. Beside
+Student's interval of a few seeds, whose width is itself a matter of luck, stands a pooled one: it takes seeds
+as unpaired, and one deviation for all cells of a group.
 
 This needs scipy, and matplotlib for the figure: pip install -r requirements-dev.txt
 """
@@ -365,6 +367,30 @@ def differences(rows, weights, measure='loss'):
     return (of_cells.reindex(columns=list(weights)) * pd.Series(weights)).sum(axis=1, skipna=False).dropna()
 
 
+def pooled(rows, weights):
+    """(weighted sum of the mean losses of some cells, low, high): the 95 % interval with pooled deviations.
+
+    All cells of a group have one deviation, also those without a weight. A sum over several groups has the
+    degrees of freedom of Satterthwaite 1946.
+    weights  {cell: weight}
+    """
+    from scipy.stats import t as student
+    cells = rows.groupby('cell')['loss'].agg(['mean', 'var', 'count'])
+    freedom = cells['count'] - 1
+    squares = cells['var'].fillna(0) * freedom
+    weights = pd.Series(weights, dtype=float)
+    number = (weights * cells['mean'].reindex(weights.index)).sum(skipna=False)
+
+    # a row for each group: its deviation squared, its part of the variance of the sum
+    freedom = freedom.groupby(os.path.dirname).sum()
+    variance = squares.groupby(os.path.dirname).sum() / freedom
+    parts = (weights ** 2 / cells['count'].reindex(weights.index)).groupby(os.path.dirname).sum()
+    parts = parts * variance.reindex(parts.index)
+    freedom = parts.sum() ** 2 / (parts ** 2 / freedom.reindex(parts.index)).sum()
+    half = parts.sum(skipna=False) ** 0.5 * student.ppf(0.975, freedom)
+    return number, number - half, number + half
+
+
 def steps_below(curve, target):
     """Step of the first of two consecutive validations below `target`; the last step if there are none."""
     for (step, loss), (_, following) in itertools.pairwise(curve):
@@ -485,6 +511,7 @@ def contrast_table(plan, rows):
             'test': name,
             'seeds': len(of_seeds),
             'nats (95 %)': shown_interval(test, 3),
+            'pooled (95 %)': shown_interval(pooled(rows, weights), 3),
             'p': test[3],
         })
     table = pd.DataFrame(lines)
