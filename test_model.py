@@ -2,12 +2,13 @@
 
     $ python -m pytest test_model.py            # CPU, offline
 
-The tests range over the tables of model.py: a new row is tested at once, and fails until these tests know it.
-A kind of attention needs one row in ATTENTIONS (its oracle and the number of its parameters), each parameter
-of its own one in STARTS (how it starts) and, if it has weight decay, one in DECAYING. A position encoding
-needs one in POSITIONS. A row of another table needs its oracle in NORMALISERS, SCALES, MLPS, NORMS, BLOCKS,
-HEADS or POOLINGS, or its deviation in PAIR_STARTS; an option that only some variants read, a value in KNOBS.
+The file has three floors, with lines `# ====` between them: BERT's oracle and what the tests know of BERT; a
+block for each variant, with its oracle, its facts and the tests that only it has; the tests of all variants.
+They range over the tables of model.py: a new row is tested at once, and fails until these tests know it.
+An attention needs a row of ATTENTIONS, a position encoding one of POSITIONS, a row of another table its
+oracle in the table of the same name with an S.
 """
+
 import json
 import math
 from collections.abc import Callable
@@ -24,9 +25,8 @@ from torch._dynamo.utils import counters
 
 import model as source
 from configurator import UserError
-from model import (ATTENTION, BLOCK, LM_HEAD, NORM, NORMALISER, PAIR_INIT, POOLING, POSITION,
-                   RELU_SCALE, SHATTER, Encoder, EncoderConfig, MaskedLM, MultipleChoice, PermutationLM,
-                   SequenceClassifier, SpanClassifier, extended, positions_of)
+from model import (ATTENTION, LM_HEAD, NORM, NORM_PLACE, POOLING, POSITION, Encoder, EncoderConfig, MaskedLM,
+                   SequenceClassifier, extended, positions_of)
 
 # ---- models and batches ----
 
@@ -38,71 +38,23 @@ SMALL = {
     'n_embd': 12,
     'n_inner': 16,
 }
-NEEDS = {                                               # settings that a row of ATTENTION needs
-    **dict.fromkeys(SHATTER, {'n_head': 6}),
-    'gau': {'key_size': 6},
-    'rpe': {'clip_distance': 3},                        # less than the 6 tokens of batch()
-}
 
 
 def system(attention, position, **settings):
-    return {'attention': attention, 'position': position, **NEEDS.get(attention, {}), **settings}
-
-
-XLNET = system('xlnet', 'none')
-MODERN = {'norm_place': 'pre', 'mlp': 'swiglu'}
-
-SYSTEMS = [system(name, position) for name in ATTENTION for position in positions_of(name)]
-SYSTEMS += [system('pairwise', position, pair_rank=2) for position in POSITION]
-SYSTEMS += [system('part_mask', 'none', same_partition=True)]
-SYSTEMS += [system('shatter', 'none', one_value_matrix=True)]
-SYSTEMS += [system('narrow', position, narrow_by=4, n_embd=24) for position in POSITION]
-SYSTEMS += [system('symmetric', position, attend_self=False) for position in POSITION]
-SYSTEMS += [system(name, 'rope', attend_self=False) for name in ATTENTION
-            if ATTENTION[name].positions is None and name != 'symmetric']
-# every attention with rope, if it works with it, and `original` with every position
-CORE = [
-    settings for settings in SYSTEMS
-    if settings['position'] == 'rope' or settings['attention'] == 'original'
-    or 'rope' not in positions_of(settings['attention'])
-]
-
-GATED = [system('gau', 'rope', normaliser=name) for name in NORMALISER]
-GATED += [system('gau', 'rope', normaliser='squared_relu', relu_scale=scale) for scale in RELU_SCALE]
-OTHERS = [
-    *GATED,
-    system('symmetric', 'rope', **MODERN),
-    {**XLNET, **MODERN},
-]
-
-# models whose equations, gradients, dropout and initial values are tested
-CASES = [(kind, {**settings, 'pooling': 'layerwise'})
-         for kind in (MaskedLM, SequenceClassifier) for settings in [*SYSTEMS, *OTHERS]]
-for place in BLOCK:
-    CASES += [(SequenceClassifier, {'pooling': pooling, 'norm_place': place}) for pooling in POOLING]
-    CASES += [(kind, {**XLNET, 'norm_place': place}) for kind in (SpanClassifier, PermutationLM)]
-BARE_CASES = [
-    (MaskedLM, {**settings, 'bias': False, 'n_layer': 1, 'norm': norm, 'lm_head': lm_head})
-    for settings in [*CORE, *OTHERS] for norm in NORM for lm_head in LM_HEAD
-]
+    return {'attention': attention, 'position': position, **ATTENTIONS[attention].needs, **settings}
 
 
 def digits(rows):
     return torch.tensor([[int(digit) for digit in row] for row in rows.split()])
 
 
-# real tokens, tokens to predict and places in a random order, each in four rows
+# real tokens and tokens to predict, each in four rows
 KEEP = digits('111111 111100 010111 000000').bool()
 PREDICTED = digits('14 30 53 21')
-ORDER = digits('345012 102345 513011 543210')
 
 
 def each(systems):
     return pytest.mark.parametrize('settings', systems, ids=str)
-
-
-each_core = each([*CORE, *OTHERS])
-each_case = pytest.mark.parametrize('kind, settings', CASES, ids=str)
 
 
 def small(**settings):
@@ -121,8 +73,7 @@ def randomised(model, std=0.3):
 
 def build(kind=MaskedLM, **settings):
     """A small random float64 model."""
-    # with smaller matrices all relus of GAU would be 0
-    std = 1.0 if settings.get('attention') == 'gau' else 0.5
+    std = ATTENTIONS[settings.get('attention', 'original')].std
     return randomised(kind(small(**settings)).double(), std)
 
 
@@ -137,7 +88,58 @@ def difference(x, y):
     return (x - y).abs().max().item()
 
 
-# ---- oracles: the papers' equations in numpy and float64, for one query at a time ----
+# ---- what the tests have to know of a variant ----
+
+class AttentionFacts(NamedTuple):
+    """A row of ATTENTIONS."""
+    oracle: Callable                            # (weights, query, tokens, Layer) -> input of `out`
+    parameters: int                             # their number without `out`, with the sizes D, H, K below
+    starts: dict = {}                           # own parameters: the end of a name -> as in STARTS
+    decaying: tuple = ()                        # own parameters that have weight decay
+    options: dict = {}                          # own options -> a value that is not the default
+    needs: dict = {}                            # settings that it needs
+    also: tuple = ()                            # more settings to test, with all positions if they name none
+    refused: tuple = ()                         # settings, without position, and the error that they raise
+    counts: list | None = None                  # of masked LMs, small, base and large, in its paper
+    block: Callable | None = None               # oracle of its blocks; None: one of NORM_PLACES
+    kind: type = MaskedLM                       # the model that pretrains it
+    modern: bool = False                        # whether to test it in modern blocks, too
+    std: float = 0.5                            # deviation of random weights
+
+
+class PositionFacts(NamedTuple):
+    """A row of POSITIONS."""
+    turn: Callable = lambda x, t: x             # of vectors (..., K) at the positions t
+    bias: Callable = lambda layer: 0.0          # (H, n), of the scores
+    embedded: bool = False                      # vectors of positions are added to the embeddings
+    starts: dict = {}                           # as in AttentionFacts
+
+
+class ModelFacts(NamedTuple):
+    """A row of MODELS."""
+    oracle: Callable                            # (weights, ids, segments, real, config, **more) -> logits
+    settings: dict = {}                         # that it needs
+    more: dict = {}                             # inputs that others do not have
+    has_targets: bool = False                   # is it a language model?
+
+
+D, H, K = 96, 6, 16                     # sizes of test_parameter_formula_of_attention
+LINEAR = D * D + D
+ZEROS = 0.0, 0.0                        # mean and standard deviation
+ONES = 1.0, 0.0
+NORMAL = 0.0, 0.02
+STARTS = {                              # end of a parameter's name -> how it starts; the first that fits
+    'norm.weight': ONES,
+    'weight': NORMAL,
+    'bias': ZEROS,
+    'embedding': NORMAL,
+}
+QUICK = []                              # settings that are compiled by default; the others are much the same
+EXTREMES = []                           # see test_weights_of_very_large_and_very_small_scores
+OTHERS = []                             # more settings to test
+
+
+# ---- BERT's oracle: the equations in numpy and float64, for one query at a time ----
 
 class Layer(NamedTuple):
     """What the oracle of a layer reads besides states."""
@@ -184,43 +186,8 @@ def dropped(x, rate):
     return x + rate * x * x
 
 
-# positions: turn vectors (..., K) at the positions t; bias (H, n) of the scores
-
-def rotated(x, t):
-    """Su et al. 2021, eq. 34: the pair (2m, 2m + 1) at position t turns by t 10000^(-2m / K)."""
-    K = x.shape[-1]
-    angle = np.multiply.outer(t, 10000.0 ** (-np.arange(0, K, 2) / K))
-    turn = np.exp(1j * angle).astype(np.complex64)      # the model's tables are float32
-    return (x.view(complex) * turn).view(float)         # a pair is a complex number
-
-
-def bucket(d):
-    """Raffel et al. 2019: 8 + floor(8 log(n / 8) / log(128 / 8)) from n = |d| = 8 on, in whole numbers."""
-    n = abs(d)
-    half = n
-    if n >= 8:
-        half = max(b for b in range(8, 16) if n * n >= 64 * 2 ** (b - 8))
-    return half + 16 * (d > 0)
-
-
-def bucket_bias(layer):
-    buckets = [bucket(j - layer.at) for j in layer.seen]
-    return layer.position['bucket_bias.weight'][buckets].T
-
-
-class PositionFacts(NamedTuple):
-    """What the tests have to know of a position encoding."""
-    turn: Callable = lambda x, t: x
-    bias: Callable = lambda layer: 0.0
-    embedded: bool = False                      # vectors of positions are added to the embeddings
-
-
-POSITIONS = {
-    'absolute': PositionFacts(embedded=True),
-    'none': PositionFacts(),
-    'rope': PositionFacts(turn=rotated),
-    'rab': PositionFacts(bias=bucket_bias, embedded=True),
-}
+NORMS = {'layer': layer_norm, 'rms': rms_norm}
+POSITIONS = {'absolute': PositionFacts(embedded=True), 'none': PositionFacts()}
 
 
 def position_of(layer):
@@ -228,37 +195,11 @@ def position_of(layer):
     return POSITIONS['none' if layer.at is None else layer.config.position]
 
 
-def partition(layer):
-    """N (H, n) of Tian et al. 2021, section A.1, for the tokens that a query sees; 1 if it has no position.
-
-    At d = 0 each half gets B_v(0) / 2.
-    """
-    config = layer.config
-    if layer.at is None:
-        return np.ones((config.n_head, len(layer.seen)))
-    d = layer.seen - layer.at
-    degree = config.n_head // 2 - 1
-    number = config.n_layer - 1 if config.same_partition else layer.number
-    depth = (number + 1) / config.n_layer
-    alpha = -depth * degree
-    beta = -1 / degree * (degree / 12) ** depth
-    u = np.log(np.exp(beta * abs(d)) * (1 - np.exp(alpha)) + np.exp(alpha)) / alpha
-    parts = [math.comb(degree, v) * u ** v * (1 - u) ** (degree - v) for v in range(degree + 1)]
-    N = np.concatenate((parts * np.heaviside(d, 0.5), parts * np.heaviside(-d, 0.5)))
-    return N.astype(np.float32)                         # as the model's table
-
-
 # weights of a query from the scores of the keys that it sees, which may be none
 
 def softmaxed(scores):
     weights = np.exp(scores)
     return weights / weights.sum()
-
-
-def sigmoid_l2(scores):
-    """Tian et al. 2021, eq. 6."""
-    weights = 1 / (1 + np.exp(-scores))
-    return weights / np.sqrt((weights ** 2).sum())
 
 
 # attention of the query y (D,) to the tokens x (n, D): what `out` is applied to
@@ -287,9 +228,178 @@ def original(w, y, x, layer):
     return attend(layer, linear(w, 'query', y), linear(w, 'key', x), linear(w, 'value', x))
 
 
+ATTENTIONS = {'original': AttentionFacts(
+    original, 3 * LINEAR, options={'tied_start': True}, counts=[28_795_194, 109_514_298, 335_174_458])}
+
+
+def test_tied_start_changes_the_keys_alone():
+    """Not what is drawn for other parameters."""
+    models = []
+    for tied_start in (False, True):
+        torch.manual_seed(5)
+        models.append(MaskedLM(small(tied_start=tied_start)))
+    plain, tied = (dict(model.named_parameters()) for model in models)
+    assert plain.keys() == tied.keys()                  # two matrices stay, with names
+    for name, x in tied.items():
+        assert torch.equal(x, plain[name.replace('attention.key', 'attention.query')]), name
+
+
+def gelu_expansion(w, x):
+    return gelu(linear(w, 'expand', x))
+
+
+MLPS = {'gelu': gelu_expansion}
+
+
+def attention_oracle(w, y, x, layer):
+    """What a block adds to the query y: attention to the tokens x and its last Linear, with dropout."""
+    weights = part(w, 'attention.')
+    mixed = ATTENTIONS[layer.config.attention].oracle(weights, y, x, layer)
+    return dropped(linear(weights, 'out', mixed), layer.config.dropout)
+
+
+def mlp_oracle(w, y, config):
+    return dropped(linear(w, 'contract', MLPS[config.mlp](w, y)), config.dropout)
+
+
+def post_norm(w, y, x, layer):
+    """x = norm(x + f(x)), attention then MLP."""
+    norm = NORMS[layer.config.norm]
+    y = y + attention_oracle(w, y, x, layer)
+    y = norm(w, 'attention_norm', y)
+    return norm(w, 'mlp_norm', y + mlp_oracle(w, y, layer.config))
+
+
+NORM_PLACES = {'post': post_norm}
+
+
+def layer_oracle(w, number, y, x, sees, at, config):
+    """Each query of y (Q, D) has a position in `at` and attends to those tokens of x (T, D) that it sees.
+
+    With attend_self=False a query never sees the token at its own position: A_ii = 0 (Shin et al. 2020).
+    """
+    block = ATTENTIONS[config.attention].block or NORM_PLACES[config.norm_place]
+    weights = part(w, f'encoder.blocks.{number}.')
+    rows = []
+    for query, seen, i in zip(y, sees, at, strict=True):
+        if not config.attend_self:
+            seen = seen[seen != i]
+        layer = Layer(config, number, part(w, 'encoder.position.'), i, seen)
+        rows.append(block(weights, query, x[seen], layer))
+    return np.array(rows)
+
+
+def final_oracle(w, x, config):
+    """What heads and poolings read: the last norm of pre-LN, or x as it is."""
+    if config.norm_place == 'post':
+        return x
+    return NORMS[config.norm](w, 'encoder.final_norm', x)
+
+
+def embedding_oracle(w, ids, segments, config):
+    x = w['encoder.token.weight'][ids] + w['encoder.segment.weight'][segments]
+    if POSITIONS[config.position].embedded:
+        x = x + w['encoder.position.table.weight'][:len(ids)]
+    return dropped(NORMS[config.norm](w, 'encoder.norm', x), config.dropout)
+
+
+def states_oracle(w, ids, segments, real, config):
+    """X^0 to X^L (T, D) of a row, and the final X^L.  real: numbers of the tokens that are not padding"""
+    T = len(ids)
+    states = [embedding_oracle(w, ids, segments, config)]
+    for number in range(config.n_layer):
+        x = states[-1]
+        states.append(layer_oracle(w, number, x, x, [real] * T, range(T), config))
+    return states, final_oracle(w, states[-1], config)
+
+
+def bert_head(w, x, table, config):
+    x = gelu(linear(w, 'transform', x))
+    x = NORMS[config.norm](w, 'norm', x)
+    return x @ table.T + w.get('bias', 0.0)
+
+
+LM_HEADS = {'bert': bert_head}
+
+
+def cls(w, states, final, real, config):
+    return np.tanh(linear(w, 'pooler.dense', final[0]))
+
+
+POOLINGS = {'cls': cls}
+
+
+def logits_of(w, x, config):
+    return LM_HEADS[config.lm_head](part(w, 'head.'), x, w['encoder.token.weight'], config)
+
+
+def masked_lm_oracle(w, ids, segments, real, config):
+    _, final = states_oracle(w, ids, segments, real, config)
+    return logits_of(w, final, config)
+
+
+def classifier_oracle(w, ids, segments, real, config):
+    states, final = states_oracle(w, ids, segments, real, config)
+    pooled = POOLINGS[config.pooling](w, states, final, real, config)
+    return linear(w, 'classifier', dropped(pooled, config.dropout))
+
+
+MODELS = {
+    MaskedLM: ModelFacts(masked_lm_oracle, has_targets=True),
+    SequenceClassifier: ModelFacts(classifier_oracle),
+}
+
+
+def outputs(model, ids, segments, keep, **more):
+    """Logits as one tensor; those of spans are (B, T, 2)."""
+    logits = model(ids, segments=segments, attention_mask=keep, **more)
+    return torch.stack(logits, -1) if isinstance(logits, tuple) else logits
+
+
+@torch.no_grad()
+def agrees(model, keep=KEEP):
+    """To 1e-10, on a full row, a padded one, one with holes and one without a real token."""
+    w = {name: value.numpy() for name, value in model.state_dict().items()}
+    config = model.config if model.training else replace(model.config, dropout=0.0, attention_dropout=0.0)
+    facts = MODELS[type(model)]
+    inputs = (*batch(), keep)
+    actual = outputs(model, *inputs, **facts.more)
+    for b, row in enumerate(actual.numpy()):
+        ids, segments, keep = (x[b].numpy() for x in inputs)
+        rest = {name: x[b].numpy() for name, x in facts.more.items()}
+        expected = facts.oracle(w, ids, segments, np.flatnonzero(keep), config, **rest)
+        assert np.abs(row - expected).max() < 1e-10, f'row {b}'
+    return actual
+
+
+TWINS = [                               # class, its twin in transformers, settings, shape of the inputs
+    (MaskedLM, 'BertForMaskedLM', {}, None),
+    (SequenceClassifier, 'BertForSequenceClassification', {}, None),
+]
+SIZES = {source.BERT_SIZES[name]: size for name, size in SMALL.items()}     # of a twin
+
+
+@pytest.fixture(scope='module')
+def transformers():
+    return pytest.importorskip('transformers')
+
+
+def real_batch():
+    """The rows of batch() that have a real token: our attention to none is 0, that of transformers is not."""
+    return *batch(3), KEEP[:3]
+
+
+# ======== above: BERT; below: what differs, a block for each ========
+
+# ---- fewer weights ----
+
 def symmetric(w, y, x, layer):
     """Courtois et al. 2024, eq. 3: Q(x) Q(y)^T."""
     return attend(layer, linear(w, 'query', y), linear(w, 'query', x), linear(w, 'value', x))
+
+
+ATTENTIONS['symmetric'] = AttentionFacts(
+    symmetric, 2 * LINEAR, counts=[27_744_570, 102_427_194, 309_984_058], modern=True)
 
 
 def pairwise(w, y, x, layer):
@@ -302,10 +412,43 @@ def pairwise(w, y, x, layer):
     return attend(layer, q, linear(w, 'query', x), linear(w, 'value', x))
 
 
+ATTENTIONS['pairwise'] = AttentionFacts(
+    pairwise, 2 * LINEAR + H * K * K, starts={'pair': None, 'pair_key': None}, decaying=('pair', 'pair_key'),
+    options={'pair_rank': 2, 'pair_init': 'normal'}, also=({'pair_rank': 2},),
+    counts=[27_875_642, 103_017_018, 311_556_922])
+PAIR_INITS = {                          # deviation of S, K = 32
+    'identity': 0.02,
+    'fan_in': 32 ** -0.5,
+    'normal': 0.02,
+    'unit': 1.0,
+}
+
+
+@pytest.mark.parametrize('rank', [0, 5])
+@pytest.mark.parametrize('pair_init', source.PAIR_INIT)
+def test_initial_pairwise_factors(pair_init, rank):
+    torch.manual_seed(6)
+    config = small(attention='pairwise', pair_init=pair_init, pair_rank=rank, n_head=32, n_embd=32 * 32)
+    attention = ATTENTION['pairwise'](config, 0)
+    noise = attention.pair @ attention.pair_key.mT if rank else attention.pair
+    if pair_init == 'identity':
+        ones = torch.eye(32, rank or 32)
+        noise = noise - ones @ ones.mT
+    assert (noise.mean(0).abs() < 6 * noise.std(0) / 32 ** 0.5).all()               # over 32 heads
+    if not (rank and pair_init == 'identity'):          # there they have different deviations
+        tolerance = 0.25 if rank else 0.06              # entries of a product are correlated
+        assert abs(noise.std().item() / PAIR_INITS[pair_init] - 1) < tolerance
+
+
 def phase(w, y, x, layer):
     """Ours: each pair of entries of a query is a complex number, times e^(i a); keys are not turned."""
     turned = linear(w, 'query', y).view(complex) * np.exp(1j * w['angle'])
     return attend(layer, turned.view(float), linear(w, 'query', x), linear(w, 'value', x))
+
+
+ATTENTIONS['phase'] = AttentionFacts(
+    phase, 2 * LINEAR + D // 2, starts={'angle': ZEROS},
+    refused=({'n_head': 6, 'n_embd': 18}, "'phase'.* 3 entries"))
 
 
 def identity_query(w, y, x, layer):
@@ -313,9 +456,32 @@ def identity_query(w, y, x, layer):
     return attend(layer, y, linear(w, 'key', x), linear(w, 'value', x))
 
 
+ATTENTIONS['identity_query'] = AttentionFacts(identity_query, 2 * LINEAR)
+ATTENTIONS['narrow'] = AttentionFacts(          # attend() finds the width of its queries
+    original, 2 * LINEAR, options={'narrow_by': 4}, also=({'narrow_by': 4, 'n_embd': 24},),
+    refused=({'n_head': 6, 'n_embd': 36}, "'narrow'.* 3 entries"))
+
+
+@pytest.mark.parametrize('narrow_by, parameters', [(1, 109_514_298), (2, 102_427_194), (4, 98_883_642)])
+def test_parameter_counts_of_narrow_queries(narrow_by, parameters):
+    """12 layers of base have 2 (D^2 + D) / narrow_by for queries and keys; 1 is `original`."""
+    with torch.device('meta'):
+        model = MaskedLM(EncoderConfig(attention='narrow', narrow_by=narrow_by))
+    assert source.count_parameters(model) == parameters
+
+
+@pytest.mark.parametrize('narrow_by', [0, 3])
+def test_narrow_queries_divide_a_head(narrow_by):
+    with pytest.raises(UserError, match=f'narrow_by={narrow_by}: must divide .*4'):
+        small(attention='narrow', narrow_by=narrow_by)
+
+
 def shared_kv(w, y, x, layer):
     """Kayyam et al. 2026: the keys are the values too."""
     return attend(layer, linear(w, 'query', y), linear(w, 'key', x), linear(w, 'key', x))
+
+
+ATTENTIONS['shared_kv'] = AttentionFacts(shared_kv, 2 * LINEAR)
 
 
 def shared(w, y, x, layer):
@@ -323,6 +489,48 @@ def shared(w, y, x, layer):
     q = linear(w, 'shared', y) * w['query_diag']
     S = linear(w, 'shared', x)
     return attend(layer, q, S * w['key_diag'], S * w['value_diag'])
+
+
+ATTENTIONS['shared'] = AttentionFacts(
+    shared, LINEAR + 3 * D, starts={'diag': ONES}, counts=[26_700_090, 95_367_738, 284_867_386])
+
+# ---- positions ----
+
+def rotated(x, t):
+    """Su et al. 2021, eq. 34: the pair (2m, 2m + 1) at position t turns by t 10000^(-2m / K)."""
+    K = x.shape[-1]
+    angle = np.multiply.outer(t, 10000.0 ** (-np.arange(0, K, 2) / K))
+    turn = np.exp(1j * angle).astype(np.complex64)      # the model's tables are float32
+    return (x.view(complex) * turn).view(float)         # a pair is a complex number
+
+
+POSITIONS['rope'] = PositionFacts(turn=rotated)
+
+
+def bucket(d):
+    """Raffel et al. 2019: 8 + floor(8 log(n / 8) / log(128 / 8)) from n = |d| = 8 on, in whole numbers."""
+    n = abs(d)
+    half = n
+    if n >= 8:
+        half = max(b for b in range(8, 16) if n * n >= 64 * 2 ** (b - 8))
+    return half + 16 * (d > 0)
+
+
+def bucket_bias(layer):
+    buckets = [bucket(j - layer.at) for j in layer.seen]
+    return layer.position['bucket_bias.weight'][buckets].T
+
+
+POSITIONS['rab'] = PositionFacts(bias=bucket_bias, embedded=True, starts={'bucket_bias.weight': NORMAL})
+QUICK.append(system('original', 'rab'))
+
+
+def test_buckets_are_those_of_t5():
+    t5 = pytest.importorskip('transformers.models.t5.modeling_t5')
+    encoder = Encoder(small(position='rab', block_size=701))
+    distances = torch.arange(-700, 701)
+    expected = t5.T5Attention._relative_position_bucket(distances, True, 32, 128)
+    assert torch.equal(encoder.position.bucket, expected)
 
 
 def relative(w, y, x, layer):
@@ -336,6 +544,57 @@ def relative(w, y, x, layer):
         k += R @ w['key.weight'].T
         v += R @ w['value.weight'].T
     return attend(layer, linear(w, 'query', y), k, v)
+
+
+ATTENTIONS['rpe'] = AttentionFacts(
+    relative, 3 * LINEAR + (2 * 3 - 1) * D, starts={'distance_vectors': NORMAL},
+    decaying=('distance_vectors',), options={'clip_distance': 5},
+    needs={'clip_distance': 3})                         # less than the 6 tokens of batch()
+
+
+def test_distances_are_added_in_float32():
+    """To q k = 256 in bfloat16, where 257 would be 256 again: softmax(256, 257, 256)."""
+    vectors = torch.tensor([0.0, 1 / 16, 0.0]).view(1, 1, 3, 1).bfloat16()      # of the distances -1, 0 and 1
+    q = torch.full_like(vectors, 16.0)
+    context = source.Context(query_positions=torch.arange(3)[None, None])
+    y = source.attend_distances(q, q, 0 * q, vectors, vectors, context, 0.0)
+    assert abs(y[0, 0, 1, 0] * 16 - math.e / (math.e + 2)) < 0.01
+
+
+def test_extension_repeats_the_vectors_of_the_longest_distances():
+    """Tian et al. 2021, section 2: "copying the learnt embeddings" of the longest distances in training."""
+    model = build(**system('rpe', 'none', clip_distance=20))        # rows of 12 tokens: distances -11 to 11
+    for block, longer in zip(model.encoder.blocks, extended(model, 40).encoder.blocks, strict=True):
+        rows = torch.arange(39).clamp(19 - 11, 19 + 11)             # that of distance 0 is row 19
+        assert torch.equal(longer.attention.distance_vectors, block.attention.distance_vectors[rows])
+
+
+# ---- Shatter ----
+
+def partition(layer):
+    """N (H, n) of Tian et al. 2021, section A.1, for the tokens that a query sees; 1 if it has no position.
+
+    At d = 0 each half gets B_v(0) / 2.
+    """
+    config = layer.config
+    if layer.at is None:
+        return np.ones((config.n_head, len(layer.seen)))
+    d = layer.seen - layer.at
+    degree = config.n_head // 2 - 1
+    number = config.n_layer - 1 if config.same_partition else layer.number
+    depth = (number + 1) / config.n_layer
+    alpha = -depth * degree
+    beta = -1 / degree * (degree / 12) ** depth
+    u = np.log(np.exp(beta * abs(d)) * (1 - np.exp(alpha)) + np.exp(alpha)) / alpha
+    parts = [math.comb(degree, v) * u ** v * (1 - u) ** (degree - v) for v in range(degree + 1)]
+    N = np.concatenate((parts * np.heaviside(d, 0.5), parts * np.heaviside(-d, 0.5)))
+    return N.astype(np.float32)                         # as the model's table
+
+
+def sigmoid_l2(scores):
+    """Tian et al. 2021, eq. 6."""
+    weights = 1 / (1 + np.exp(-scores))
+    return weights / np.sqrt((weights ** 2).sum())
 
 
 def in_parts(v, N):
@@ -364,23 +623,25 @@ def one_head(weigh, w, y, x, layer, valued=False):
     return attend(layer, np.tile(q, len(N)), np.tile(x, len(N)), v, bias, weigh)
 
 
-def sinusoid(d, size):
-    """Vaswani et al. 2017 as in Dai et al. 2019: the sines of all frequencies, then the cosines; (n, size)"""
-    angle = np.multiply.outer(d, 10000.0 ** (-np.arange(0, size, 2) / size))
-    table = np.concatenate((np.sin(angle), np.cos(angle)), 1)
-    return table.astype(np.float32)
+NEEDS = {'n_head': 6}
+SAME = {'same_partition': True}
+PARTS = {'starts': {'part_embedding': NORMAL}, 'decaying': ('part_embedding',)}
+ATTENTIONS['part_mask'] = AttentionFacts(
+    part_mask, 3 * LINEAR, needs=NEEDS, options=SAME, also=(SAME,),
+    refused=({**NEEDS, 'one_value_matrix': True}, 'one_value_matrix=True.*shatter'))
+ATTENTIONS['one_head_softmax'] = AttentionFacts(partial(one_head, softmaxed), 2 * LINEAR, needs=NEEDS)
+ATTENTIONS['one_head_sigmoid'] = AttentionFacts(partial(one_head, sigmoid_l2), 2 * LINEAR, needs=NEEDS)
+ATTENTIONS['part_bias'] = AttentionFacts(
+    partial(one_head, sigmoid_l2), 2 * LINEAR + H * D, needs=NEEDS, **PARTS)
+ATTENTIONS['shatter'] = AttentionFacts(
+    partial(one_head, sigmoid_l2, valued=True), 2 * LINEAR + H * D, needs=NEEDS, **PARTS,
+    options={'one_value_matrix': True}, also=({'one_value_matrix': True},),
+    refused=({'n_head': 3}, "'shatter' needs an even n_head"))
+PRECISIONS = (torch.float32, 1e-5), (torch.bfloat16, 0.02), (torch.float16, 2e-3)
+EXTREMES += [(source.masked_sigmoid, sigmoid_l2, 1.0, shift, *precision)
+             for shift in (0, -16, -40, -100) for precision in PRECISIONS]
 
-
-def xlnet(w, y, x, layer):
-    """Yang et al. 2019 after Dai et al. 2019, section 3.3: ((q + u) k_j + (q + v) r_(i-j)) / sqrt(K)."""
-    q = linear(w, 'query', y)
-    bias = 0.0
-    if layer.at is not None:
-        r = linear(w, 'distance', sinusoid(layer.at - layer.seen, len(y)))
-        heads = heads_of(layer, q + w['distance_bias'], r)
-        bias = np.array([r_h @ q_h / math.sqrt(len(q_h)) for q_h, r_h in heads])
-    return attend(layer, q + w['content_bias'], linear(w, 'key', x), linear(w, 'value', x), bias)
-
+# ---- GAU ----
 
 def gau(w, y, x, layer):
     """Hua et al. 2022; Liu 2022, section 4.1.  The scale's n counts the real tokens of the row."""
@@ -431,69 +692,162 @@ SCALES = {                              # exponents of n and s
     'ns2': (1, 2),
 }
 
-# sizes of test_parameter_formula_of_attention; those of GAU and `rpe` are in NEEDS
-D, H, K, S, C = 96, 6, 16, 6, 3
-LINEAR = D * D + D
 
-# (weights, query, tokens, Layer) -> input of `out`; the number of parameters without `out`, with these sizes
-ATTENTIONS = {
-    'original': (original, 3 * LINEAR),
-    'symmetric': (symmetric, 2 * LINEAR),
-    'pairwise': (pairwise, 2 * LINEAR + H * K * K),
-    'phase': (phase, 2 * LINEAR + D // 2),
-    'identity_query': (identity_query, 2 * LINEAR),
-    'narrow': (original, 2 * LINEAR),                   # attend() finds the width of its queries
-    'shared_kv': (shared_kv, 2 * LINEAR),
-    'shared': (shared, LINEAR + 3 * D),
-    'rpe': (relative, 3 * LINEAR + (2 * C - 1) * D),
-    'part_mask': (part_mask, 3 * LINEAR),
-    'one_head_softmax': (partial(one_head, softmaxed), 2 * LINEAR),
-    'one_head_sigmoid': (partial(one_head, sigmoid_l2), 2 * LINEAR),
-    'part_bias': (partial(one_head, sigmoid_l2), 2 * LINEAR + H * D),
-    'shatter': (partial(one_head, sigmoid_l2, valued=True), 2 * LINEAR + H * D),
-    'gau': (gau, 4 * D * D + D * S + 4 * S),            # Wu and Wv, which are 2 D wide, Wz, d and b
-    'xlnet': (xlnet, 4 * D * D + 2 * D),                # no biases, but u and v
-}
-NORMS = {
-    'layer': layer_norm,
-    'rms': rms_norm,
-}
+def gated_block(w, y, x, layer):
+    """x = norm(x + f(x)); there is no MLP."""
+    return NORMS[layer.config.norm](w, 'norm', y + attention_oracle(w, y, x, layer))
 
 
-def gelu_expansion(w, x):
-    return gelu(linear(w, 'expand', x))
+def weigh(name, scores, mask, s=128, relu_scale='ns'):
+    """Weights of rows of scores (..., T) whose mask (T,) is the same."""
+    n = mask.sum().to(torch.promote_types(scores.dtype, torch.float32))
+    return source.NORMALISER[name](scores, mask, n, s, source.RELU_SCALE[relu_scale])
 
 
-def swiglu_expansion(w, x):
-    """Shazeer 2020: silu(x Wa) * (x Wb).  2/3 of SMALL's 16 is 10.7, and the next multiple of 8 is 16."""
-    both = linear(w, 'expand', x)
-    return silu(both[:16]) * both[16:]
+ATTENTIONS['gau'] = AttentionFacts(             # Wu and Wv, which are 2 D wide, Wz, d and b
+    gau, 4 * D * D + D * 6 + 4 * 6, starts={'diag': ONES}, needs={'key_size': 6}, block=gated_block,
+    std=1.0,                                    # with smaller matrices all relus would be 0
+    options={'normaliser': 'softmax', 'relu_scale': 'n', 'key_size': 64},
+    also=(*({'position': 'rope', 'normaliser': name} for name in source.NORMALISER),
+          *({'position': 'rope', 'normaliser': 'squared_relu', 'relu_scale': scale}
+            for scale in source.RELU_SCALE)),
+    refused=({'position': 'rope', 'normaliser': 'scaled_squared_relu', 'relu_scale': 'n'},
+             "relu_scale='n'.*squared_relu"))
+GATED = [system('gau', **settings) for settings in ATTENTIONS['gau'].also]
+QUICK.append(system('gau', 'rope'))
+EXTREMES += [(partial(weigh, name), lambda scores, oracle=NORMALISERS[name]: oracle(scores, 128, 'ns'), *rest)
+             for name, *rest in (
+    *(('scaled_squared_relu', size, 0, torch.float16, 1e-5) for size in (1.0, 1e-5, 1e-7)),
+    *(('scaled_squared_relu', size, 0, torch.bfloat16, 1e-5) for size in (1e-25, 1e25)),
+    ('squared_relu', 300.0, 0, torch.float16, 2e-3))]
 
 
-MLPS = {'gelu': gelu_expansion, 'swiglu': swiglu_expansion}
+@each(GATED)
+def test_gau_of_one_real_token(settings):
+    """Normalisers that count the real tokens: 1, 1, 2 and none."""
+    agrees(build(**settings), digits('100000 000100 100001 000000').bool())
 
 
-def attention_oracle(w, y, x, layer):
-    """What a block adds to the query y: attention to the tokens x and its last Linear, with dropout."""
-    oracle, _ = ATTENTIONS[layer.config.attention]
-    weights = part(w, 'attention.')
-    mixed = oracle(weights, y, x, layer)
-    return dropped(linear(weights, 'out', mixed), layer.config.dropout)
+def test_scales_are_those_of_lius_code():
+    """His n, n^2 and s n of table 1: github.com/HJHGJGHHG/GAU-PyTorch, utils/layers.py."""
+    scores = 20 * torch.randn(5, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
+    mask = torch.arange(7) < 4
+    n, s = 4, 16
+    a = (scores / s ** 0.5).masked_fill(~mask, -math.inf)           # q k^T / sqrt(s)
+    squares = a.relu() ** 2
+    for scale, expected in ('ns', squares / n), ('n2s', (a / n).relu() ** 2), ('ns2', squares / (s * n)):
+        assert difference(weigh('squared_relu', scores, mask, s, scale), expected) < 1e-12, scale
 
 
-def mlp_oracle(w, y, config):
-    return dropped(linear(w, 'contract', MLPS[config.mlp](w, y)), config.dropout)
+def test_gau_counts_keys_beyond_float16():
+    """A scale of n s = 512 * 128 is infinite in float16: all weights would be 0."""
+    settings = system('gau', 'none', normaliser='squared_relu', key_size=128, block_size=512)
+    attention = build(Encoder, **settings).float().blocks[0].attention
+    x = torch.randn(1, 512, 12, generator=torch.Generator().manual_seed(4))
+    expected = attention(x, x, source.Context())
+    half = x.half()
+    y = attention.half()(half, half, source.Context())
+    assert (y.float() - expected).norm() < 0.01 * expected.norm()
 
 
-def post_norm(w, y, x, layer):
-    """x = norm(x + f(x)), attention then MLP; GAU has no MLP."""
-    norm = NORMS[layer.config.norm]
-    y = y + attention_oracle(w, y, x, layer)
-    if layer.config.attention == 'gau':
-        return norm(w, 'norm', y)
-    y = norm(w, 'attention_norm', y)
-    return norm(w, 'mlp_norm', y + mlp_oracle(w, y, layer.config))
+def decoder_head(w, x, table, config):
+    assert not w
+    return x @ table.T
 
+
+LM_HEADS['decoder'] = decoder_head
+
+# ---- XLNet ----
+
+def sinusoid(d, size):
+    """Vaswani et al. 2017 as in Dai et al. 2019: the sines of all frequencies, then the cosines; (n, size)"""
+    angle = np.multiply.outer(d, 10000.0 ** (-np.arange(0, size, 2) / size))
+    table = np.concatenate((np.sin(angle), np.cos(angle)), 1)
+    return table.astype(np.float32)
+
+
+def xlnet(w, y, x, layer):
+    """Yang et al. 2019 after Dai et al. 2019, section 3.3: ((q + u) k_j + (q + v) r_(i-j)) / sqrt(K)."""
+    q = linear(w, 'query', y)
+    bias = 0.0
+    if layer.at is not None:
+        r = linear(w, 'distance', sinusoid(layer.at - layer.seen, len(y)))
+        heads = heads_of(layer, q + w['distance_bias'], r)
+        bias = np.array([r_h @ q_h / math.sqrt(len(q_h)) for q_h, r_h in heads])
+    return attend(layer, q + w['content_bias'], linear(w, 'key', x), linear(w, 'value', x), bias)
+
+
+def permutation_oracle(w, ids, segments, real, config, positions, order):
+    """Yang et al. 2019, section 2.3: content sees order_j <= order_i, queries see order_j < order_i."""
+    at = range(len(ids))
+    content_sees = [real[order[real] <= order[i]] for i in at]
+    query_sees = [real[order[real] < order[i]] for i in positions]
+    content = embedding_oracle(w, ids, segments, config)
+    query = np.tile(dropped(w['query_embedding'], config.dropout), (len(positions), 1))
+    for number in range(config.n_layer):
+        # both read the content of the layer below
+        query = layer_oracle(w, number, query, content, query_sees, positions, config)
+        content = layer_oracle(w, number, content, content, content_sees, at, config)
+    return logits_of(w, final_oracle(w, query, config), config)
+
+
+ORDER = digits('345012 102345 513011 543210')           # places in a random order, in four rows
+ATTENTIONS['xlnet'] = AttentionFacts(                   # no biases, but u and v
+    xlnet, 4 * D * D + 2 * D, starts={'content_bias': NORMAL, 'distance_bias': NORMAL},
+    kind=source.PermutationLM, modern=True)
+XLNET = system('xlnet', 'none')
+MODELS[source.PermutationLM] = ModelFacts(
+    permutation_oracle, XLNET, {'positions': PREDICTED, 'order': ORDER}, has_targets=True)
+
+
+def test_without_an_order_the_predicted_tokens_come_after_all_others():
+    model = build(source.PermutationLM, **XLNET)
+    ids, _ = batch()
+    last = torch.zeros_like(ids).scatter(1, PREDICTED, 1)
+    assert torch.equal(model(ids, PREDICTED), model(ids, PREDICTED, order=last))
+
+
+def test_two_streams_need_the_attention_of_xlnet():
+    with pytest.raises(UserError, match="only attention='xlnet'"):
+        source.PermutationLM(small())
+
+
+@torch.no_grad()
+def test_two_streams_give_the_logits_of_hugging_face(transformers):
+    """In orders that begin with a real token: in theirs, a query that sees none averages the padding."""
+    config = transformers.XLNetConfig(
+        vocab_size=23, d_model=12, n_layer=2, n_head=3, d_inner=16, ff_activation='gelu',
+        untie_r=True, attn_type='bi', dropout=0.0, layer_norm_eps=1e-12)
+    library = randomised(transformers.XLNetModel(config))
+    ours = build(source.PermutationLM, **XLNET).float()
+    ours.query_embedding.copy_(library.mask_emb.flatten())
+    for block, layer in zip(ours.encoder.blocks, library.layer, strict=True):
+        theirs = layer.rel_attn
+        block.attention.load_state_dict({
+            'query.weight': theirs.q.flatten(1).T,
+            'key.weight': theirs.k.flatten(1).T,
+            'value.weight': theirs.v.flatten(1).T,
+            'distance.weight': theirs.r.flatten(1).T,
+            'out.weight': theirs.o.flatten(1),
+            'content_bias': theirs.r_w_bias.flatten(),
+            'distance_bias': theirs.r_r_bias.flatten(),
+        })
+        block.expand.load_state_dict(layer.ff.layer_1.state_dict())
+        block.contract = layer.ff.layer_2
+        block.attention_norm = theirs.layer_norm
+        block.mlp_norm = layer.ff.layer_norm
+    ids, segments, keep = real_batch()
+    order = ORDER[[0, 1, 1]]
+    states = library(
+        inputs_embeds=ours.encoder.embed(ids, segments), attention_mask=keep.float(),
+        perm_mask=(order[:, None] >= order[:, :, None]).float(),
+        target_mapping=F.one_hot(PREDICTED[:3], 6).float())[0]
+    expected = ours.head(states, ours.encoder.token.weight)
+    actual = outputs(ours, ids, segments, keep, positions=PREDICTED[:3], order=order)
+    assert difference(actual, expected) < 1e-5 * expected.abs().max()
+
+
+# ---- modern blocks ----
 
 def pre_norm(w, y, x, layer):
     """Xiong et al. 2020: x = x + f(norm(x))."""
@@ -502,63 +856,21 @@ def pre_norm(w, y, x, layer):
     return y + mlp_oracle(w, norm(w, 'mlp_norm', y), layer.config)
 
 
-BLOCKS = {'post': post_norm, 'pre': pre_norm}
+NORM_PLACES['pre'] = pre_norm
 
 
-def layer_oracle(w, number, y, x, sees, at, config):
-    """Each query of y (Q, D) has a position in `at` and attends to those tokens of x (T, D) that it sees.
-
-    With attend_self=False a query never sees the token at its own position: A_ii = 0 (Shin et al. 2020).
-    """
-    block = BLOCKS[config.norm_place]
-    weights = part(w, f'encoder.blocks.{number}.')
-    rows = []
-    for query, seen, i in zip(y, sees, at, strict=True):
-        if not config.attend_self:
-            seen = seen[seen != i]
-        layer = Layer(config, number, part(w, 'encoder.position.'), i, seen)
-        rows.append(block(weights, query, x[seen], layer))
-    return np.array(rows)
+def swiglu_expansion(w, x):
+    """Shazeer 2020: silu(x Wa) * (x Wb).  2/3 of SMALL's 16 is 10.7, and the next multiple of 8 is 16."""
+    both = linear(w, 'expand', x)
+    return silu(both[:16]) * both[16:]
 
 
-def final_oracle(w, x, config):
-    """What heads and poolings read: the last norm of pre-LN, or x as it is."""
-    if config.norm_place == 'post':
-        return x
-    return NORMS[config.norm](w, 'encoder.final_norm', x)
+MLPS['swiglu'] = swiglu_expansion
+MODERN = {'norm_place': 'pre', 'mlp': 'swiglu'}
+OTHERS += [system(name, 'rope' if 'rope' in positions_of(name) else positions_of(name)[0], **MODERN)
+           for name, facts in ATTENTIONS.items() if facts.modern]
 
-
-def embedding_oracle(w, ids, segments, config):
-    x = w['encoder.token.weight'][ids] + w['encoder.segment.weight'][segments]
-    if POSITIONS[config.position].embedded:
-        x = x + w['encoder.position.table.weight'][:len(ids)]
-    return dropped(NORMS[config.norm](w, 'encoder.norm', x), config.dropout)
-
-
-def states_oracle(w, ids, segments, real, config):
-    """X^0 to X^L (T, D) of a row, and the final X^L.  real: numbers of the tokens that are not padding"""
-    T = len(ids)
-    states = [embedding_oracle(w, ids, segments, config)]
-    for number in range(config.n_layer):
-        x = states[-1]
-        states.append(layer_oracle(w, number, x, x, [real] * T, range(T), config))
-    return states, final_oracle(w, states[-1], config)
-
-
-def bert_head(w, x, table, config):
-    x = gelu(linear(w, 'transform', x))
-    x = NORMS[config.norm](w, 'norm', x)
-    return x @ table.T + w.get('bias', 0.0)
-
-
-def decoder_head(w, x, table, config):
-    assert not w
-    return x @ table.T
-
-
-def cls(w, states, final, real, config):
-    return np.tanh(linear(w, 'pooler.dense', final[0]))
-
+# ---- fine-tuning ----
 
 def gelu_pooling(w, states, final, real, config):
     """transformers' RoFormerClassificationHead, of which classifier_oracle() is the end."""
@@ -577,23 +889,9 @@ def layerwise(w, states, final, real, config):
     return final_oracle(w, y, config)[0]
 
 
-HEADS = {'bert': bert_head, 'decoder': decoder_head}
-POOLINGS = {'cls': cls, 'gelu': gelu_pooling, 'first': first, 'layerwise': layerwise}
-
-
-def logits_of(w, x, config):
-    return HEADS[config.lm_head](part(w, 'head.'), x, w['encoder.token.weight'], config)
-
-
-def masked_lm_oracle(w, ids, segments, real, config):
-    _, final = states_oracle(w, ids, segments, real, config)
-    return logits_of(w, final, config)
-
-
-def classifier_oracle(w, ids, segments, real, config):
-    states, final = states_oracle(w, ids, segments, real, config)
-    pooled = POOLINGS[config.pooling](w, states, final, real, config)
-    return linear(w, 'classifier', dropped(pooled, config.dropout))
+POOLINGS.update(gelu=gelu_pooling, first=first, layerwise=layerwise)
+TWINS.append((SequenceClassifier, 'RoFormerForSequenceClassification',
+              {'position': 'rope', 'pooling': 'gelu'}, None))
 
 
 def span_oracle(w, ids, segments, real, config):
@@ -601,66 +899,73 @@ def span_oracle(w, ids, segments, real, config):
     return linear(w, 'classifier', final)
 
 
-def permutation_oracle(w, ids, segments, real, config, positions, order):
-    """Yang et al. 2019, section 2.3: content sees order_j <= order_i, queries see order_j < order_i."""
-    at = range(len(ids))
-    content_sees = [real[order[real] <= order[i]] for i in at]
-    query_sees = [real[order[real] < order[i]] for i in positions]
-    content = embedding_oracle(w, ids, segments, config)
-    query = np.tile(dropped(w['query_embedding'], config.dropout), (len(positions), 1))
-    for number in range(config.n_layer):
-        # both read the content of the layer below
-        query = layer_oracle(w, number, query, content, query_sees, positions, config)
-        content = layer_oracle(w, number, content, content, content_sees, at, config)
-    return logits_of(w, final_oracle(w, query, config), config)
+MODELS[source.SpanClassifier] = ModelFacts(span_oracle)
+TWINS.append((source.SpanClassifier, 'BertForQuestionAnswering', {}, None))
 
 
-ORACLES = {
-    MaskedLM: masked_lm_oracle,
-    SequenceClassifier: classifier_oracle,
-    SpanClassifier: span_oracle,
-    PermutationLM: permutation_oracle,
-}
+def choices(x):
+    """(B, C, T): three choices for each of two"""
+    return torch.stack([x, x.roll(1, 0)])
 
 
-def outputs(model, ids, segments, keep, **more):
-    """Logits as one tensor; those of spans are (B, T, 2)."""
-    logits = model(ids, segments=segments, attention_mask=keep, **more)
-    return torch.stack(logits, -1) if isinstance(model, SpanClassifier) else logits
+TWINS.append((source.MultipleChoice, 'BertForMultipleChoice', {}, choices))
 
 
-@torch.no_grad()
-def agrees(model, keep=KEEP):
-    """To 1e-10, on a full row, a padded one, one with holes and one without a real token."""
-    w = {name: value.numpy() for name, value in model.state_dict().items()}
-    config = model.config if model.training else replace(model.config, dropout=0.0, attention_dropout=0.0)
-    more = {'positions': PREDICTED, 'order': ORDER} if isinstance(model, PermutationLM) else {}
-    inputs = (*batch(), keep)
-    actual = outputs(model, *inputs, **more)
-    for b, row in enumerate(actual.numpy()):
-        ids, segments, keep = (x[b].numpy() for x in inputs)
-        rest = {name: x[b].numpy() for name, x in more.items()}
-        expected = ORACLES[type(model)](w, ids, segments, np.flatnonzero(keep), config, **rest)
-        assert np.abs(row - expected).max() < 1e-10, f'row {b}'
-    return actual
+# ======== above: what the tests know of a variant; below: the tests of all variants ========
+
+SYSTEMS = []
+for name in ATTENTION:
+    for settings in ({}, *ATTENTIONS[name].also):
+        positions = [settings['position']] if 'position' in settings else positions_of(name)
+        SYSTEMS += [{**system(name, position), **settings} for position in positions]
+ALONE = [system(name, position, attend_self=False) for name in ATTENTION for position in POSITION
+         if ATTENTION[name].positions is None and (position == 'rope' or name == 'symmetric')]
+SYSTEMS += ALONE
+# every attention with rope, if it works with it, and `original` with every position
+CORE = [
+    settings for settings in SYSTEMS
+    if settings['position'] == 'rope' or settings['attention'] == 'original'
+    or 'rope' not in positions_of(settings['attention'])
+]
+
+# models whose equations, gradients, dropout and initial values are tested
+CASES = [(kind, {**settings, 'pooling': 'layerwise'})
+         for kind in (MaskedLM, SequenceClassifier) for settings in [*SYSTEMS, *OTHERS]]
+for place in NORM_PLACE:
+    CASES += [(SequenceClassifier, {'pooling': pooling, 'norm_place': place}) for pooling in POOLING]
+    CASES += [(kind, {**facts.settings, 'norm_place': place}) for kind, facts in MODELS.items()]
+BARE_CASES = [
+    (MaskedLM, {**settings, 'bias': False, 'n_layer': 1, 'norm': norm, 'lm_head': lm_head})
+    for settings in [*CORE, *OTHERS] for norm in NORM for lm_head in LM_HEAD
+]
+each_core = each([*CORE, *OTHERS])
+each_case = pytest.mark.parametrize('kind, settings', CASES, ids=str)
+
+
+def starts_of(config):
+    """Own parameters of the attention and of the positions of a model -> how they start."""
+    return {**ATTENTIONS[config.attention].starts, **POSITIONS[config.position].starts}
+
+
+# ---- equations ----
 
 
 @pytest.mark.parametrize('kind, settings', [*CASES, *BARE_CASES], ids=str)
 def test_equals_the_loops_of_the_paper(kind, settings):
-    """Without biases, only those of XLNet and T5 are left."""
+    """Without biases, only those with a start of their own are left."""
     model = build(kind, **settings)
     logits = agrees(model)
     biases = [name for name, _ in model.named_parameters() if 'bias' in name]
-    kept = 'content_bias', 'distance_bias', 'bucket_bias.weight'
-    assert model.config.bias or all(name.endswith(kept) for name in biases)
+    own = tuple(starts_of(model.config))
+    assert model.config.bias or all(name.endswith(own) for name in biases)
     if kind is MaskedLM:
         some = outputs(model, *batch(), KEEP, positions=PREDICTED)
         assert difference(some, logits[torch.arange(4)[:, None], PREDICTED]) < 1e-10
 
 
-@each([*GATED, system('symmetric', 'rope', attend_self=False)])
-def test_of_one_real_token(settings):
-    """Normalisers count 1, 1, 2 or no real tokens; without attention to itself a lone one sees no key."""
+@each(ALONE)
+def test_a_token_that_sees_no_other_gets_0(settings):
+    """As with padding: rows of one real token, of two, and of none."""
     agrees(build(**settings), digits('100000 000100 100001 000000').bool())
 
 
@@ -681,13 +986,6 @@ def test_dropout_is_where_the_papers_have_it(kind, settings, monkeypatch):
     monkeypatch.setattr(F, 'dropout', dropout)
     monkeypatch.setattr(F, 'scaled_dot_product_attention', attention)
     agrees(build(kind, **settings, dropout=0.2).train())
-
-
-def test_without_an_order_the_predicted_tokens_come_after_all_others():
-    model = build(PermutationLM, **XLNET)
-    ids, _ = batch()
-    last = torch.zeros_like(ids).scatter(1, PREDICTED, 1)
-    assert torch.equal(model(ids, PREDICTED), model(ids, PREDICTED, order=last))
 
 
 @pytest.mark.filterwarnings('ignore:Full backward hook')        # where no input has a gradient
@@ -734,12 +1032,7 @@ def test_logits_on_a_gpu_are_of_a_multiple_of_64_words(monkeypatch):
 
 # ---- parameters; tests/test_report.py counts the models of the papers, test_readme.py all variants ----
 
-COUNTS = {                              # masked LMs of the sizes small, base and large
-    'original': [28_795_194, 109_514_298, 335_174_458],
-    'symmetric': [27_744_570, 102_427_194, 309_984_058],
-    'pairwise': [27_875_642, 103_017_018, 311_556_922],
-    'shared': [26_700_090, 95_367_738, 284_867_386],
-}
+COUNTS = {name: facts.counts for name, facts in ATTENTIONS.items() if facts.counts}
 
 
 @pytest.mark.parametrize('attention', COUNTS)
@@ -751,20 +1044,12 @@ def test_parameter_counts_of_the_papers(attention):
     assert [source.count_parameters(model) for model in models] == COUNTS[attention]
 
 
-@pytest.mark.parametrize('narrow_by, parameters', [(1, 109_514_298), (2, 102_427_194), (4, 98_883_642)])
-def test_parameter_counts_of_narrow_queries(narrow_by, parameters):
-    """12 layers of base have 2 (D^2 + D) / narrow_by for queries and keys; 1 is `original`."""
-    with torch.device('meta'):
-        model = MaskedLM(EncoderConfig(attention='narrow', narrow_by=narrow_by))
-    assert source.count_parameters(model) == parameters
-
-
 @pytest.mark.parametrize('attention', ATTENTION)
 def test_parameter_formula_of_attention(attention):
     """Without the output projection."""
     config = small(**system(attention, 'none', n_embd=D, n_head=H))
     layer = Encoder(config).blocks[0].attention
-    _, parameters = ATTENTIONS[attention]
+    parameters = ATTENTIONS[attention].parameters
     assert source.count_parameters(layer) - source.count_parameters(layer.out) == parameters
 
 
@@ -787,7 +1072,7 @@ def test_padding_changes_nothing(settings):
 def test_every_parameter_gets_its_gradient(kind, settings):
     """The slope along random directions, by central differences."""
     model = build(kind, **settings)
-    more = {'positions': PREDICTED} if kind in (MaskedLM, PermutationLM) else {}
+    more = {'positions': PREDICTED} if MODELS[kind].has_targets else {}
     parameters = dict(model.named_parameters())
 
     def logits(*changed_in_place):
@@ -803,10 +1088,10 @@ def test_every_parameter_gets_its_gradient(kind, settings):
         assert may_be_0 or difference(gradient, 0) > 1e-9, name
 
 
-@pytest.mark.parametrize('kind', [MaskedLM, PermutationLM])
+@pytest.mark.parametrize('kind', [kind for kind, facts in MODELS.items() if facts.has_targets])
 def test_losses_are_cross_entropies_in_float32(kind):
     """The last block computes the predicted tokens alone."""
-    model = build(kind, **XLNET)
+    model = build(kind, **MODELS[kind].settings)
     lengths = []
     last = model.encoder.blocks[-1]
     last.register_forward_hook(lambda module, inputs, x: lengths.append(x.size(1)))
@@ -822,28 +1107,10 @@ def test_losses_are_cross_entropies_in_float32(kind):
 
 # ---- initial values ----
 
-ZEROS = 0.0, 0.0                        # mean and standard deviation
-ONES = 1.0, 0.0
-NORMAL = 0.0, 0.02
-STARTS = {                              # end of a parameter's name -> how it starts; the first that fits
-    'norm.weight': ONES,
-    'weight': NORMAL,
-    'content_bias': NORMAL,
-    'distance_bias': NORMAL,
-    'bias': ZEROS,
-    'embedding': NORMAL,
-    'distance_vectors': NORMAL,
-    'diag': ONES,
-    'angle': ZEROS,
-    'pair': None,                       # these two have a test of their own
-    'pair_key': None,
-}
-DECAYING = 'weight', 'part_embedding', 'distance_vectors', 'pair', 'pair_key'
-
-
 def decays(model, name):
     """Should a parameter have weight decay?  For tests/test_train.py."""
-    return name.endswith(DECAYING) and not name.endswith('norm.weight')
+    own = ATTENTIONS[model.config.attention].decaying
+    return name.endswith(('weight', *own)) and not name.endswith('norm.weight')
 
 
 @each_case
@@ -852,8 +1119,9 @@ def test_initial_values(kind, settings):
     torch.manual_seed(5)
     sizes = {'vocab_size': 500, 'block_size': 40, 'n_layer': 1, 'n_embd': 96, 'n_inner': 96}
     model = kind(small(**{**settings, **sizes}, n_label=50))
+    starts = {**starts_of(model.config), **STARTS}
     for name, value in model.named_parameters():
-        start = next(start for end, start in STARTS.items() if name.endswith(end))
+        start = next(start for end, start in starts.items() if name.endswith(end))
         if start is None:
             continue
         mean, deviation = start
@@ -863,42 +1131,6 @@ def test_initial_values(kind, settings):
         else:
             assert abs(value.mean().item() - mean) < 5 * deviation / n ** 0.5, name
             assert abs(value.std().item() / deviation - 1) < 5 / (2 * n) ** 0.5, name
-
-
-def test_tied_start_changes_the_keys_alone():
-    """Not what is drawn for other parameters."""
-    models = []
-    for tied_start in (False, True):
-        torch.manual_seed(5)
-        models.append(MaskedLM(small(tied_start=tied_start)))
-    plain, tied = (dict(model.named_parameters()) for model in models)
-    assert plain.keys() == tied.keys()                  # two matrices stay, with names
-    for name, x in tied.items():
-        assert torch.equal(x, plain[name.replace('attention.key', 'attention.query')]), name
-
-
-PAIR_STARTS = {                         # deviation of S, K = 32
-    'identity': 0.02,
-    'fan_in': 32 ** -0.5,
-    'normal': 0.02,
-    'unit': 1.0,
-}
-
-
-@pytest.mark.parametrize('rank', [0, 5])
-@pytest.mark.parametrize('pair_init', PAIR_INIT)
-def test_initial_pairwise_factors(pair_init, rank):
-    torch.manual_seed(6)
-    config = small(attention='pairwise', pair_init=pair_init, pair_rank=rank, n_head=32, n_embd=32 * 32)
-    attention = ATTENTION['pairwise'](config, 0)
-    noise = attention.pair @ attention.pair_key.mT if rank else attention.pair
-    if pair_init == 'identity':
-        ones = torch.eye(32, rank or 32)
-        noise = noise - ones @ ones.mT
-    assert (noise.mean(0).abs() < 6 * noise.std(0) / 32 ** 0.5).all()               # over 32 heads
-    if not (rank and pair_init == 'identity'):          # there they have different deviations
-        tolerance = 0.25 if rank else 0.06              # entries of a product are correlated
-        assert abs(noise.std().item() / PAIR_STARTS[pair_init] - 1) < tolerance
 
 
 # ---- precision ----
@@ -924,8 +1156,9 @@ def test_bfloat16_autocast(settings, monkeypatch):
     for name in ('layer_norm', 'rms_norm'):             # float32 under autocast, as on a GPU
         norm = getattr(F, name)
         monkeypatch.setattr(F, name, lambda *arguments, norm=norm: norm(*arguments).float())
-    if settings['attention'] != 'gau' and model.config.norm_place == 'post':
-        model.encoder.blocks[0].expand.register_forward_pre_hook(lambda _, x: dtypes.add(x[0].dtype))
+    block = model.encoder.blocks[0]
+    if hasattr(block, 'expand') and model.config.norm_place == 'post':
+        block.expand.register_forward_pre_hook(lambda _, x: dtypes.add(x[0].dtype))
     with torch.autocast('cpu', torch.bfloat16):
         logits = outputs(model, *inputs)
         states = model.encoder.states(*inputs)
@@ -952,33 +1185,8 @@ def test_edges_are_finite(settings, autocast):
         assert all(x.isfinite().all() for x in (*results, *gradients)), length
 
 
-def test_distances_are_added_in_float32():
-    """To q k = 256 in bfloat16, where 257 would be 256 again: softmax(256, 257, 256)."""
-    vectors = torch.tensor([0.0, 1 / 16, 0.0]).view(1, 1, 3, 1).bfloat16()      # of the distances -1, 0 and 1
-    q = torch.full_like(vectors, 16.0)
-    context = source.Context(query_positions=torch.arange(3)[None, None])
-    y = source.attend_distances(q, q, 0 * q, vectors, vectors, context, 0.0)
-    assert abs(y[0, 0, 1, 0] * 16 - math.e / (math.e + 2)) < 0.01
-
-
-WEIGHTS = {**NORMALISER, 'sigmoid': lambda scores, mask, *others: source.masked_sigmoid(scores, mask)}
-PAPERS = {**NORMALISERS, 'sigmoid': lambda scores, *others: sigmoid_l2(scores)}
-PRECISIONS = (torch.float32, 1e-5), (torch.bfloat16, 0.02), (torch.float16, 2e-3)
-
-
-def weigh(name, scores, mask, s, relu_scale='ns'):
-    """Weights of rows of scores (..., T) whose mask (T,) is the same."""
-    n = mask.sum().to(torch.promote_types(scores.dtype, torch.float32))
-    return WEIGHTS[name](scores, mask, n, s, RELU_SCALE[relu_scale])
-
-
-@pytest.mark.parametrize('name, size, shift, dtype, error', [
-    *(('sigmoid', 1.0, shift, *precision) for shift in (0, -16, -40, -100) for precision in PRECISIONS),
-    *(('scaled_squared_relu', size, 0, torch.float16, 1e-5) for size in (1.0, 1e-5, 1e-7)),
-    *(('scaled_squared_relu', size, 0, torch.bfloat16, 1e-5) for size in (1e-25, 1e25)),
-    ('squared_relu', 300.0, 0, torch.float16, 2e-3),
-], ids=str)
-def test_weights_of_very_large_and_very_small_scores(name, size, shift, dtype, error):
+@pytest.mark.parametrize('weigh, oracle, size, shift, dtype, error', EXTREMES)
+def test_weights_of_very_large_and_very_small_scores(weigh, oracle, size, shift, dtype, error):
     """And their gradients.
 
     The norm of a row brings sigmoids back to order 1, however small they are. Rows of scaled_squared_relu sum
@@ -989,41 +1197,16 @@ def test_weights_of_very_large_and_very_small_scores(name, size, shift, dtype, e
     generator = torch.Generator().manual_seed(13)
     scores = (size * torch.randn(100, generator=generator) + shift).to(dtype)
     mask = torch.arange(100) < 70
-    weights = weigh(name, scores, mask, 128)
-    expected = torch.tensor(PAPERS[name](scores[mask].double().numpy(), 128, 'ns'))
+    weights = weigh(scores, mask)
+    expected = torch.tensor(oracle(scores[mask].double().numpy()))
     assert difference(weights[mask], expected) < error * expected.max()
     assert (weights[~mask] == 0).all()
-    gradient = torch.func.grad(lambda scores: weigh(name, scores, mask, 128).max())
+    gradient = torch.func.grad(lambda scores: weigh(scores, mask).max())
     exact = gradient(scores.double())
     assert difference(gradient(scores), exact) < 0.02 * exact.abs().max()
 
 
-def test_scales_are_those_of_lius_code():
-    """His n, n^2 and s n of table 1: github.com/HJHGJGHHG/GAU-PyTorch, utils/layers.py."""
-    scores = 20 * torch.randn(5, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
-    mask = torch.arange(7) < 4
-    n, s = 4, 16
-    a = (scores / s ** 0.5).masked_fill(~mask, -math.inf)           # q k^T / sqrt(s)
-    squares = a.relu() ** 2
-    for scale, expected in ('ns', squares / n), ('n2s', (a / n).relu() ** 2), ('ns2', squares / (s * n)):
-        assert difference(weigh('squared_relu', scores, mask, s, scale), expected) < 1e-12, scale
-
-
-def test_gau_counts_keys_beyond_float16():
-    """A scale of n s = 512 * 128 is infinite in float16: all weights would be 0."""
-    settings = system('gau', 'none', normaliser='squared_relu', key_size=128, block_size=512)
-    attention = build(Encoder, **settings).float().blocks[0].attention
-    x = torch.randn(1, 512, 12, generator=torch.Generator().manual_seed(4))
-    expected = attention(x, x, source.Context())
-    half = x.half()
-    y = attention.half()(half, half, source.Context())
-    assert (y.float() - expected).norm() < 0.01 * expected.norm()
-
-
 # ---- compilation, longer and shorter rows ----
-
-QUICK = [system('original', 'rab'), system('gau', 'rope')]          # the others have much the same operations
-
 
 @pytest.mark.parametrize('settings', [
     pytest.param(settings, marks=() if settings in QUICK else pytest.mark.slow)
@@ -1032,7 +1215,7 @@ def test_texts_of_any_length_compile_twice(settings):
     """With the first length, then with any, block_size too; no graph breaks, and eager mode's gradients."""
     torch.compiler.reset()
     counters.clear()
-    model = build(PermutationLM if settings == XLNET else MaskedLM, **{**settings, 'n_layer': 1})
+    model = build(ATTENTIONS[settings['attention']].kind, **{**settings, 'n_layer': 1})
     compiled = torch.compile(outputs, fullgraph=True, backend='aot_eager')
     positions = torch.tensor([[0, 2]] * 3)
     for length in (9, 7, 10, 12, 3):
@@ -1059,83 +1242,45 @@ def test_extended(settings):
             other(torch.ones(1, block_size + 1, dtype=torch.long))
 
 
-def test_extension_repeats_the_vectors_of_the_longest_distances():
-    """Tian et al. 2021, section 2: "copying the learnt embeddings" of the longest distances in training."""
-    model = build(**system('rpe', 'none', clip_distance=20))        # rows of 12 tokens: distances -11 to 11
-    for block, longer in zip(model.encoder.blocks, extended(model, 40).encoder.blocks, strict=True):
-        rows = torch.arange(39).clamp(19 - 11, 19 + 11)             # that of distance 0 is row 19
-        assert torch.equal(longer.attention.distance_vectors, block.attention.distance_vectors[rows])
-
-
 # ---- what a user can get wrong ----
 
-KNOBS = {                               # an option that not all use -> a value that is not its default
-    'mlp': 'swiglu',
-    'norm_place': 'pre',
-    'attend_self': False,
-    'tied_start': True,
-    'narrow_by': 4,
-    'pair_rank': 2,
-    'pair_init': 'normal',
-    'normaliser': 'softmax',
-    'relu_scale': 'n',
-    'key_size': 64,
-    'clip_distance': 5,
-    'same_partition': True,
-    'one_value_matrix': True,
-}
+OPTIONS = {'mlp': 'swiglu', 'norm_place': 'pre', 'attend_self': False}        # as in AttentionFacts
+for facts in ATTENTIONS.values():
+    OPTIONS |= facts.options
 
 
 @pytest.mark.parametrize('settings, message', [
     ({'dropout': 1.0}, 'dropout=1.0.*below 1'),
+    ({'position': 'rope', 'n_head': 6, 'n_embd': 18}, "'rope'.* 3 entries"),
     *[(system(name, position), f"position='{position}'.*'{name}' works only with")
       for name in ATTENTION for position in POSITION if position not in positions_of(name)],
-    (system('part_mask', 'none', one_value_matrix=True), 'one_value_matrix=True.*shatter'),
-    (system('gau', 'rope', normaliser='scaled_squared_relu', relu_scale='n'), "relu_scale='n'.*squared_relu"),
-    ({'attention': 'phase', 'n_head': 6, 'n_embd': 18}, "'phase'.* 3 entries"),
-    ({'attention': 'narrow', 'n_head': 6, 'n_embd': 36}, "'narrow'.* 3 entries"),
-    ({'attention': 'narrow', 'narrow_by': 3}, 'narrow_by=3: must divide .*4'),
-    ({'attention': 'narrow', 'narrow_by': 0}, 'narrow_by=0: must divide .*4'),
-    ({'position': 'rope', 'n_head': 6, 'n_embd': 18}, "'rope'.* 3 entries"),
-    (system('shatter', 'none', n_head=3), "'shatter' needs an even n_head"),
+    *[({**system(name, positions_of(name)[0]), **facts.refused[0]}, facts.refused[1])
+      for name, facts in ATTENTIONS.items() if facts.refused],
 ], ids=str)
 def test_a_combination_that_would_compute_something_else_is_refused(settings, message):
     with pytest.raises(UserError, match=message):
         small(**settings)
 
 
-@pytest.mark.parametrize('option', {**KNOBS, **source.which_read()})
+@pytest.mark.parametrize('option', {**OPTIONS, **source.which_read()})
 def test_an_option_that_nothing_reads_is_refused(option):
-    value = KNOBS[option]
-    _, users = source.which_read()[option]
-    others = system('gau', 'rope') if 'original' in users else {}
+    value = OPTIONS[option]
+    field, users = source.which_read()[option]
+    other = next((name for name in source.tables()[field] if name not in users), None)
+    if other is None:
+        pytest.skip('all read it')
+    others = system(other, positions_of(other)[0]) if field == 'attention' else {}
     with pytest.raises(UserError, match=f'{option}={value!r}: only .*{users[-1]}'):
         small(**{**others, option: value})
 
 
-def test_two_streams_need_the_attention_of_xlnet():
-    with pytest.raises(UserError, match="only attention='xlnet'"):
-        PermutationLM(small())
-
-
 # ---- Hugging Face ----
 
-SIZES = {source.BERT_SIZES[name]: size for name, size in SMALL.items()}
 NO_BERT = source.Attention.as_bert
 EXPORTED = [(kind, {**settings, **head})
             for (kind, position), (_, head) in source.EXPORTS.items() for settings in SYSTEMS
             if settings['position'] == position and ATTENTION[settings['attention']].as_bert is not NO_BERT
-            and settings.get('attend_self', True)]
-
-
-@pytest.fixture(scope='module')
-def transformers():
-    return pytest.importorskip('transformers')
-
-
-def real_batch():
-    """The rows of batch() that have a real token: our attention to none is 0, that of transformers is not."""
-    return *batch(3), KEEP[:3]
+            and settings not in ALONE]
 
 
 def logits_of_library(twin, ids, segments, keep):
@@ -1143,14 +1288,8 @@ def logits_of_library(twin, ids, segments, keep):
     return torch.stack(output.to_tuple(), -1) if 'start_logits' in output else output.logits
 
 
-@pytest.mark.parametrize('kind, name, settings', [
-    (MaskedLM, 'BertForMaskedLM', {}),
-    (SequenceClassifier, 'BertForSequenceClassification', {}),
-    (SequenceClassifier, 'RoFormerForSequenceClassification', {'position': 'rope', 'pooling': 'gelu'}),
-    (SpanClassifier, 'BertForQuestionAnswering', {}),
-    (MultipleChoice, 'BertForMultipleChoice', {}),
-])
-def test_models_give_the_logits_of_hugging_face(kind, name, settings, transformers):
+@pytest.mark.parametrize('kind, name, settings, shape', TWINS)
+def test_models_give_the_logits_of_hugging_face(kind, name, settings, shape, transformers):
     """In training with the same seed: both apply dropout at the same points in the same order."""
     bert_class = getattr(transformers, name)
     bert = randomised(bert_class(bert_class.config_class(**SIZES))).train()
@@ -1158,8 +1297,8 @@ def test_models_give_the_logits_of_hugging_face(kind, name, settings, transforme
     names = source.hugging_face_names(2, bert.config.model_type)
     ours.load_state_dict({names[name]: x for name, x in bert.state_dict().items() if name in names})
     inputs = real_batch()
-    if kind is MultipleChoice:                                      # (B, C, T): three choices for each of two
-        inputs = [torch.stack([x, x.roll(1, 0)]) for x in inputs]
+    if shape:
+        inputs = [shape(x) for x in inputs]
     torch.manual_seed(9)
     expected = logits_of_library(bert, *inputs)
     torch.manual_seed(9)
@@ -1167,7 +1306,7 @@ def test_models_give_the_logits_of_hugging_face(kind, name, settings, transforme
     assert difference(actual, expected) < 1e-5 * expected.abs().max()
 
 
-@pytest.mark.parametrize('position', ['absolute', 'rope'])
+@pytest.mark.parametrize('position', [position for _, position, _ in source.IMPORTS.values()])
 def test_export_and_import_again(position, tmp_path, transformers):
     ours = build(position=position, dropout=0.2, attention_dropout=0.3).float().train()
     source.to_transformers(ours).save_pretrained(tmp_path)
@@ -1191,15 +1330,18 @@ def test_export_has_the_logits(kind, settings, transformers):
 
 
 @pytest.mark.parametrize('kind, settings, reason', [
-    (SequenceClassifier, {'position': 'rope'}, 'RoFormerFor.*pooling=.cls.; train with --pooling=gelu'),
-    (SequenceClassifier, {'pooling': 'gelu'}, 'BertForSeq.*pooling=.gelu.; train with --pooling=cls'),
-    (MaskedLM, {'lm_head': 'decoder'}, 'train with --lm_head=bert'),
-    (MaskedLM, MODERN, 'mlp=.swiglu.'),
-    (MaskedLM, {'norm': 'rms'}, 'norm=.rms.'),
+    *[(kind, {'position': position, option: other}, f'{twin}.*{option}=.{other}.; .*{option}={name}')
+      for (kind, position), (twin, head) in source.EXPORTS.items() for option, name in head.items()
+      for other in source.tables()[option] if other != name],
+    *[(MaskedLM, {option: name}, f'{option}=.{name}.')
+      for option in ('mlp', 'norm', 'norm_place') for name in [*source.tables()[option]][1:]],
     (MaskedLM, {'attend_self': False}, 'attend_self=False; train with --attend_self=True'),
-    (MaskedLM, system('rpe', 'none'), 'attention=.rpe.*as_bert'),
-    (MaskedLM, {'position': 'rab'}, 'those in EXPORTS'),
-    (SpanClassifier, {}, 'those in EXPORTS'),
+    *[(MaskedLM, system('original', position), 'those in EXPORTS')
+      for position in POSITION if (MaskedLM, position) not in source.EXPORTS],
+    *[(MaskedLM, system(name, positions_of(name)[0]), f'attention=.{name}.*as_bert')
+      for name in ATTENTION if ATTENTION[name].as_bert is NO_BERT],
+    *[(kind, facts.settings, 'those in EXPORTS')
+      for kind, facts in MODELS.items() if (kind, 'absolute') not in source.EXPORTS],
 ], ids=str)
 def test_a_model_without_a_twin_is_refused(kind, settings, reason, transformers):
     """Before it is trained, too."""
@@ -1264,46 +1406,3 @@ def test_code_beside_a_model_does_not_run(tmp_path, transformers, monkeypatch):
     with pytest.raises(UserError, match='custom code'):
         source.pretrained_encoder(tmp_path)
     assert not marker.exists()
-
-
-def test_buckets_are_those_of_t5():
-    t5 = pytest.importorskip('transformers.models.t5.modeling_t5')
-    encoder = Encoder(small(position='rab', block_size=701))
-    distances = torch.arange(-700, 701)
-    expected = t5.T5Attention._relative_position_bucket(distances, True, 32, 128)
-    assert torch.equal(encoder.position.bucket, expected)
-
-
-@torch.no_grad()
-def test_two_streams_give_the_logits_of_hugging_face(transformers):
-    """In orders that begin with a real token: in theirs, a query that sees none averages the padding."""
-    config = transformers.XLNetConfig(
-        vocab_size=23, d_model=12, n_layer=2, n_head=3, d_inner=16, ff_activation='gelu',
-        untie_r=True, attn_type='bi', dropout=0.0, layer_norm_eps=1e-12)
-    library = randomised(transformers.XLNetModel(config))
-    ours = build(PermutationLM, **XLNET).float()
-    ours.query_embedding.copy_(library.mask_emb.flatten())
-    for block, layer in zip(ours.encoder.blocks, library.layer, strict=True):
-        theirs = layer.rel_attn
-        block.attention.load_state_dict({
-            'query.weight': theirs.q.flatten(1).T,
-            'key.weight': theirs.k.flatten(1).T,
-            'value.weight': theirs.v.flatten(1).T,
-            'distance.weight': theirs.r.flatten(1).T,
-            'out.weight': theirs.o.flatten(1),
-            'content_bias': theirs.r_w_bias.flatten(),
-            'distance_bias': theirs.r_r_bias.flatten(),
-        })
-        block.expand.load_state_dict(layer.ff.layer_1.state_dict())
-        block.contract = layer.ff.layer_2
-        block.attention_norm = theirs.layer_norm
-        block.mlp_norm = layer.ff.layer_norm
-    ids, segments, keep = real_batch()
-    order = ORDER[[0, 1, 1]]
-    states = library(
-        inputs_embeds=ours.encoder.embed(ids, segments), attention_mask=keep.float(),
-        perm_mask=(order[:, None] >= order[:, :, None]).float(),
-        target_mapping=F.one_hot(PREDICTED[:3], 6).float())[0]
-    expected = ours.head(states, ours.encoder.token.weight)
-    actual = outputs(ours, ids, segments, keep, positions=PREDICTED[:3], order=order)
-    assert difference(actual, expected) < 1e-5 * expected.abs().max()

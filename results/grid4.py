@@ -2,8 +2,7 @@
 # $ python results/experiment.py results/grid4.py run any_code      after the search
 # $ python results/experiment.py results/grid4.py
 # Expect 15 runs of 17 minutes on a core of a CPU. The rows of the cells with attention to oneself are copies
-# of those in grid3_cpu.jsonl and, of `phase`, in grid2.jsonl; they were made with an older model.py, hence the
-# word any_code.
+# of those in grid3_cpu.jsonl and, of `phase`, in grid2.jsonl; an older model.py made them, hence any_code.
 base = 'config/results/grid.py config/modern.py --compile=False'
 cells = {
     'original': '--attention=original --learning_rate=4e-3',

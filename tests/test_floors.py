@@ -17,36 +17,20 @@ pytestmark = pytest.mark.slow
 # Title of a section -> other places: (text, what replaces it), or a text whose lines are deleted, with the
 # lines below them that are indented deeper.
 TRAIN = {
-    'documents': [(", 'documents': DocumentRows", '')],
-    'whole words': [(', True: WholeWordMasker', '')],
-    'permutation': ["'plm': Objective"],
+    **dict.fromkeys(['documents', 'whole words', 'permutation', 'schedules', 'XLA'], ()),
     'validation': ['further_loaders(meta, config)'],
-    'schedules': [(", 'cosine': cosine, 'constant': constant, 'thirds': thirds", '')],
-    'XLA': [("{'xla': (XlaRuntime, connect_xla)}", '{}')],
 }
 PREPARE = {
-    r'\.json files': ["'.json': read_json_rows",
-                      (" or (ending == '.json' and not is_one_value(file))", '')],
-    r'\.parquet files': ["'.parquet': read_parquet"],
-    'compressed files': [("{'.gz': 'gzip', '.zst': 'zstd'}", '{}'), "if ending in COMPRESSION:"],
-    'joined rows': ["if unit['joined'] not in", "'wikitext': ", "'books': "],
-    'the hub': ["elif re.fullmatch(r'[", "if unit['hub']:", "Source('hub', ", "'hub': hub_units"],
-    'OSCAR': ['passes=passes_oscar'],
-    'docstrings': ["'docstrings': "],
-    'characters': ["'character': "],
-    'tiktoken': ["'tiktoken': "],
-    'Chinese words': ["'jieba': "],
+    **dict.fromkeys([r'\.json files', r'\.parquet files', 'compressed files', 'OSCAR', 'docstrings',
+                     'characters', 'tiktoken', 'Chinese words'], ()),
+    'joined rows': ["if unit['joined'] not in"],
+    'the hub': ["elif re.fullmatch(r'[", "if unit['hub']:"],
     'machines': [("find_machine(config['part'])", '0, 1'), 'wait_for_plan(folder, machine'],
 }
 FINETUNE = {
     'labelling': ["if given.predict not in ('', 'test'):"],
-    'files of your own': ["'custom': ", "'macro_f1': ", ': read_table', ': read_lines', ': read_array',
-                          (', adapt=squad_from_files', '')],
-    'records of their own': ["'multirc': ", "'wsc': "],
-    'numbers': ["'regress': ", "spearman': ", "'stsb': "],
-    'choices': ["'choose': ", "'chid': ", "'c3': "],
-    'Chinese': ["exact_chinese': ", "'f1_characters': ", "'cmrc': ", "'exact_f1_chinese': "],
-    'spans': ["'span': ", "'exact': ", "'f1_words': ", "'squad1': ", "'squad2': "],
+    **dict.fromkeys(['files of your own', 'tasks of SuperGLUE', 'numbers', 'choices', 'Chinese',
+                     'spans'], ()),
     'reports': [('*parts, *paired_tables(frame, against), *class_tables(results)', '*parts'),
                 'confused = confusions('],
     'starts': ["if not path.endswith('.pt'):", 'without_other_head(pretrained', 'if other:',

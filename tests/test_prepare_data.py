@@ -618,7 +618,7 @@ def test_a_sample_is_of_the_whole_corpus(tmp_path):
     ('a.jsonl', '--val_fraction=0', 'val_fraction=0.0: must be above 0 and at most 1'),
     ('a.jsonl', '--text_field=body', "text_field='body': the fields of the first row are id, text"),
     ('a.jsonl', '--segmenter=jieba', "segmenter='jieba': must be jieba, with tokenizer=wordpiece"),
-    ('a.jsonl', '--path=b', "path='b' is for docstrings, "),
+    ('a.jsonl', '--path=b', "path='b' is for cluecorpussmall, "),
     ('a.jsonl', f'--tokenizer=wordpiece:{ROOT}/README.md', "the vocabulary has no [PAD], "),
     ('a.jsonl', '--part=4/4', "part='4/4': must be i/n with i from 0 to n - 1, as in 0/4"),
     ('a.jsonl', '--tokenizer=wordpiece', "vocab_size=20: tokenizer='wordpiece' is that of bert-base-unc"),
