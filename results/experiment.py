@@ -59,7 +59,7 @@ from filelock import FileLock, Timeout
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 import train
-from configurator import UserError, choose, configure, run, settings, notice
+from configurator import UserError, choose, configure, notice, refuse_differences, run, settings
 from finetune import markdown
 from model import count_parameters
 
@@ -166,7 +166,7 @@ def read_rows(path, runs):
             continue
         source = f'give the plan another name: {rows_path(path)}, {one.cell}, seed {one.seed}'
         ours = json.loads(json.dumps(compared_knobs(one, row['knobs'])))        # tuples become lists
-        train.refuse_difference(source, row['knobs'], ours)
+        refuse_differences(source, row['knobs'], ours)
         rows.append(row)
     columns = ['cell', 'rate', 'seed', 'loss', 'curve']
     return pd.DataFrame(rows, columns=None if rows else columns).astype({'loss': float})
@@ -249,17 +249,17 @@ def check_origin(path, one, origin, any_code):
     for row in read_lines(path):
         theirs = {**origin, **row}                      # rows of before 2026-11-28 lack some of the keys
         if row['knobs']['dataset'] == one.knobs['dataset']:
-            train.refuse_difference(source, theirs['corpus'], origin['corpus'])
+            refuse_differences(source, theirs['corpus'], origin['corpus'])
         if row['knobs']['dtype'] == one.knobs['dtype']:                 # both are auto, or both the same
-            train.refuse_difference(source, theirs, {'precision': origin['precision']})
+            refuse_differences(source, theirs, {'precision': origin['precision']})
     checkpoint = train.newest(one.folder)
     if checkpoint:
         source = f'give the plan another name: {checkpoint}'
         begun = {'code': origin['code'], **train.read_checkpoint(checkpoint)}
-        train.refuse_difference(source, begun['config'], compared_knobs(one, begun['config']))
-        train.refuse_difference(source, begun, {'dtype': origin['precision']})
+        refuse_differences(source, begun['config'], compared_knobs(one, begun['config']))
+        refuse_differences(source, begun, {'dtype': origin['precision']})
         if not any_code:
-            train.refuse_difference(source, begun, {'code': origin['code']})
+            refuse_differences(source, begun, {'code': origin['code']})
 
 
 def make(one, plan):

@@ -102,7 +102,7 @@ def test_a_run_of_another_corpus_code_precision_or_plan_is_not_added(write_plan,
     origin = experiment.origin_of(one)
     for key, other, message in [
             ('corpus', {**origin['corpus'], 'val': 'another'}, 'plan.jsonl has val=another, this run has '),
-            ('precision', 'bfloat16', 'plan.jsonl has precision=bfloat16, this run has float32'),
+            ('precision', 'bfloat16', 'plan.jsonl has precision=bfloat16, this run has precision=float32'),
             ('code', 'another', 'model.py has changed since the run of original, seed 1')]:
         make_rows({'original': [4.0]}, **{**origin, key: other})
         with pytest.raises(UserError, match=message):
@@ -224,7 +224,7 @@ def test_rows_of_another_plan_are_refused(write_plan, stage):
         'a_newer_knob', 'out_dir', 'data_dir', 'device', 'compile', 'timeout', 'wandb_project', 'milestones',
         'checkpoint_interval', 'log_interval', 'validation'}
     make_rows({'original': [4.0]}, knobs={'max_iters': 9})
-    assert 'original, seed 1 has max_iters=9, this run has 8' in refused(stage('experiment', path))
+    assert 'original, seed 1 has max_iters=9, this run has max_iters=8' in refused(stage('experiment', path))
     make_rows({'original': [4.0]})
     assert 'two rows of original, seed 1' in refused(stage('experiment', path))
 

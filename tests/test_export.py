@@ -91,7 +91,7 @@ def test_a_run_starts_from_a_bert(corpus, tmp_path, stage, run):
     run('a', **knobs)
     before, after = (train.load(folder)[0].state_dict() for folder in (ours, 'a'))
     assert all(torch.equal(x, before[name][:len(x)]) for name, x in after.items())
-    assert 'has n_layer=2, this run has 3' in run('b', 2, **knobs, n_layer=3).err
+    assert 'has n_layer=2, this run has n_layer=3' in run('b', 2, **knobs, n_layer=3).err
     file = bert / 'tokenizer.json'
     file.write_text(file.read_text().replace('\u2581the"', '\u2581eht"'))       # of the same size
     assert 'no copy of its sentencepiece.model' in run('c', 2, **knobs).err

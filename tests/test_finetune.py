@@ -612,15 +612,15 @@ def test_a_finished_trial_is_kept_and_another_recipe_refused(trial, tune, tmp_pa
     for kept in (earlier, result):
         write_json(folder / 'result.json', kept)
         assert tune(data_dir=tmp_path, dtype='auto').code == 0
-        for changes, message in (({'epochs': 2, 'tasks': 'cola,rte'}, 'epochs=1, this run has 2'),
-                                 ({'keep_best': True}, 'keep_best=False, this run has True'),
+        for changes, message in (({'epochs': 2, 'tasks': 'cola,rte'}, 'epochs=1, this run has epochs=2'),
+                                 ({'keep_best': True}, 'keep_best=False, this run has keep_best=True'),
                                  ({'init_from': other_run}, 'other parameters')):
             assert message in refused(tune(**{'data_dir': tmp_path, 'seed': 7, **changes}))
         assert json.loads((folder / 'result.json').read_text()) == kept
     assert 'dtype=float32, this' in refused(tune(data_dir=tmp_path, dtype='bfloat16'))
     assert 'was not trained on a file' in refused(tune(init_from=folder, epochs=0, dev_file='mine.csv'))
     monkeypatch.setattr(train, 'code_digest', lambda: 'changed')
-    assert 'this run has changed' in refused(tune(data_dir=tmp_path, seed=7))
+    assert 'this run has model.py=changed' in refused(tune(data_dir=tmp_path, seed=7))
 
 
 def numbers(factor):
