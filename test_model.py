@@ -988,31 +988,46 @@ def test_dropout_is_where_the_papers_have_it(kind, settings, monkeypatch):
     agrees(build(kind, **settings, dropout=0.2).train())
 
 
-@pytest.mark.filterwarnings('ignore:Full backward hook')        # where no input has a gradient
-@pytest.mark.parametrize('positions', [None, PREDICTED], ids=['all', 'some'])
 @pytest.mark.parametrize('attention', ATTENTION)
-@pytest.mark.parametrize('change', ['class', 'forward_pre', 'forward', 'full_backward'])
-def test_a_linear_that_a_fork_changes_is_called(change, attention, positions):
-    """One of its own class, as those with a parametrization are, or with a hook."""
-    called = set()
+def test_linears_can_be_replaced(attention):
+    """By layers with the same product, as LoRA, FP8 and quantization do: what is no product stays."""
+    called = []
 
-    class OfAFork(nn.Linear):
+    class Wrapped(nn.Module):
+        def __init__(self, linear):
+            super().__init__()
+            self.linear = linear
+
         def forward(self, x):
-            called.add(self)
-            return super().forward(x)
+            called.append(self)
+            return self.linear(x)
 
     model = build(**system(attention, positions_of(attention)[0]))
     ids, _ = batch()
-    plain = model(ids, positions)
-    linears = {x for x in model.encoder.blocks.modules() if type(x) is nn.Linear}
+    plain = model(ids, PREDICTED)
+    wrapped = []
+    for name, linear in list(model.encoder.blocks.named_modules()):
+        if isinstance(linear, nn.Linear):
+            wrapped.append(Wrapped(linear))
+            model.encoder.blocks.set_submodule(name, wrapped[-1])
+    assert difference(model(ids, PREDICTED), plain) < 1e-10
+    assert set(called) == set(wrapped)
+
+
+@pytest.mark.filterwarnings('ignore:Full backward hook')        # where no input has a gradient
+@pytest.mark.parametrize('change', ['forward_pre', 'forward', 'full_backward_pre', 'full_backward', 'itself'])
+def test_a_linear_with_a_hook_is_called(change):
+    """Or with another forward() of its own."""
+    called = set()
+    model = build()
+    ids, _ = batch()
+    linears = {x for x in model.encoder.blocks.modules() if isinstance(x, nn.Linear)}
     for linear in linears:
-        if change == 'class':
-            linear.__class__ = OfAFork
+        if change == 'itself':
+            linear.forward = lambda x, linear=linear: called.add(linear) or nn.Linear.forward(linear, x)
         else:
             getattr(linear, f'register_{change}_hook')(lambda module, *rest: called.add(module))
-    logits = model(ids, positions)
-    logits.sum().backward()
-    assert difference(logits, plain) < 1e-10
+    model(ids, PREDICTED).sum().backward()
     assert called == linears
 
 
@@ -1161,7 +1176,7 @@ def test_bfloat16_autocast(settings, monkeypatch):
         block.expand.register_forward_pre_hook(lambda _, x: dtypes.add(x[0].dtype))
     with torch.autocast('cpu', torch.bfloat16):
         logits = outputs(model, *inputs)
-        states = model.encoder.states(*inputs)
+        states = source.block_inputs(model.encoder, *inputs)
     assert logits.dtype == torch.bfloat16
     assert dtypes <= {torch.bfloat16}
     sums = torch.float32 if model.config.norm_place == 'pre' else torch.bfloat16
@@ -1276,10 +1291,9 @@ def test_an_option_that_nothing_reads_is_refused(option):
 
 # ---- Hugging Face ----
 
-NO_BERT = source.Attention.as_bert
 EXPORTED = [(kind, {**settings, **head})
             for (kind, position), (_, head) in source.EXPORTS.items() for settings in SYSTEMS
-            if settings['position'] == position and ATTENTION[settings['attention']].as_bert is not NO_BERT
+            if settings['position'] == position and ATTENTION[settings['attention']].as_bert
             and settings not in ALONE]
 
 
@@ -1339,7 +1353,7 @@ def test_export_has_the_logits(kind, settings, transformers):
     *[(MaskedLM, system('original', position), 'those in EXPORTS')
       for position in POSITION if (MaskedLM, position) not in source.EXPORTS],
     *[(MaskedLM, system(name, positions_of(name)[0]), f'attention=.{name}.*as_bert')
-      for name in ATTENTION if ATTENTION[name].as_bert is NO_BERT],
+      for name in ATTENTION if not ATTENTION[name].as_bert],
     *[(kind, facts.settings, 'those in EXPORTS')
       for kind, facts in MODELS.items() if (kind, 'absolute') not in source.EXPORTS],
 ], ids=str)

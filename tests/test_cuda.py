@@ -42,7 +42,7 @@ def make(system, corpus, sizes, rows, steps, packing='stream'):
     knobs = dict(zip(('attention', 'position', 'objective'), system, strict=True))
     torch.manual_seed(1)
     settings = {**knobs, **sizes, 'dropout': 0.0, 'attention_dropout': 0.0}
-    model = train.model_class(knobs['objective'])(model_config(settings, meta['vocab_size']))
+    model = train.MODEL[knobs['objective']](model_config(settings, meta['vocab_size']))
     masks = {**MASKS, **knobs, **sizes, 'packing': packing, 'seed': 1}
     loader = train.make_loader(corpus, meta, 'train', masks)
     return model, [loader.batch(range(step * rows, (step + 1) * rows)) for step in range(steps)]

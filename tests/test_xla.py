@@ -39,7 +39,7 @@ KNOBS = {
 def build(objective='mlm', **settings):
     torch.manual_seed(1)
     config = small(**{'dropout': 0.0, 'attention_dropout': 0.0, **settings})
-    return train.model_class(objective)(config)
+    return train.MODEL[objective](config)
 
 
 def batch(seed=0, **more):
