@@ -84,7 +84,7 @@ def test_sigterm_to_torchrun_saves(place, pair, corpus, tmp_path):
     started.terminate()
     _, err = started.communicate(timeout=60)
     step = reached(tmp_path / 'run')
-    assert f'stopped by a signal after step {step}, which is saved' in err, err
+    assert f'stopped by a signal; repeat the command to go on from step {step}' in err, err
     if place == 'validation':
         assert step == 4
         assert [line['step'] for line in metrics(tmp_path / 'run', 'val')] == [0]
