@@ -255,11 +255,11 @@ def check_origin(path, one, origin, any_code):
     checkpoint = train.newest(one.folder)
     if checkpoint:
         source = f'give the plan another name: {checkpoint}'
-        begun = {'code': origin['code'], **train.read_checkpoint(checkpoint)}
+        begun = train.read_checkpoint(checkpoint)
         refuse_differences(source, begun['config'], compared_knobs(one, begun['config']))
         refuse_differences(source, begun, {'dtype': origin['precision']})
         if not any_code:
-            refuse_differences(source, begun, {'code': origin['code']})
+            refuse_differences(source, begun['code'], train.code_digests())
 
 
 def make(one, plan):

@@ -96,7 +96,7 @@ def test_a_run_that_diverges_is_a_row_and_the_last_loss_can_be_of_all_rows(write
 
 def test_a_run_of_another_corpus_code_precision_or_plan_is_not_added(write_plan, corpus, monkeypatch):
     """Otherwise a table would compare losses that do not compare, or a row have the new plan's knobs."""
-    monkeypatch.setattr(train, 'code_digest', lambda: 'ours')
+    monkeypatch.setattr(train, 'code_digest', lambda *files: 'ours')
     path = write_plan()
     _, (*_, one) = experiment.read_plan(path)
     origin = experiment.origin_of(one)
@@ -113,9 +113,10 @@ def test_a_run_of_another_corpus_code_precision_or_plan_is_not_added(write_plan,
 
     for said, begun in [
             ('mask_fraction=0.4', {'config': {**one.knobs, 'mask_fraction': 0.4}}),
-            ('dtype=bfloat16', {'dtype': 'bfloat16'}), ('code=another', {'code': 'another'})]:
+            ('dtype=bfloat16', {'dtype': 'bfloat16'}),
+            ('model.py=another', {'code': {**train.code_digests(), 'model.py': 'another'}})]:
         shutil.rmtree('out')
-        begun = {'config': one.knobs, 'dtype': 'float32', 'code': 'ours', **begun}
+        begun = {'config': one.knobs, 'dtype': 'float32', 'code': train.code_digests(), **begun}
         export.make_run(Path(one.folder), corpus, content=begun)
         with pytest.raises(UserError, match=f'has {said}, this run has '):
             experiment.check_origin(path, one, origin, any_code=False)

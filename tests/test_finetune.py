@@ -619,7 +619,7 @@ def test_a_finished_trial_is_kept_and_another_recipe_refused(trial, tune, tmp_pa
         assert json.loads((folder / 'result.json').read_text()) == kept
     assert 'dtype=float32, this' in refused(tune(data_dir=tmp_path, dtype='bfloat16'))
     assert 'was not trained on a file' in refused(tune(init_from=folder, epochs=0, dev_file='mine.csv'))
-    monkeypatch.setattr(train, 'code_digest', lambda: 'changed')
+    monkeypatch.setattr(train, 'code_digest', lambda *files: 'changed')
     assert 'this run has model.py=changed' in refused(tune(data_dir=tmp_path, seed=7))
 
 

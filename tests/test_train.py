@@ -675,9 +675,11 @@ def test_further_corpora_are_validated_on(run, corpus, meta, tmp_path):
 
 
 def test_show_walks_from_a_text_to_its_loss(run):
-    """Which is that of a step of one sequence."""
+    """Which is that of a step of one sequence, without dropout; every predicted token has a line."""
     knobs = {'dropout': 0, 'attention_dropout': 0, 'total_batch': 1, 'max_iters': 1}
-    shown = run('a', show=1, **knobs).out
+    shown = run('a', show=1, **{**knobs, 'dropout': 0.5}).out
+    assert shown.count(', predicted: ') == 5            # of 32
+    assert '; random weights predicts' in shown
     assert not os.path.exists('a')
     assert '[CLS]' in shown
     assert '(1, 32, 16)' in shown                       # what a module returns
