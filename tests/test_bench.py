@@ -35,6 +35,27 @@ def test_counts_are_by_group():
     assert this_run['attention'] == 2 * 4 * (16 * 16 + 16)
 
 
+def test_a_timed_step_is_one_of_training(monkeypatch):
+    """But for clipping: the same parameters follow."""
+    models = []
+    make_optimizer = train.make_optimizer
+    monkeypatch.setattr(train, 'make_optimizer', lambda model, *rest: models.append(model) or make_optimizer(
+        model, 0.1, *rest[1:]))
+    bench.make_step('original', 3, 16, CONFIG, CPU)()
+    torch.manual_seed(0)
+    step = bench.make_step('original', 3, 16, CONFIG, CPU)
+    trained = bench.build('original', CONFIG, 16)
+    trained.load_state_dict(models[1].state_dict())
+    step()
+    optimizer = make_optimizer(trained, 0.1, (0.9, 0.999), 1e-12, 0.01, CPU)
+    ids, positions, targets = bench.random_batch(3, 16, CONFIG['vocab_size'])
+    batch = {'ids': ids, 'positions': positions, 'targets': targets, 'weights': torch.ones(positions.shape)}
+    scaler = torch.amp.GradScaler('cpu', enabled=False)
+    train.train_step(trained, optimizer, scaler, [batch], positions.numel(), 0, CPU)
+    for ours, timed in zip(trained.parameters(), models[1].parameters(), strict=True):
+        torch.testing.assert_close(ours, timed)
+
+
 def test_systems_take_turns(monkeypatch):
     """Two rounds do not count, then three do; each begins with the next system."""
     calls = []

@@ -1,6 +1,5 @@
 """configurator.py: knobs <- config files <- command line, and the ways to get them wrong."""
 import importlib
-import io
 import os
 import re
 
@@ -57,7 +56,6 @@ def test_config_files_are_found_from_any_folder(tmp_path, monkeypatch):
 
 FILES = {
     'broken.py': 'attention = pairwise',
-    'number.py': 'learning_rate = "1"',
     'hidden.py': 'seed = max',
     'mixed.py': 'seed = 2\nmax_iters: 7',
     'my.json': '{"max_iters": 7}',
@@ -66,17 +64,12 @@ FILES = {
 
 @pytest.mark.parametrize('argument, reason', [
     ('--n_layr=3', "'--n_layr=3': there is no knob 'n_layr', did you mean n_layer?"),
-    ('--ROOT=3', "no knob 'ROOT'"),
-    ('--n_layer=3.0', 'n_layer=3.0 must be a whole number'), ('--n_layer=true', 'must be a whole number'),
-    ('--n_layer=0', 'must be finite and at least 1'), ('--dropout=-0.1', 'must be finite and at least 0'),
-    ('--learning_rate=1e999', 'learning_rate=inf must be finite'), ('--compile=1', 'must be true or false'),
+    ('--n_layer=true', 'must be a whole number'), ('--dropout=-0.1', 'must be finite and at least 0'),
+    ('--learning_rate=1e999', 'learning_rate=inf must be finite'), (f'--seed={2 ** 64}', 'below 2^64'),
     ("--milestones=1,'x'", "milestones=(1, 'x') must be whole numbers"),
-    ('--milestones=10,-1', 'milestones=(10, -1) must be finite and at least 0'),
-    ('n_layer=3', 'neither a config file'), ('--\n\x1b[2J=1', r"'--\n\x1b[2J=1': there is no knob"),
     ('hidden.py', 'seed=<built-in function max> must'),
     ('broken.py', "broken.py: NameError: name 'pairwise' is not defined"),
     ('my.json', 'my.json: a config file is Python'), ('mixed.py', 'mixed.py: a config file is Python'),
-    ('number.py', "learning_rate='1' must be a number"), ('--seed={[]}', "seed='{[]}' must be"),
     ('--seed=' + '-' * 100_000 + '1', '-... must be a whole number')], ids=lambda text: repr(text)[1:20])
 def test_malformed_command_lines_are_refused_in_one_line(argument, reason, stage, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -96,20 +89,18 @@ def test_help_is_the_head_of_the_file(name, stage):
         assert re.search(rf'^ *{knob}(: \w+)? = .+ # ', text, re.M), knob
 
 
-@pytest.mark.parametrize('error', [UserError('bad\nluck'), OSError(28, 'Disk full', 'out/x')], ids=repr)
-def test_a_mistake_is_one_line_and_an_error_of_the_code_keeps_its_traceback(error, capsys):
+@pytest.mark.parametrize('error, said', [
+    (UserError('bad\nluck'), 'bad luck'), (OSError(28, 'Disk full', 'x'), "[Errno 28] Disk full: 'x'"),
+    (ModuleNotFoundError('No wandb', name='wandb'), 'No wandb: pip install wandb'),
+], ids=repr)
+def test_a_mistake_is_one_line_and_an_error_of_the_code_keeps_its_traceback(error, said, capsys, monkeypatch):
+    """Also where no console is."""
     def fail(error):
         raise error
+    monkeypatch.setattr('sys.stdout', None)
     with pytest.raises(SystemExit) as end:
         configurator.run(lambda: fail(error))
     assert end.value.code == 2
-    assert capsys.readouterr().err == f'error: {" ".join(str(error).split())}\n'
+    assert capsys.readouterr().err == f'error: {said}\n'
     with pytest.raises(RuntimeError):
         configurator.run(lambda: fail(RuntimeError('no user caused this')))
-
-
-def test_a_console_without_utf8_prints(monkeypatch):
-    printed = io.BytesIO()
-    monkeypatch.setattr('sys.stdout', io.TextIOWrapper(printed, 'ascii', write_through=True))
-    configurator.run(lambda: print('\u2581the'))
-    assert printed.getvalue() == b'\\u2581the\n'
