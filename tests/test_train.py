@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import flip, knobs_of, refused, tiny, torchrun
+from conftest import TINY, flip, knobs_of, refused, tiny, torchrun
 from test_model import CORE, decays, small
 from torch.utils._pytree import tree_leaves
 
@@ -367,10 +367,12 @@ def test_each_rank_has_dropout_of_its_own():
 
 
 @pytest.mark.parametrize('able, width, dtype', [
-    ('amx_bf16', 256, torch.bfloat16), ('avx512_bf16', 256, torch.bfloat16), ('amx_bf16', 255, torch.float32),
+    ('amx_bf16 avx512_fp16', 256, torch.bfloat16), ('avx512_bf16', 256, torch.bfloat16),
+    ('avx512_bf16 avx512_fp16', 256, torch.float32), ('amx_bf16', 255, torch.float32),
     ('avx512_f', 256, torch.float32)])
 def test_automatic_precision_on_a_cpu(able, width, dtype, monkeypatch):
-    monkeypatch.setattr(torch.cpu, 'get_capabilities', lambda: {able: True}, raising=False)
+    monkeypatch.setattr(torch.cpu, 'get_capabilities', lambda: dict.fromkeys(able.split(), True),
+                        raising=False)
     assert train.make_runtime('cpu', 'auto', width).dtype == dtype
     assert torch.compiler.config.cache_key_tag == str(dtype)        # tests/test_cuda.py found it on a GPU
 
@@ -404,7 +406,9 @@ ENDS = [                                                # call, event, exit stat
         'attention': 'pairwise', 'position': 'rope', 'batch_size': 3, 'mask_fraction': 0.3,
         'mask_fraction_end': 0.15}),
     ('seed_step', 5, signal.SIGINT, 130, 5, STOPPED, {
-        'attention': 'gau', 'position': 'rope', 'packing': 'documents', 'whole_word': True}),
+        'attention': 'gau', 'position': 'rope', 'packing': 'documents', 'whole_word': True, 'seed': 3,
+        'schedule': 'cosine', 'min_lr': 1e-4, 'beta1': 0.8, 'beta2': 0.9, 'adam_eps': 1e-6,
+        'weight_decay': 0.1, 'eval_mask_fraction': 0.2}),
     ('seed_step', 5, signal.SIGHUP, 129, 5, STOPPED, {
         'attention': 'xlnet', 'position': 'none', 'objective': 'plm', 'dtype': 'bfloat16'}),
     ('seed_step', 5, signal.SIGTERM, 143, 5, STOPPED, {
@@ -434,6 +438,15 @@ def test_a_run_that_ends_early_goes_on_to_the_bit(name, at, event, code, step, s
     assert 'differ' not in run('parts', **knobs).err
     same_run('whole', 'parts')
     assert [line['step'] for line in metrics('parts', 'val')] == [0, 4, 8]
+
+
+def test_what_is_new_is_resumed():
+    """Each knob that changes a number is in a run that was resumed above: name a new one there, too."""
+    changes_none = {
+        'out_dir', 'init_from', 'fill', 'export', 'show', 'data_dir', 'dataset', 'validation', 'milestones',
+        'fill_samples', 'wandb_project', 'device', 'compile', 'timeout'}
+    tested = {*TINY, *EncoderConfig.__annotations__}.union(*(knobs for *_, knobs in ENDS))
+    assert not knobs_of(train).keys() - tested - changes_none
 
 
 @pytest.mark.parametrize('n_bad, code', [(1, 0), (30, 2)])
