@@ -24,7 +24,8 @@ import finetune
 import train
 from configurator import UserError
 from finetune import HEADS, METRICS, TASKS, Choices, Data, Example, Span, Window, collate, join_texts
-from model import ATTENTION, EncoderConfig, MaskedLM, PermutationLM, positions_of
+from model import (ATTENTION, CLASSIFIER, EncoderConfig, MaskedLM, PermutationLM, SequenceClassifier,
+                   positions_of)
 from prepare_data import SPECIAL_PIECES, copy_tokenizer, load_tokenizer, open_tokenizer, write_json
 
 QUICK = {
@@ -96,7 +97,8 @@ def trial(tune, tmp_path):
 def files(tmp_path):
     """files(train=rows, dev=rows) writes labelled files -> the knobs train_file and dev_file"""
     def write(suffix='.csv', **texts):
-        for cached in (finetune.read_file, finetune.load_examples, finetune.recipe_of, finetune.say_once):
+        for cached in (finetune.read_places, finetune.load_examples, finetune.load_data, finetune.recipe_of,
+                       finetune.say_once):
             cached.cache_clear()                        # as in a process of its own
         paths = {}
         for name, text in texts.items():
@@ -159,8 +161,8 @@ def test_a_record_of_the_hub(name):
 def test_a_passage_with_more_answers_than_blanks_is_refused():
     record, _ = RECORDS['chid']
     record = {**record, 'answers': {'candidate_id': [1, 0, 1]}}
-    with pytest.raises(UserError, match='row 1: it has more answers than blanks'):
-        finetune.make_examples(TASKS['chid'], [record], 'chid')
+    with pytest.raises(UserError, match='record 1: it has more answers than blanks'):
+        finetune.make_examples(TASKS['chid'], [('record 1', record)], 'chid')
 
 
 @pytest.mark.parametrize('context, given, expected', [
@@ -180,8 +182,9 @@ def test_answers_that_are_missing_are_last():
         record = {'context': 'one two', 'question': 'q', 'answers': answers}
         example, = finetune.make_span(TASKS['squad2'], record, 0)
         return example.label
-    assert label_of(['no', 'two'], [2, 3]) == (('two', 4), ('no', -1))
+    assert label_of(['no', 'two'], [2, '3']) == (('two', 4), ('no', -1))
     assert label_of(['FAKE', 'FAKE'], [-1, -1]) is None
+    assert label_of(['', ' '], [4, 3]) == ()            # empty texts are everywhere, and no answers
 
 
 # ---- rows and windows ----
@@ -307,6 +310,37 @@ def test_any_pretrained_encoder_takes_any_head(attention, tmp_path):
         model, _ = finetune.make_model(path, TASKS[name], 1, knobs(block_size=64))
         assert torch.allclose(model.eval().encoder(ids), before.encoder(ids), atol=1e-5)
         assert model.config.block_size == 64
+
+
+def test_the_seed_decides_the_new_head(run):
+    for seed in (1, 2):
+        model, _ = finetune.make_model(f'{run}/ckpt_0000003.pt', TASKS['mnli'], seed, knobs())
+        torch.manual_seed(seed)
+        assert torch.equal(model.classifier.weight, SequenceClassifier(model.config).classifier.weight)
+
+
+class Renamed(SequenceClassifier):
+    """Whose encoder has another name than that of the pretrained model."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.bert = self.encoder
+        del self.encoder
+
+
+def test_an_encoder_that_does_not_fit_is_refused(tmp_path, monkeypatch):
+    """Not started at random; nor is one whose weights are not finite."""
+    run = pretrained(tmp_path)
+    path = f'{run}/ckpt_0000003.pt'
+    with monkeypatch.context() as fork, pytest.raises(UserError, match=r'missing.*: encoder\.blocks'):
+        fork.setitem(CLASSIFIER, 'classify', Renamed)
+        finetune.make_model(path, TASKS['rte'], 1, knobs())
+    content = train.read_checkpoint(path)
+    content['model']['encoder.token.weight'][7, 0] = math.inf
+    train.write_checkpoint(path, content)
+    finetune.load_pretrained.cache_clear()
+    with pytest.raises(UserError, match=r'not finite: encoder\.token\.weight'):
+        finetune.make_model(path, TASKS['rte'], 1, knobs())
 
 
 # ---- metrics ----
@@ -560,6 +594,21 @@ def test_the_same_command_gives_the_same_weights(trial):
         assert not same(first, other), knob
 
 
+def test_an_override_is_of_its_task_alone():
+    command = knobs(overrides='cola.learning_rate=1e-3 rte.epochs=5')
+    for name, rate, epochs in (('cola', 1e-3, 3), ('rte', 2e-5, 5), ('qnli', 2e-5, 3)):
+        _, found = finetune.task_and_knobs(name, command)
+        assert (found.learning_rate, found.epochs) == (rate, epochs)
+
+
+def test_fewer_examples_are_a_choice_in_the_order_of_the_split(copies):
+    """The same for every seed of a command."""
+    for seed in (1, 2):
+        command = knobs(data_dir=copies, train_samples=5, seed=seed)
+        few = finetune.load_examples(TASKS['rte'], 'train', command)
+        assert [example.id for example in few] == sorted(train.shuffled(range(5), 12, 0, 0))
+
+
 def test_runs_and_steps_have_folders_of_their_own(tune, run, tmp_path):
     """The step of a run is that of its newest checkpoint. A run may be in compare, too, but not another one
     of its name, which would have its folder.
@@ -618,9 +667,14 @@ def test_a_finished_trial_is_kept_and_another_recipe_refused(trial, tune, tmp_pa
             assert message in refused(tune(**{'data_dir': tmp_path, 'seed': 7, **changes}))
         assert json.loads((folder / 'result.json').read_text()) == kept
     assert 'dtype=float32, this' in refused(tune(data_dir=tmp_path, dtype='bfloat16'))
-    assert 'was not trained on a file' in refused(tune(init_from=folder, epochs=0, dev_file='mine.csv'))
+    for changes, message in (({'dev_file': 'mine.csv'}, 'was not trained on a file'),
+                             ({'block_size': 96}, 'has block_size=0, this run has block_size=96')):
+        assert message in refused(tune(init_from=folder, epochs=0, **changes))
     monkeypatch.setattr(train, 'code_digest', lambda *files: 'changed')
-    assert 'this run has model.py=changed' in refused(tune(data_dir=tmp_path, seed=7))
+    assert 'finetune.py=changed' in refused(tune(data_dir=tmp_path, seed=7))
+    for damaged in ('', '[]', '{"scores": {}}', '{"scores": 5, "recipe": {}}', '{"recipe": [1]}'):
+        (folder / 'result.json').write_text(damaged)
+        assert 'result.json: damaged: remove it' in refused(tune(data_dir=tmp_path, seed=7))
 
 
 def numbers(factor):
@@ -647,7 +701,7 @@ def test_a_finished_trial_is_evaluated_by_its_own_recipe(trial, run, files, tmp_
     """
     first = trial('custom', init_from=f'{run}/ckpt_0000003.pt', label_kind='numbers', pooling='layerwise',
                   block_size=40, seed=2, **files(train=numbers(1.5), dev=numbers(1.5)))
-    (tmp_path / 'train.csv').unlink()
+    (tmp_path / 'train.csv').write_text('another file of this name')
     changes = {'epochs': 0, 'predict': 'test', 'null_threshold': 1.0,
                **files('.tsv', dev=numbers(1e3).replace(',', '\t'))}
     again = trial('rte', 'again', init_from=first['folder'], trials=4, **changes)
@@ -659,11 +713,11 @@ def test_a_finished_trial_is_evaluated_by_its_own_recipe(trial, run, files, tmp_
     assert again['scores']['custom'] == pytest.approx(first['scores']['custom'])
     assert again['folder'] == tmp_path / 'again' / 'base@3' / 'custom_2'
     assert again['recipe'] == {**first['recipe'], **changes, 'examples': again['recipe']['examples']}
-    assert 'train.csv is not here' in again['printed'].err
+    assert '30 of 30 dev sequences are in the training set too' in again['printed'].err
 
 
 def test_a_file_is_labelled_by_a_trial_alone(trial, tune, files, tmp_path):
-    """Rows stay as they are, to the digit; classes have names and probabilities; other predictions stay."""
+    """Records stay as they are, to the digit; classes have names and probabilities, predictions stay."""
     folder = trial('custom', **files(train=GOOD))['folder']
     (tmp_path / 'train.csv').unlink()
     command = {'init_from': folder, 'out_dir': tmp_path / 'mine'}
@@ -672,44 +726,52 @@ def test_a_file_is_labelled_by_a_trial_alone(trial, tune, files, tmp_path):
         (tmp_path / name).write_bytes(text.encode())
         done = tune(predict=tmp_path / name, **command)
         written = tmp_path / 'mine' / 'base' / 'custom_1' / f'predicted_{name}'
-        assert done.out == f'4 rows with their predictions: {written}\n'
+        assert done.out == f'4 records with their predictions: {written}\n'
         return written.read_bytes().decode()
 
     texts = ['NA', 'a, river', '"a" b', '']
     records = [{'number': 1 / 3e12, 'text': text, 'class': 'pink'} for text in texts]
     rows = [*map(json.loads, labelled('d.jsonl', '\n'.join(map(json.dumps, records))).splitlines())]
     model, tokenizer, content = train.load(str(folder))
-    new = [',prediction,probability']                   # cells
+    new = [',prediction,probability,p_green,p_red']     # cells
     for row, record, ids in zip(rows, records, tokenizer.encode(texts), strict=True):
         chances = model(torch.tensor([[2, *ids, 3]]))[0].softmax(0)
         label = content['labels'][chances.argmax()]
-        chance = pytest.approx(chances.max().item(), abs=1e-6)
-        assert row == {**record, 'prediction': label, 'probability': chance}
-        new.append(f",{label},{row['probability']}")
+        green, red = chances.tolist()
+        added = {'probability': max(green, red), 'p_green': green, 'p_red': red}
+        found = {key: row.pop(key) for key in added}
+        assert found == pytest.approx(added, abs=1e-6)
+        assert row == {**record, 'prediction': label}
+        new.append(','.join(['', label, *map(str, found.values())]))
 
     forms = {                                           # {}: where new cells belong
-        'e.csv': '\ufeff,text,note,note{}\r\n1,NA,x,{}\r\n2,"a, river",y,z{}\r\n'
+        'E.CSV': '\ufeff,text,note,note{}\r\n1,NA,x,{}\r\n2,"a, river",y,z{}\r\n'
                  '3,"""a"" b",,{}\r\n4,,,{}\r\n',
         'b.tsv': 'text\tnumber{}\nNA\t1{}\na, river\t2.50{}\n"a" b\t3{}\n\t4{}\n',
         'c.csv': 'text{}\nNA{}\n"a, river"{}\n"""a"" b"{}\n{}\n',
     }
     for name, form in forms.items():
-        sign = ',' if name.endswith('csv') else '\t'
+        sign = '\t' if name.endswith('tsv') else ','
         text = form.format(*5 * [''])
         written = labelled(name, text.replace('1,NA,x,\r', '1,NA,x\r'))         # a row that lacks a cell
         assert written == form.format(*(cells.replace(',', sign) for cells in new))
 
-    for name, message in (('e.csv', 'predicted_e.csv is there already'), ('b.json', 'choose one of .csv')):
+    for name, message in (('E.CSV', 'predicted_E.CSV is there already'), ('b.json', 'choose one of .csv')):
         assert message in refused(tune(predict=tmp_path / name, **command))
 
 
-def test_training_rows_are_not_scored_without_a_word(trial, tune, files, tmp_path):
-    """A trial on all rows of a file, evaluated on that file, or on a copy that has the same tokens."""
-    given = files(train=GOOD, dev=HEAD + 'b,red\n')
-    command = {'init_from': trial('custom', **given)['folder'], 'epochs': 0, 'out_dir': tmp_path / 'again'}
-    assert 'was trained on it' in refused(tune(dev_file=given['train_file'], **command))
-    done = tune(**files(dev=GOOD.replace('a ', 'A\u0301  ')), **command)
-    assert 'custom: 200 of 200 dev rows have the tokens of a training row' in done.err
+def test_what_the_scores_do_not_show_is_said(trial, tune, files, tmp_path):
+    """A class that one side lacks; then records of the training file, or of a copy with the same tokens."""
+    given = files(train=GOOD + 'b,blue\n', dev=HEAD + 'b,red\n')
+    first = trial('custom', **given)
+    assert "dev.csv dev: no example of the classes ['blue', 'green']" in first['printed'].err
+    done = tune(tasks='custom', train_samples=1, out_dir=tmp_path / 'few', **given)
+    assert re.search('train.csv train: no example of the classes .*, ', done.err)
+    command = {'init_from': first['folder'], 'epochs': 0}
+    copied = files(dev=GOOD.replace('a ', 'A\u0301  '))
+    for i, dev_file in enumerate((given['train_file'], copied['dev_file'])):
+        done = tune(dev_file=dev_file, out_dir=tmp_path / f'again{i}', **command)
+        assert f'{201 - i} of {201 - i} dev sequences are in the training set too' in done.err
 
 
 @pytest.mark.parametrize('first, name, has_same_labels', [
@@ -731,15 +793,13 @@ def test_a_trial_goes_on(first, name, has_same_labels, trial, run):
 
 
 @pytest.mark.parametrize('given, message', [
-    ({'overrides': 'rte.epochs'}, 'rte.epochs: write TASK.KNOB=VALUE'),
-    ({'overrides': 'rte.seed=3'}, 'seed is the same for all tasks of a command'),
-    ({'warmup_fraction': 1.5}, 'must be at most 1'),
+    ({'overrides': 'rte.train_file=3'}, 'train_file is the same for all tasks of a command'),
+    ({'overrides': 'rte.epochs=0'}, 'epochs=0 must be finite and at least 1'),
     ({'epochs': 0}, 'no finished trial: name OUT_DIR'),
     ({'learning_rate': 1e38, 'epochs': 4}, 'rte_1: a loss or gradient after step 0 is not finite'),
     ({'data_dir': 'copies[1]'}, 'for a glob'),          # `datasets` would read copies1
     # otherwise the scores of the hub's examples would be taken for those of the file
     ({'train_file': 'mine.csv'}, 'mine.csv: only custom and SQuAD read a file, not rte'),
-    ({'dev_file': 'mine.csv'}, 'mine.csv: only custom and SQuAD read a file, not rte'),
 ])
 def test_a_mistake_on_the_command_line_is_one_line(given, message, tune):
     assert message in refused(tune(**given))
@@ -792,55 +852,55 @@ def test_every_format_of_labelled_files(own):
         assert train_rows == dev_rows == expected
 
 
-def test_numbers_are_standardized(own):
-    text = HEAD + 'a,1\nb,2\nc,3.5\nd, 3.0\n'
-    _, train_rows, _ = own(train=text, dev=text, label_kind='numbers')
-    values = [label for _, label in train_rows]
-    assert [np.mean(values), np.std(values, ddof=1)] == pytest.approx([0, 1])
+@pytest.mark.parametrize('labels, scale', [
+    (['1', '2', '3.5', ' 3.0'], (2.375, 1.1086778913041726)),
+    (['1_000', '1000', '1e3'], (1000, 1)),
+    (['901', '1_000'], (950.5, 70.00357133746822)),
+    (['7'], (7, 1)),
+])
+def test_numbers_are_standardized(labels, scale, own):
+    text = HEAD + ''.join(f'a,{label}\n' for label in labels)
+    task, train_rows, _ = own(train=text, dev=text, label_kind='numbers')
+    assert task.scale == pytest.approx(scale)
+    for label, (_, target) in zip(labels, train_rows, strict=True):
+        assert target * scale[1] + scale[0] == pytest.approx(float(label))
 
 
-def test_what_looks_like_a_slip_is_said(own, capsys):
-    own(train=HEAD + 'a,Neg\n,neg\nc,1\nd,1.0\n  ,pos\n', dev=HEAD + 'c,neg\n')
+def test_classes_that_look_alike_are_said(own, capsys):
+    same = ['1.5', '１.50', 'café', 'cafe\u0301', 'Café\u200b', '1e3', '1_000', 'red wine', 'red\xa0 wine']
+    labels = [*same, 'C', 'C#', 'nan', '2', 'wine']
+    own(train=HEAD + ''.join(f'{label},{label}\n' for label in labels), dev=HEAD + 'a,C\n')
     said = capsys.readouterr().err
-    assert "differ by case or by .0 alone: ['1', '1.0', 'Neg', 'neg']" in said
-    assert said.count('train.csv, row 2 (and 1 more): a text is empty') == 1
-    assert "dev.csv: no dev row has the class ['1', '1.0', 'Neg', 'pos']" in said
+    assert f'or are one number: {sorted(same)}' in said
 
 
-def test_a_seventh_is_held_out_by_its_text(own):
+def test_a_seventh_is_held_out_by_its_text(own, files):
     rows = ''.join(f'text {i % 300},{i % 2}\n' for i in range(600))
     _, *splits = own(train=HEAD + rows)
     train_texts, dev_texts = ({text for text, _ in split} for split in splits)
     assert not train_texts & dev_texts
     assert len(train_texts | dev_texts) == 300
     assert 25 < len(dev_texts) < 65
+    # of pairs both texts decide
+    pairs = files(train='text,other,class\n' + ''.join(f'the same,{i},{i % 2}\n' for i in range(60)))
+    command = knobs(**pairs, texts='text,other', label='class')
+    task = finetune.make_task('custom', command)
+    assert 1 < len(finetune.load_examples(task, 'dev', command)) < 30
 
 
-@pytest.mark.parametrize('rows, message', [
-    (HEAD + 'b,red\nc,\nd\n', r"row 2 \(and 1 more\): 'class' is empty"),
-    ('text,Class\nb,red\n', r"'class' is empty; the columns are \['text', 'Class'\]"),
-    ('text,class,class\nb,red,green\n', r"the columns are \['text'\]"),         # which one?
-    ('text;class\nb, c;red\n', 'separated by semicolons'),
-    ('"text";"class"\n"b, c";"red"\n', 'separated by semicolons'),
-    (HEAD + 'a,b,red\n', 'row 1 has 3 cells for the columns'),
-    (HEAD + 'a,red\n"b,red\n', 'csv: Error: unexpected end of data'),
-    ('[{"text": "b", "class": ["b"]}]', r"label \['b'\]: a label is one text"),
-    ('[{"text": 5, "class": "a"}]', "row 1: 'text' is 5, not a text"),
-    ('["b"]', 'its rows must be objects'),
+@pytest.mark.parametrize('suffix, text, message', [
+    ('.csv', HEAD + '"b\n",red\nc,\n\nd\n', "'class' is empty in line 4, line 6; the columns are"),
+    ('.csv', 'text,class,class\nb,red,green\n', r"the columns are \['text'\]"),        # which one?
+    ('.csv', '"text";"class"\n"b, c";"red"\n', 'separated by semicolons'),
+    ('.csv', '\ufeff', 'its first line must name the columns'),
+    ('.csv', HEAD + 'a,red\n"b,red\nc,red\n', 'line 3: unexpected end of data'),
+    ('.json', '["b"]', 'record 1 must be an object'),
+    ('.jsonl', '\n{"text": "b", "class": "a"}\n\n{"text": 5, "class": "a"}', "line 4: 'text' is 5, not"),
+    ('.csv', HEAD + 'a,1.5\nb,-1e400\n', "line 3: class='-1e400' must be a finite number"),
 ])
-def test_mistakes_in_a_file_are_one_line(rows, message, own):
+def test_mistakes_in_a_file_are_one_line(suffix, text, message, own):
     with pytest.raises(UserError, match=message):
-        own('.json' if rows[0] == '[' else '.csv', train=rows)
-
-
-@pytest.mark.parametrize('kind, train_rows, dev_rows, message', [
-    ('classes', GOOD, 'a,pink\n', r"dev.csv dev, row 1: label class='pink': choose one of green"),
-    ('classes', GOOD, '', 'dev.csv dev: there are no rows'),
-    ('numbers', HEAD + 'a,1.5\nb,2.5\nc,-1e400\nd,3\n', '', "row 3: label '-1e400' is no number to learn"),
-])
-def test_labels_that_cannot_be_learned_are_refused(kind, train_rows, dev_rows, message, own):
-    with pytest.raises(UserError, match=message):
-        own(label_kind=kind, train=train_rows, dev=HEAD + dev_rows)
+        own(suffix, train=text, label_kind='numbers' if '1.5' in text else 'classes')
 
 
 @pytest.mark.parametrize('name, n_train', [('squad1', 1), ('squad2', 2)])
@@ -864,7 +924,7 @@ def test_squad_from_files_of_your_own(name, n_train, trial, tune, files):
         said = f'{file}.json .*: {3 - n_train} of 3 questions have no answer'
         assert re.search(said, result['printed'].err)
     twice = json.dumps([*flat, {**flat[0], 'id': 2}])
-    assert '2 rows have the id 2' in tune(tasks=name, **files('.json', dev=twice)).err
+    assert '2 records have the id 2' in tune(tasks=name, **files('.json', dev=twice)).err
 
 
 # ---- the table ----
@@ -934,12 +994,3 @@ def test_the_report_says_what_a_reader_may_miss(trial, tmp_path, run):
     text = (tmp_path / 'out' / 'results.md').read_text()
     assert re.search('No better than the majority.*base-2 cola.matthews', text)
     assert text.endswith(f'`python results/report.py --out_dir={tmp_path}/out --pool=base`\n')
-
-
-def test_time_that_is_left(capsys, monkeypatch):
-    """By the mean of those that are finished; minutes below two hours."""
-    monkeypatch.setattr(finetune.time, 'perf_counter', iter([0, 0, 60, 20_000]).__next__)
-    trials = [finetune.Trial('', '', '', folder=name) for name in 'abc']
-    assert [*finetune.announced(trials)] == trials
-    assert capsys.readouterr().out.splitlines() == [
-        'trial 1 of 3: a', 'trial 2 of 3: b, about 2 minutes left', 'trial 3 of 3: c, about 2.8 hours left']

@@ -27,7 +27,8 @@ def result(score, task='rte', seed=1, run='ours', step=100):
     if task == 'mnli':
         scores['mnli_mm'] = {metric: score / 100 + 0.01}
     return {'run': run, 'step': step, 'task': task, 'seed': seed, 'metric': metric, 'seconds': 12.5,
-            'scores': scores, 'majority': majority}
+            'scores': scores, 'majority': dict.fromkeys(scores, majority[task]),
+            'n': dict.fromkeys(scores, (12, 6)), 'weights': '', 'recipe': {}}
 
 
 def glue(*scores, **more):
