@@ -4,6 +4,7 @@
     $ python results/experiment.py plan.py run &    as many processes as there are free cores, or devices
     $ python results/experiment.py plan.py          prints tables; writes plan.csv, plan.png and plan.pdf
     $ python results/experiment.py plan.py latex    the same with tables in LaTeX, for its package booktabs
+    $ python results/experiment.py plan.py folders  prints cell, seed and folder of each run, one a line
 
 Start it in the project's folder, with a corpus that prepare_data.py has made. A plan is a Python file that
 assigns fields of Plan, see below. This one has two attentions and three seeds:
@@ -25,9 +26,9 @@ model.py does not concern the plan, `plan.py run any_code` goes on.
 
 Differences are paired by seed: runs with the same seed see the same rows, and also the same masks, unless
 their cells mask different fractions. Intervals (95 %) and p are those of Student's paired t test, and p is
-adjusted for the number of comparisons by Holm's method (1979). `steps` is the step of the first validation
-of two in a row that are both below `target`; a ratio of steps is the geometric mean over the seeds. A run
-that never gets below the target counts with all its steps, and a line below the table names its cell.
+adjusted for the number of comparisons by Holm's method (1979). `steps` is the first step at which the loss is
+below `target` and stays there at the next validation; a ratio of steps is the geometric mean over the seeds.
+A run that never gets below the target counts with all its steps, and a line below the table names its cell.
 
 To search for learning rates, assign `rates`: every cell is then run with each of them. A later plan, with
 other seeds, takes the best rate of each cell from the search by rates_from='search.py'.
@@ -45,6 +46,7 @@ import json
 import math
 import os
 import platform
+import re
 import shlex
 import sys
 from dataclasses import dataclass, field
@@ -383,11 +385,12 @@ def pooled(rows, weights):
 
     # a row for each group: its deviation squared, its part of the variance of the sum
     freedom = freedom.groupby(os.path.dirname).sum()
-    variance = squares.groupby(os.path.dirname).sum() / freedom
+    deviation_squared = squares.groupby(os.path.dirname).sum() / freedom
     parts = (weights ** 2 / cells['count'].reindex(weights.index)).groupby(os.path.dirname).sum()
-    parts = parts * variance.reindex(parts.index)
-    freedom = parts.sum() ** 2 / (parts ** 2 / freedom.reindex(parts.index)).sum()
-    half = parts.sum(skipna=False) ** 0.5 * student.ppf(0.975, freedom)
+    parts = parts * deviation_squared.reindex(parts.index)
+    variance = parts.sum(skipna=False)                  # no number if a group has one seed of each cell
+    freedom = variance ** 2 / (parts ** 2 / freedom.reindex(parts.index)).sum()
+    half = variance ** 0.5 * student.ppf(0.975, freedom)
     return number, number - half, number + half
 
 
@@ -575,7 +578,13 @@ def draw(plan, rows):
     return figure
 
 
-def report(path, latex):
+def latex(table):
+    """A table in LaTeX, in which a number below 0 has a minus and not a hyphen."""
+    return re.sub(r'(?<![\w-])-(?=\d)', '$-$', table.to_latex(index=False, escape=True))
+
+
+def report(path, form):
+    """Print the tables of a plan, each as form(table), and write its .csv, .png and .pdf."""
     plan, runs = read_plan(path)
     rows = read_rows(path, runs)
     report_gaps(runs, rows)
@@ -593,8 +602,7 @@ def report(path, latex):
     else:
         tables = cell_tables(plan, finished)
     for caption, table in tables.items():
-        text = table.to_latex(index=False, escape=True) if latex else markdown(table)
-        print(f'\n{caption}\n\n{text}')
+        print(f'\n{caption}\n\n{form(table)}')
     stem = os.path.splitext(path)[0]
     table, *_ = tables.values()
     table.to_csv(f'{stem}.csv', index=False)
@@ -608,13 +616,17 @@ def main():
     path, *words = sys.argv[1:] or ['--help']
     if path in ('--help', '-h'):
         sys.exit(__doc__)
-    if words not in ([], ['latex'], ['run'], ['run', 'any_code']):
+    if words not in ([], ['latex'], ['folders'], ['run'], ['run', 'any_code']):
         given = ' '.join(words)
-        raise UserError(f'{given}: give a plan, then nothing, latex, run or run any_code')
+        raise UserError(f'{given}: give a plan, then nothing, latex, folders, run or run any_code')
     if 'run' in words:
         make_all(path, 'any_code' in words)
+    elif 'folders' in words:
+        _, runs = read_plan(path)
+        for one in runs:
+            print(one.cell, one.seed, one.folder)
     else:
-        report(path, 'latex' in words)
+        report(path, latex if 'latex' in words else markdown)
 
 
 if __name__ == '__main__':

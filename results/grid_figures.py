@@ -18,7 +18,7 @@ STEPS = 500, 1000, 1500, 2000, 2500
 
 def second_grid():
     """{recipe: rows}; in the plan a cell is called RECIPE/SYSTEM, here SYSTEM."""
-    rows = rows_of('results/grid2.py')
+    rows = rows_of('results/plans/grid2.py')
     recipe = rows['cell'].str.split('/').str[0]
     return {name: rows[recipe == name].assign(cell=rows['cell'].str.removeprefix(f'{name}/'))
             for name in COLOURS}
@@ -106,13 +106,14 @@ def draw(recipes, labels, title, path):
 
 if __name__ == '__main__':
     second = second_grid()
-    third = {'post-LN': rows_of('results/grid3_post_ln.py'), 'modern': rows_of('results/grid3_modern.py')}
+    third = {'post-LN': rows_of('results/plans/grid3_post_ln.py'),
+             'modern': rows_of('results/plans/grid3_modern.py')}
     print_shares(second, 'phase')
     print_shares(third, 'identity_query')
     for recipe, rows in third.items():
         print_costs(recipe, rows, ['narrow', 'identity_query'], [500, 2500])
         print_beside_pairwise(recipe, rows, second[recipe])
-    print_costs('larger', rows_of('results/scale.py'), ['symmetric'], [1000, 3000, 5400])
+    print_costs('larger', rows_of('results/plans/scale.py'), ['symmetric'], [1000, 3000, 5400])
     draw(second, {'symmetric': 'q = k', 'shared_kv': 'k = v', 'phase': 'phase', 'pairwise': 'pairwise',
                   'thin': 'thin MLP'},
          'A thin MLP saves about as much\nas q = k, for less loss', 'results/grid2_cost.png')

@@ -1,11 +1,13 @@
 """results/experiment.py: runs that processes share, rows, every number of its tables and figure by hand."""
 import contextlib
 import json
+import math
 import os
 import runpy
 import shutil
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import experiment
 import pandas as pd
@@ -169,7 +171,9 @@ blimp = 'folder'
         assert line in done.out, line
     assert '4.600 (0.100),+0.500 (+0.252 to +0.748),.013,' in Path('plan.csv').read_text()
     assert all(os.path.getsize(f'plan.{kind}') > 0 for kind in ('png', 'pdf'))
-    assert r' & 46.0 (1.0) & +5.0 (+2.5 to +7.5) \\' in stage('experiment', path, 'latex', pictures=True).out
+    in_latex = stage('experiment', path, 'latex', pictures=True).out
+    assert r' & 46.0 (1.0) & +5.0 (+2.5 to +7.5) \\' in in_latex
+    assert 'more in y & 1 & $-$0.300 & ' in in_latex
 
     plan, runs = experiment.read_plan(path)
     panel, _ = experiment.draw(plan, experiment.read_rows(path, runs).dropna(subset='loss')).axes
@@ -178,6 +182,52 @@ blimp = 'folder'
     assert original.get_marker() != other.get_marker()
     band = panel.collections[1].get_paths()[0].vertices
     assert {y for x, y in band if x == 20} == {4.5, 4.7}
+
+
+def test_planned_tests_are_corrected_by_holm_and_have_a_pooled_interval():
+    """By hand: Student's t with n = 2 has p = 1 - t / sqrt(t^2 + n) and 95 % of it lie within 4.3027.
+
+    Less `first`, `second` is 0.5, 0.6 and 0.4 (t = 8.66), `third` 0.3, 0.1 and 0.3 (t = 3.5), and they differ
+    by 0.2, 0.5 and 0.1 (t = 2.219). The squared deviations are 0.01, 0.01 and 0.0233, so pooled 0.01444 with
+    n = 6: half of an interval is 2.4469 sqrt(0.01444 (1/3 + 1/3)) = 0.240.
+    """
+    losses = {'first': [4, 4.1, 4.2], 'second': [4.5, 4.7, 4.6], 'third': [4.3, 4.2, 4.5]}
+    rows = pd.DataFrame([{'cell': cell, 'seed': seed, 'loss': loss}
+                         for cell, of_cell in losses.items() for seed, loss in enumerate(of_cell, 1)])
+    plan = SimpleNamespace(contrasts={
+        'a': {'second': 1, 'third': -1}, 'b': {'second': 1, 'first': -1}, 'c': {'third': 1, 'first': -1}})
+    assert experiment.contrast_table(plan, rows).values.tolist() == [
+        ['a', 3, '+0.267 (-0.250 to +0.784)', '+0.267 (+0.027 to +0.507)', '.157', '.157'],
+        ['b', 3, '+0.500 (+0.252 to +0.748)', '+0.500 (+0.260 to +0.740)', '.013', '.039'],     # 3 x .0131
+        ['c', 3, '+0.233 (-0.054 to +0.520)', '+0.233 (-0.007 to +0.473)', '.073', '.146']]     # 2 x .0728
+
+
+def test_a_pooled_interval_takes_one_deviation_for_each_group():
+    """By hand, with cells of unequal numbers of seeds.
+
+    x: (2 * 1 + 1 * 2 + 2 * 3) / 5 = 2 is the squared deviation, so the sum's is 2 (1/3 + 1/2) = 5/3, with 5
+    degrees of freedom. y: (2 * 4 + 2 * 16) / 4 = 10, so 10 (1/3 + 1/3) = 20/3, with 4. Of both these are 25/3
+    and (25/3)^2 / ((5/3)^2 / 5 + (20/3)^2 / 4) = 5.952 (Satterthwaite).
+    """
+    losses = {'x/a': [1, 2, 3], 'x/b': [2, 4], 'x/c': [4, 7, 7], 'y/a': [0, 2, 4], 'y/b': [1, 5, 9]}
+    rows = pd.DataFrame([(cell, loss) for cell, of_cell in losses.items() for loss in of_cell],
+                        columns=['cell', 'loss'])
+    in_x = {'x/a': 1, 'x/b': -1}
+    half = 2.5706 * (5 / 3) ** 0.5                      # 97.5 % of Student's t with 5 degrees of freedom
+    assert experiment.pooled(rows, in_x) == pytest.approx((-1, -1 - half, -1 + half), abs=1e-3)
+    half = 2.4519 * (25 / 3) ** 0.5                     # with 5.952
+    both = experiment.pooled(rows, {**in_x, 'y/a': -1, 'y/b': 1})
+    assert both == pytest.approx((2, 2 - half, 2 + half), abs=1e-3)
+    number, low, high = experiment.pooled(rows[:1], {'x/a': 1})         # one seed has no deviation
+    assert (number, math.isnan(low), math.isnan(high)) == (1, True, True)
+
+
+def test_the_folders_of_a_plan_hold_its_runs(write_plan, stage, tmp_path):
+    path = write_plan('seeds = 1,')
+    assert script().code == 0
+    lines = stage('experiment', path, 'folders').out.splitlines()
+    assert [line.split()[:2] for line in lines] == [['original', '1'], ['symmetric', '1']]
+    assert all(train.newest(line.split()[2]) for line in lines)
 
 
 def test_a_plan_takes_the_best_rates_of_searches(write_plan, stage):

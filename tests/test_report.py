@@ -10,7 +10,8 @@ from test_finetune import cells
 import finetune
 from configurator import UserError
 from finetune import TASKS
-from report import count_as, make_report, printed_rows, printed_table, read_book
+from papers import printed_rows, printed_table, read_book
+from report import count_as, make_report
 
 
 def report(results, paper='', *more):
@@ -77,7 +78,7 @@ def test_a_curve_over_pretraining_steps(stage, tmp_path, monkeypatch):
             folder.mkdir(parents=True)
             (folder / 'result.json').write_text(json.dumps(result(score + add, task, step=step)))
     seen = []
-    monkeypatch.setattr('curves.plot', lambda path, panels, label: seen.append(panels))
+    monkeypatch.setattr('report.plot', lambda path, panels, label: seen.append(panels))
     text = stage('report', f'--out_dir={tmp_path}').out
     assert text == (tmp_path / 'report.md').read_text()
     assert cells(text, 'ours')[0] == ['90.00', '80.00', '85.00', '1']           # of the last step

@@ -1,6 +1,6 @@
-# Two cells of results/grid2.py again, for two seeds in each recipe, on the same kind of machine: what the
+# Two cells of grid2.py again, for two seeds in each recipe, on the same kind of machine: what the
 # code of today moves, see results/grid3.md.
-# $ python results/experiment.py results/grid3_repeat.py run
+# $ python results/experiment.py results/plans/grid3_repeat.py run
 # Expect 8 runs, a minute on a GPU that makes them at once.
 base = 'config/results/grid.py --compile=False'
 cells = {

@@ -1,6 +1,6 @@
 # The search of results/grid4.md: learning rates sqrt(2) apart for the cells without attention to oneself,
 # with a seed that is not used again.
-# $ python results/experiment.py results/grid4_search.py run
+# $ python results/experiment.py results/plans/grid4_search.py run
 # Expect 9 runs of 17 minutes on a core of a CPU.
 base = 'config/results/grid.py config/modern.py --compile=False --eval_interval=250 --attend_self=False'
 cells = {

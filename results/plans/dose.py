@@ -1,7 +1,7 @@
 # The doses of results/grid4.md: how much can be saved in the blocks, and where?
-# $ python results/experiment.py results/dose_search.py run
-# $ python results/experiment.py results/dose.py run
-# $ python results/experiment.py results/dose.py
+# $ python results/experiment.py results/plans/dose_search.py run
+# $ python results/experiment.py results/plans/dose.py run
+# $ python results/experiment.py results/plans/dose.py
 # Expect 80 runs, five minutes on an H200 that makes sixteen at once. Dry run on a CPU: the cells' flags with
 # --max_iters=20.
 base = 'config/results/grid.py config/modern.py --compile=False'
@@ -17,7 +17,7 @@ cells = {                               # share of the parameters of the blocks 
 }
 reference = 'original'
 seeds = 1, 2, 3, 4, 5, 6, 7, 8, 9, 10
-rates_from = 'results/dose_search.py'
+rates_from = 'results/plans/dose_search.py'
 target = 5.15
 all_rows = True
 blimp = 'blimp'

@@ -1,8 +1,8 @@
 # The counted runs of results/grid3.md in the post-LN recipe, which repeat its planned tests: an encoder
 # without Wq, and one with narrow queries and keys, beside q = k and a thinner MLP of as many parameters.
-# $ python results/experiment.py results/grid3_post_ln.py run        after results/grid3_search_post_ln.py
-# $ python results/experiment.py results/grid3_post_ln.py
-# Expect 10 runs; the rows of original, symmetric and thin are copies of those in results/grid2.jsonl.
+# $ python results/experiment.py results/plans/grid3_post_ln.py run        after grid3_search_post_ln.py
+# $ python results/experiment.py results/plans/grid3_post_ln.py
+# Expect 10 runs; the rows of original, symmetric and thin are copies of those in grid2.jsonl.
 base = 'config/results/grid.py --compile=False'
 cells = {
     'original': '--attention=original --learning_rate=2e-3',
@@ -13,7 +13,7 @@ cells = {
 }
 reference = 'original'
 seeds = 1, 2, 3, 4, 5
-rates_from = 'results/grid3_search_post_ln.py'
+rates_from = 'results/plans/grid3_search_post_ln.py'
 target = 5.15
 all_rows = True
 blimp = 'blimp'

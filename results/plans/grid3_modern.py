@@ -1,8 +1,8 @@
 # The counted runs of results/grid3.md in the modern recipe, which its planned tests read: an encoder
 # without Wq, and one with narrow queries and keys, beside q = k and a thinner MLP of as many parameters.
-# $ python results/experiment.py results/grid3_modern.py run        after the three searches of modern
-# $ python results/experiment.py results/grid3_modern.py
-# Expect 10 runs; the rows of original, symmetric and thin are copies of those in results/grid2.jsonl.
+# $ python results/experiment.py results/plans/grid3_modern.py run        after the three searches of modern
+# $ python results/experiment.py results/plans/grid3_modern.py
+# Expect 10 runs; the rows of original, symmetric and thin are copies of those in grid2.jsonl.
 base = 'config/results/grid.py config/modern.py --compile=False'
 cells = {
     'original': '--attention=original --learning_rate=4e-3',
@@ -13,8 +13,8 @@ cells = {
 }
 reference = 'original'
 seeds = 1, 2, 3, 4, 5
-rates_from = ('results/grid3_search_modern.py,results/grid3_search_narrow.py,'
-              'results/grid3_search_identity.py')
+rates_from = ('results/plans/grid3_search_modern.py,results/plans/grid3_search_narrow.py,'
+              'results/plans/grid3_search_identity.py')
 target = 5.15
 all_rows = True
 blimp = 'blimp'

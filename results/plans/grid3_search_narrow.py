@@ -1,6 +1,6 @@
 # The search of results/grid3.md goes on for `narrow` in the modern recipe, whose best rate was the lowest
-# one. The row of 0.004 is a copy of that in results/grid3_search_modern.jsonl.
-# $ python results/experiment.py results/grid3_search_narrow.py run
+# one. The row of 0.004 is a copy of that in grid3_search_modern.jsonl.
+# $ python results/experiment.py results/plans/grid3_search_narrow.py run
 # Expect 1 run of 17 minutes on a core of a CPU.
 base = 'config/results/grid.py config/modern.py --compile=False --eval_interval=250'
 cells = {'narrow': '--attention=narrow'}

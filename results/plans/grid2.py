@@ -1,7 +1,7 @@
 # The counted runs of results/grid2.md: what a shared projection is worth beside a thinner MLP, and whether
 # direction is what q = k loses.
-# $ python results/experiment.py results/grid2.py run        after both results/grid2_search_*.py
-# $ python results/experiment.py results/grid2.py
+# $ python results/experiment.py results/plans/grid2.py run        after both grid2_search_*.py
+# $ python results/experiment.py results/plans/grid2.py
 # Expect 60 runs. original, shared_kv and pairwise have the rates of the first grid, the others those of the
 # search.
 base = 'config/results/grid.py --compile=False'
@@ -21,7 +21,7 @@ cells = {
 }
 reference = 'original'
 seeds = 1, 2, 3, 4, 5
-rates_from = 'results/grid2_search_post_ln.py,results/grid2_search_modern.py'
+rates_from = 'results/plans/grid2_search_post_ln.py,results/plans/grid2_search_modern.py'
 target = 5.15
 all_rows = True
 blimp = 'blimp'

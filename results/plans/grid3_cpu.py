@@ -1,9 +1,9 @@
 # All cells of results/grid3.md in modern on the CPU that made its counted runs: what the machine moves, and
 # the differences with all cells on one machine.
-# $ python results/experiment.py results/grid3_cpu.py run
-# $ python results/experiment.py results/grid3_cpu.py
+# $ python results/experiment.py results/plans/grid3_cpu.py run
+# $ python results/experiment.py results/plans/grid3_cpu.py
 # Expect 15 runs of 17 minutes on a core; the rows of narrow and identity_query are copies of those in
-# results/grid3_modern.jsonl.
+# grid3_modern.jsonl.
 base = 'config/results/grid.py config/modern.py --compile=False'
 cells = {
     'original': '--attention=original --learning_rate=4e-3',

@@ -1,6 +1,6 @@
 # The counted runs of results/grid4.md: does q = k cost less if no token attends to itself?
-# $ python results/experiment.py results/grid4.py run any_code      after the search
-# $ python results/experiment.py results/grid4.py
+# $ python results/experiment.py results/plans/grid4.py run any_code      after the search
+# $ python results/experiment.py results/plans/grid4.py
 # Expect 15 runs of 17 minutes on a core of a CPU. The rows of the cells with attention to oneself are copies
 # of those in grid3_cpu.jsonl and, of `phase`, in grid2.jsonl; an older model.py made them, hence any_code.
 base = 'config/results/grid.py config/modern.py --compile=False'
@@ -14,7 +14,7 @@ cells = {
 }
 reference = 'original'
 seeds = 1, 2, 3, 4, 5
-rates_from = 'results/grid4_search.py'
+rates_from = 'results/plans/grid4_search.py'
 target = 5.15
 all_rows = True
 blimp = 'blimp'

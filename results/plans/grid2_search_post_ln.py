@@ -1,6 +1,6 @@
 # The search of results/grid2.md in the post-LN recipe: learning rates sqrt(2) apart, for the three systems
 # that are compared, with two seeds that are not used again.
-# $ python results/experiment.py results/grid2_search_post_ln.py run
+# $ python results/experiment.py results/plans/grid2_search_post_ln.py run
 # Expect 30 runs of half an hour on a core of a CPU, or a minute on a GPU that makes sixteen at once.
 base = 'config/results/grid.py --compile=False --eval_interval=250'
 cells = {

@@ -1,6 +1,6 @@
 # The search of results/grid2.md in the modern recipe: learning rates sqrt(2) apart, for the three systems
 # that are compared, with two seeds that are not used again.
-# $ python results/experiment.py results/grid2_search_modern.py run
+# $ python results/experiment.py results/plans/grid2_search_modern.py run
 # Expect 36 runs of half an hour on a core of a CPU, or a minute on a GPU that makes sixteen at once.
 base = 'config/results/grid.py --compile=False --eval_interval=250'
 cells = {

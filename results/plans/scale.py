@@ -1,7 +1,7 @@
 # The scale study of results/grid3.md: the ways to save a matrix at nine times the parameters, over one epoch
 # of the grid's corpus.
-# $ python results/experiment.py results/scale.py run any_code
-# $ python results/experiment.py results/scale.py
+# $ python results/experiment.py results/plans/scale.py run any_code
+# $ python results/experiment.py results/plans/scale.py
 # Expect 24 runs, of 7 minutes on an H200 that makes twelve at once. Dry run on a CPU: the cells' flags with
 # --max_iters=20. The last two cells are those of results/grid4.md; rows of the others are older than their
 # option, hence the word any_code.
