@@ -5,6 +5,7 @@
 #       --out_dir=out/base_symmetric
 # Expect no printed result, since theirs is on OSCAR (config/courtois/base.py). results/reproduce.md lists our
 # own choices.
+# Cost (results/costs.py): 109,514,298 parameters, 26,214 million tokens of 0.554 GFLOP, 10.1 GPU hours
 out_dir = 'out/base'
 dataset = 'fineweb'
 dropout = 0.1

@@ -1,7 +1,7 @@
 # Which package does a docstring come from? The task is read from a labelled file (--tasks=custom), as you can
 # do with your own. It has three seeds, and a seventh of the docstrings is held out.
 # $ python finetune.py config/finetune_quickstart.py
-# Expect minutes on two cores. Run config/quickstart.py first; results/findings.md has the scores.
+# Expect minutes on two cores. Run config/quickstart.py first.
 out_dir = 'out/finetune_quickstart'
 init_from = 'out/quickstart'
 tasks = 'custom'

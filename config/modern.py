@@ -4,6 +4,7 @@
 # to 15 %).
 # $ torchrun --standalone --nproc_per_node=8 train.py config/base.py config/modern.py --out_dir=out/modern
 # Expect no printed result at this size; results/findings.md has results of small models.
+# Cost (results/costs.py): 108,987,648 parameters, 26,214 million tokens of 0.582 GFLOP, 10.6 GPU hours
 position = 'rope'
 norm_place = 'pre'
 mlp = 'swiglu'

@@ -18,6 +18,7 @@ from test_configs import COMMANDS as REPRODUCE
 from test_configs import IN_HEADERS, NAMES, commands_of, read, resolved
 
 import bench
+import costs
 import finetune
 import train
 from model import model_config
@@ -114,6 +115,29 @@ def write_files(home):
 def test_a_link_leads_to_a_file(name):
     for link in re.findall(r'\]\(([^):#]+)\)', read(name)):
         assert os.path.exists(os.path.join(ROOT, os.path.dirname(name), link)), link
+
+
+@pytest.mark.parametrize('name', ['quickstart', 'results/grid', 'base', 'tian/base'])
+def test_a_header_says_what_its_run_costs(name, monkeypatch):
+    monkeypatch.setattr(torch.Tensor, 'normal_', lambda self, *arguments, **keywords: self)     # slow on meta
+    path = Path(ROOT, 'config', f'{name}.py')
+    assert f'# Cost (results/costs.py): {costs.cost(costs.header_arguments(path))}\n' in path.read_text()
+
+
+def test_the_operations_of_a_token_are_those_of_its_products():
+    """By hand, of the quickstart's: 6 for each weight, forward and backward, and the products of the scores.
+
+    Two layers of 128, an MLP of 256, 64 tokens of which 10 are predicted. In the last block only these have
+    queries, outputs and MLP; S (4, 32, 32) multiplies queries.
+    """
+    D, F, T, k, V = 128, 256, 64, 10, 4096
+    queries = D * D + 4 * 32 * 32 + D * D + 2 * D * F   # Wq is that of the keys, too; S, Wo, the MLP
+    first = T * (queries + D * D) + 2 * T * T * D       # Wv; q k^T and A v
+    last = T * 2 * D * D + k * (queries - D * D) + 2 * k * T * D
+    head = k * (D * D + D * V)
+    by_hand = 6 * (first + last + head) / T / 1e9
+    found = re.search(r'([\d.]+) GFLOP', costs.cost(['config/quickstart.py']))[1]
+    assert float(found) == pytest.approx(by_hand, rel=2e-2)
 
 
 def test_the_table_of_systems_has_the_parameters_of_the_model(monkeypatch):

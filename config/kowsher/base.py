@@ -4,6 +4,7 @@
 #       --out_dir=out/kowsher_shared
 # Expect, with `shared`, a loss that falls from 7.0 to 1.9 (figure 2), and 80.09 on GLUE (table 1).
 # results/reproduce.md lists our own choices.
+# Cost (results/costs.py): 95,367,738 parameters, 54,067 million tokens of 0.472 GFLOP, 17.7 GPU hours
 from config.base import *
 
 out_dir = 'out/kowsher_base'

@@ -4,6 +4,7 @@
 #       --attention=shatter --position=none --out_dir=out/base_shatter
 # Expect the results in results/reproduce.md, which has the command of each of their models and lists our own
 # choices.
+# Cost (results/costs.py): 103,281,152 parameters, 131,072 million tokens of 0.514 GFLOP, 46.8 GPU hours
 out_dir = 'out/tian_base'
 dataset = 'books_wikipedia_sp'
 dropout = 0.1

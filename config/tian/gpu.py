@@ -3,6 +3,7 @@
 #       --out_dir=out/gpu_original
 # Expect (table 2): MNLI 83.5/84.2 at length 256 for BERT, 84.5/84.8 extended to 512 for Shatter; 170 and 161
 # hours on their 8 V100.
+# Cost (results/costs.py): 110,454,272 parameters, 52,429 million tokens of 0.529 GFLOP, 19.3 GPU hours
 from config.tian.base import *
 
 out_dir = 'out/tian_gpu'

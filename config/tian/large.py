@@ -3,6 +3,7 @@
 #       --out_dir=out/large_original
 # Expect (table 2): MNLI 88.9/88.8 for BERT, 88.7/88.6 for Shatter; 180 and 151 hours on their TPUv3 8x8.
 # results/reproduce.md has more.
+# Cost (results/costs.py): 336,689,408 parameters, 524,288 million tokens of 1.93 GFLOP, 704.4 GPU hours
 from config.tian.base import *
 
 out_dir = 'out/tian_large'
