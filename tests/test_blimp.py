@@ -55,7 +55,7 @@ def word_numbers(pieces, tokenizer):
     numbers = [0]
     for before, piece in itertools.pairwise(pieces):
         continues = before == '\u2581' or (before[-1].isalnum() and piece[0].isalnum())
-        if tokenizer.settings['kind'] == 'wordpiece':
+        if tokenizer.settings['kind'] == 'library':
             continues = piece.startswith('##')
         numbers.append(numbers[-1] + (not continues))
     return numbers

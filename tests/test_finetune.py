@@ -26,7 +26,8 @@ from configurator import UserError
 from finetune import HEADS, METRICS, TASKS, Choices, Data, Example, Span, Window, collate, join_texts
 from model import (ATTENTION, CLASSIFIER, EncoderConfig, MaskedLM, PermutationLM, SequenceClassifier,
                    positions_of)
-from prepare_data import SPECIAL_PIECES, copy_tokenizer, load_tokenizer, open_tokenizer, write_json
+from prepare_data import (SPECIAL_PIECES, copy_tokenizer, library_file, load_tokenizer, make_wordpiece,
+                          open_tokenizer, write_json)
 
 QUICK = {
     'trials': 1, 'epochs': 1, 'total_batch': 8, 'batch_size': 8, 'learning_rate': 5e-3, 'stride': 16,
@@ -47,7 +48,7 @@ PIECES = [
 
 def pretrained(folder, step=3, seed=0, kind=MaskedLM, **changes):
     """Write a checkpoint as train.py does, of random weights; returns the run's folder."""
-    tokenizer = open_tokenizer('\n'.join(PIECES).encode(), {'kind': 'wordpiece', 'lower_case': True})
+    tokenizer = open_tokenizer(*library_file(make_wordpiece(PIECES, True)))
     copy_tokenizer(tokenizer, folder)
     torch.manual_seed(seed)
     shape = {'block_size': 48, 'n_layer': 2, 'n_head': 4, 'n_embd': 16, 'n_inner': 32}

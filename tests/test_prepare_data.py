@@ -9,6 +9,7 @@ import math
 import os
 import random
 import re
+import shutil
 import signal
 import sys
 import time
@@ -25,8 +26,10 @@ import pytest
 import scipy.stats
 import sentencepiece
 import tiktoken
+import transformers
 import zstandard
 from conftest import ROOT, flip, knobs_of, launch, process, words
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 import prepare_data
 from configurator import UserError
@@ -125,9 +128,11 @@ def specs(tmp_path, monkeypatch):
     tokens = [*(bytes([i]) for i in range(256)), b' t', b'he', b'\x80\x81']      # the last is no UTF-8
     ranks = {token: i for i, token in enumerate(tokens)}
     pattern = r' ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+'
-    small = tiktoken.Encoding('small', pat_str=pattern, mergeable_ranks=ranks, special_tokens={'<end>': 300})
-    monkeypatch.setattr(tiktoken, 'get_encoding', {'small': small}.__getitem__)
-    return {**{kind: kind for kind in TOKENIZERS},
+    small = {'name': 'small', 'pat_str': pattern, 'mergeable_ranks': ranks, 'special_tokens': {'<end>': 300}}
+    assert tiktoken.list_encoding_names()
+    monkeypatch.setitem(tiktoken.registry.ENCODING_CONSTRUCTORS, 'small', lambda: small)
+    make_library('bytes', make_texts(99), VOCAB[:5]).save(f'{tmp_path}/bytes.json')
+    return {**{kind: kind for kind in TOKENIZERS}, 'library': f'library:{tmp_path}/bytes.json',
             'wordpiece': f'wordpiece:{tmp_path}/vocab.txt', 'tiktoken': 'tiktoken:small'}
 
 
@@ -136,8 +141,9 @@ def specs(tmp_path, monkeypatch):
 def starts_word(kind, i, piece):
     if kind == 'sentencepiece':
         return piece[:1] in '\u2581我们来到北京'
-    if kind == 'tiktoken':                                      # ids 0 to 255 are bytes
-        return not piece[:1].isalnum() and piece[:1] != '\ufffd' or 0xe3 <= i <= 0xe9
+    if kind in ('tiktoken', 'library'):
+        first = {'tiktoken': 0xe3, 'library': 164}[kind]        # ids of the bytes from 0xe3 on
+        return not piece[:1].isalnum() and piece[:1] != '\ufffd' or first <= i <= first + 6
     return piece[:2] != '##'
 
 
@@ -205,13 +211,14 @@ def test_characters_by_falling_frequency(tmp_path):
     for size, n in ((60, 18), (17, 16)):                        # of the 17 'ｚ' would need two
         folder, _ = prepare(tmp_path, texts, tokenizer='character', val_fraction=0.4, vocab_size=size,
                             name=str(size))
-        assert contents(folder)['tokenizer/vocab.txt'].decode().split('\n') == [*pieces[:n], '']
-    tokenizer = load_tokenizer(folder)
+        tokenizer = load_tokenizer(folder)
+        assert tokenizer.pieces == pieces[:n]
     assert [tokenizer.pieces[i] for i in encoded(folder, ['Bé好baz'])[0]] == ['b', '##e', '好', '[UNK]']
     # half of the pieces of a trained WordPiece are characters, and more only if it has few words to learn
     trained = prepare_data.train_wordpiece
-    few, usual = (trained([*texts, *more], {'vocab_size': 24, 'lower_case': True})[0].decode().split('\n')
-                  for more in ([], 9 * ['baba abab']))
+    vocabularies = (trained([*texts, *more], {'vocab_size': 24, 'lower_case': True}).get_vocab()
+                    for more in ([], 9 * ['baba abab']))
+    few, usual = (sorted(vocabulary, key=vocabulary.get) for vocabulary in vocabularies)
     assert {*pieces} <= {*few}
     assert all(len(piece.removeprefix('##')) > 1 for piece in usual[12:18])
 
@@ -307,46 +314,93 @@ def test_a_bert_is_its_whole_tokenizer(tmp_path, flags, pieces):
     with refuses(match=f'so lower_case must be {lower_case}'):
         prepare(tmp_path, make_texts(30), tokenizer=f'wordpiece:{tmp_path}', lower_case=not lower_case)
     bert = bert_tokenizer(tmp_path)
-    usual = open_tokenizer(bert.data, {'kind': 'wordpiece', 'lower_case': True})
+    usual = open_tokenizer(*prepare_data.library_file(prepare_data.make_wordpiece(bert.pieces, True)))
     assert (encoding_digest(usual) == encoding_digest(bert)) == (flags == {})
-    (tmp_path / 'alone').mkdir()
-    fast_tokenizer(bert, 64).backend_tokenizer.save(f'{tmp_path}/alone/tokenizer.json')
-    alone = bert_tokenizer(tmp_path / 'alone')
-    assert encoding_digest(alone) == encoding_digest(bert)
-    assert [alone.pieces[i] for i in alone.encode(['Tür 北京'])[0]] == pieces.split()
+    (tmp_path / 'tokenizer').mkdir()
+    fast_tokenizer(bert, 64).backend_tokenizer.save(f'{tmp_path}/tokenizer/tokenizer.json')
+    alone = bert_tokenizer(tmp_path / 'tokenizer')
+    vocabulary = Path(shutil.copy(tmp_path / 'vocab.txt', tmp_path / 'tokenizer'))
+    names = {'do_lower_case': 'lower_case', 'tokenize_chinese_chars': 'handle_chinese_chars'}
+    flags = {'lower_case': True, **{names.get(flag, flag): value for flag, value in flags.items()}}
+    settings = {'kind': 'character', 'sha256': prepare_data.file_sum(vocabulary), **flags}
+    prepare_data.write_json(tmp_path / 'tokenizer' / 'settings.json', {'tokenizer': settings})
+    for other in (alone, load_tokenizer(tmp_path)):             # the second as earlier versions wrote it
+        assert encoding_digest(other) == encoding_digest(bert)
+        assert [other.pieces[i] for i in other.encode(['Tür 北京'])[0]] == pieces.split()
 
 
 @pytest.mark.parametrize('name, content, said', [
-    ('tokenizer_config.json', b'{"tokenizer_class": "BertJapaneseTokenizer"}', "='BertJapaneseTokenizer'"),
-    ('config.json', b'{"tokenizer_class": "BertJapaneseTokenizer"}', "='BertJapaneseTokenizer'"),
-    ('tokenizer_config.json', b'{"mask_token": {"content": "<mask>"}}', "the added word '<mask>'"),
-    ('special_tokens_map.json', b'{"additional_special_tokens": ["E1"]}', "the added word 'E1'"),
-    ('added_tokens.json', b'{"E1": 15}', "the added word 'E1'"),
-    ('tokenizer.json', b'{"added_tokens": [{"content": "E1"}]}', "the added word 'E1'"),
-    ('tokenizer.json', b'{"normalizer": null}', 'normalizer type=None'),
-    ('tokenizer.json', b'{"pre_tokenizer": {"type": "Whitespace"}}', "pre_tokenizer type='Whitespace'"),
-    ('tokenizer.json', b'{"model": {"type": "Unigram", "vocab": []}}', "model type='Unigram'"),
-    ('tokenizer.json', b'{"model": {"vocab": {"[PAD]": 0}}}', r'no \[UNK\], \[CLS\], \[SEP\], \[MASK\]')])
-def test_another_tokenizer_than_a_bert_is_refused(tmp_path, name, content, said):
-    """Whatever its files say that is not WordPiece; [PAD] and others that are not there."""
+    ('tokenizer_config.json', b'{"tokenizer_class": "BertJapaneseTokenizer"}', 'is of BertJapaneseTokenizer'),
+    ('config.json', b'{"tokenizer_class": "BertJapaneseTokenizer"}', 'is of BertJapaneseTokenizer'),
+    ('special_tokens_map.json', b'{"additional_special_tokens": ["E1"]}', r"the words \['E1'\] added"),
+    ('added_tokens.json', b'{"E1": 15}', r"the words \['E1'\] added"),
+    ('vocab.txt', b'[PAD]\n[CLS]', r'Missing \[UNK\]'),
+    ('tokenizer.json', b'{}', 'Cannot instantiate Tokenizer')])
+def test_a_vocabulary_of_another_class_is_refused(tmp_path, name, content, said):
     (tmp_path / 'vocab.txt').write_text('\n'.join(VOCAB))
-    bert = bert_tokenizer(tmp_path)
-    assert bert.pieces == VOCAB
-    if name == 'tokenizer.json':                                # but for one of its parts it is the BERT's
-        library = json.loads(fast_tokenizer(bert, 64).backend_tokenizer.to_str())
-        content = json.dumps({**library, **json.loads(content)}).encode()
+    assert bert_tokenizer(tmp_path).pieces == VOCAB
     (tmp_path / name).write_bytes(content)
     with refuses(match=said):
         bert_tokenizer(tmp_path)
 
 
-def test_no_network_does_not_mean_that_a_file_does_not_exist(monkeypatch):
-    """Only the hub's cache may say so without a network."""
-    cache = {'a': huggingface_hub._CACHED_NO_EXIST, 'b': None}
-    monkeypatch.setattr(huggingface_hub, 'try_to_load_from_cache', lambda hub_id, name: cache[name])
-    assert prepare_data.bert_file('owner/name', 'a') is None
-    with refuses(match='b is not in the cache, and the hub cannot be reached'):
-        prepare_data.bert_file('owner/name', 'b')
+def make_library(kind, texts, special):
+    """A small tokenizers.Tokenizer: 'bytes', as RoBERTa and ModernBERT, or 'unigram', as DeBERTa."""
+    special_tokens = [AddedToken(piece, lstrip='mask' in piece.lower()) for piece in special]
+    usual = {'show_progress': False, 'special_tokens': special_tokens}
+    if kind == 'bytes':
+        model = Tokenizer(models.BPE())
+        model.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        model.decoder = decoders.ByteLevel()
+        bytes_of_text = model.pre_tokenizer.alphabet()
+        trainer = trainers.BpeTrainer(vocab_size=400, initial_alphabet=bytes_of_text, **usual)
+    else:
+        model = Tokenizer(models.Unigram())
+        model.pre_tokenizer = pre_tokenizers.Metaspace()
+        model.decoder = decoders.Metaspace()
+        trainer = trainers.UnigramTrainer(vocab_size=100, unk_token=special[1], **usual)
+    model.train_from_iterator(texts, trainer)
+    return model
+
+
+@pytest.mark.parametrize('kind, special, words', [
+    ('bytes', '<pad> <unk> <s> </s> <mask>', 'The|\xa0river|,|\xa0red|\xa0我们'),
+    ('bytes', '<|padding|> [UNK] [CLS] [SEP] [MASK]', 'The|\xa0river|,|\xa0red|\xa0我们'),
+    ('bytes', '', 'The|\xa0river|,|\xa0red|\xa0我们'),
+    ('unigram', '[PAD] [UNK] [CLS] [SEP] [MASK]', '|▁The|▁river,|▁red|▁|我们')])
+def test_any_tokenizer_of_the_hub(tmp_path, capfd, kind, special, words):
+    """It gives the ids of transformers, also exported; a special token in a text is text."""
+    texts = [*make_texts(60, 3, CHINESE[:-1], ''), *make_texts(60, pieces=WORDS[:-1]), 'a 🎉 riverbed',
+             'The river, red 我们']
+    special = special.split()
+    model = make_library(kind, 9 * texts, special)
+    model.add_tokens(['riverbed'])
+    keys = [f'{key}_token' for key in ('pad', 'unk', 'cls', 'sep', 'mask')]
+    theirs = transformers.PreTrainedTokenizerFast(tokenizer_object=model, **dict(zip(keys, special)))  # noqa: B905
+    theirs.save_pretrained(tmp_path / 'theirs')
+    folder, _ = prepare(tmp_path, texts, tokenizer=f'library:{tmp_path}/theirs')
+    ours = load_tokenizer(folder)
+    is_missing = 'come after its own: [PAD], [CLS], [SEP], [MASK]' in capfd.readouterr().err
+    assert is_missing == (not special)
+    assert ours.vocab_size == len(theirs) + 4 * is_missing
+    fast_tokenizer(ours, 64).save_pretrained(tmp_path / 'exported')
+    exported = transformers.AutoTokenizer.from_pretrained(tmp_path / 'exported')
+    for text, ids, (_, offsets) in zip(texts, ours.encode(texts), ours.encode_offsets(texts), strict=True):
+        row = theirs(text, add_special_tokens=False, return_offsets_mapping=True)
+        assert row['input_ids'] == ids.tolist() == exported(text, add_special_tokens=False)['input_ids']
+        assert row['offset_mapping'] == [*map(tuple, offsets.tolist())]
+    assert encoding_digest(bert_tokenizer(tmp_path / 'exported')) == encoding_digest(ours)
+
+    starts = ours.word_starts()
+    marked = ''.join('|' * starts[i] + ours.pieces[i].replace(' ', '\xa0') for i in ids)
+    assert marked == words
+    for piece in (*special, *(ours.pieces[i] for i in ours.special_ids.values())):
+        [ids], parts = ours.encode([f'a{piece} {piece}']), ours.encode_between_masks(['the ', f'{piece} of'])
+        assert {*ids, *np.concatenate(parts)} & {*ours.special_ids.values()} <= {ours.special_ids.get('unk')}
+    mask = exported.mask_token
+    ids, mask_id = exported(f'the {mask} of', add_special_tokens=False)['input_ids'], exported.mask_token_id
+    first, second = ours.encode_between_masks(['the ', ' of'])
+    assert [*first, mask_id, *second] == ids
 
 
 # ---- Chinese words ----
@@ -619,7 +673,7 @@ def test_a_sample_is_of_the_whole_corpus(tmp_path):
     ('a.jsonl', '--text_field=body', "text_field='body': the fields of the first row are id, text"),
     ('a.jsonl', '--segmenter=jieba', "segmenter='jieba': must be jieba, with tokenizer=wordpiece"),
     ('a.jsonl', '--path=b', "path='b' is for cluecorpussmall, "),
-    ('a.jsonl', f'--tokenizer=wordpiece:{ROOT}/README.md', "the vocabulary has no [PAD], "),
+    ('a.jsonl', f'--tokenizer=wordpiece:{ROOT}/README.md', "Missing [UNK] token from the vocabulary"),
     ('a.jsonl', '--part=4/4', "part='4/4': must be i/n with i from 0 to n - 1, as in 0/4"),
     ('a.jsonl', '--tokenizer=wordpiece', "vocab_size=20: tokenizer='wordpiece' is that of bert-base-unc"),
     ('cut.jsonl.gz', '--part=0/1', 'cut.jsonl.gz: cannot be read: '),
@@ -646,8 +700,8 @@ def test_a_run_checks_the_sizes_of_shards(tmp_path, monkeypatch):
         os.truncate(f'{folder}/{name}', size)
         with refuses(match=f'{name}: missing, damaged'):
             prepare_data.check_corpus(folder, meta)
-    flip(f'{folder}/tokenizer/vocab.txt')
-    with refuses(match='tokenizer/vocab.txt: missing or damaged'):
+    flip(f'{folder}/tokenizer/tokenizer.json')
+    with refuses(match='tokenizer/tokenizer.json: missing or damaged'):
         load_tokenizer(folder)
 
 
