@@ -204,16 +204,15 @@ def test_a_large_vocabulary(tmp_path):
     assert read_all(folder, meta) == [(6, 66006), (6, 66006, 7)]
 
 
-def test_characters_by_falling_frequency(tmp_path):
+def test_characters_by_falling_frequency():
     texts = ['好好好好好，，，，Ba b\u3000A', '人人人人é～～～Ｚ']
     # 好 5, ， and 人 4 (U+4EBA is before U+FF0C), ～ 3, a and b 2, e and ｚ 1; white space is no piece
     pieces = [*VOCAB[:5], '好', '人', '，', '～', '##～', 'a', '##a', 'b', '##b', 'e', '##e', 'ｚ', '##ｚ']
     for size, n in ((60, 18), (17, 16)):                        # of the 17 'ｚ' would need two
-        folder, _ = prepare(tmp_path, texts, tokenizer='character', val_fraction=0.4, vocab_size=size,
-                            name=str(size))
-        tokenizer = load_tokenizer(folder)
+        config = {'vocab_size': size, 'lower_case': True}
+        tokenizer = open_tokenizer(*TOKENIZERS['character'].make('', config, lambda: texts))
         assert tokenizer.pieces == pieces[:n]
-    assert [tokenizer.pieces[i] for i in encoded(folder, ['Bé好baz'])[0]] == ['b', '##e', '好', '[UNK]']
+    assert [tokenizer.pieces[i] for i in tokenizer.encode(['Bé好baz'])[0]] == ['b', '##e', '好', '[UNK]']
     # half of the pieces of a trained WordPiece are characters, and more only if it has few words to learn
     trained = prepare_data.train_wordpiece
     vocabularies = (trained([*texts, *more], {'vocab_size': 24, 'lower_case': True}).get_vocab()
@@ -242,7 +241,7 @@ def test_exported_copy_gives_our_ids(tmp_path, specs, kind, lower_case):
     texts = [*make_texts(100, 3, CHINESE[:-1], ''), *make_texts(60, pieces=WORDS[:-1]),
              *30 * ['The Red'], ' Straße ﬁne ＦＵＬＬ\u3000width ½ É \x85']
     folder, _ = prepare(tmp_path, texts, tokenizer=specs.get(kind, kind), lower_case=lower_case,
-                        vocab_size=250)
+                        vocab_size=250, val_fraction=0.01)
     ours = load_tokenizer(folder)
     theirs = fast_tokenizer(ours, 64)
     their_ids = theirs(texts, add_special_tokens=False)['input_ids']
@@ -418,11 +417,11 @@ def test_pieces_of_scripts_without_spaces():
     ('买T恤,好模型', '买 T恤 , 好 模型', '|买 |t 恤 |, |好 |模 型'),
     ('b我龘', 'b我龘', '|b 我 [UNK]'),
     ('我𠮷b䷀', '我 𠮷 b䷀', '|我 |𠮷 |b ##䷀')])
-def test_words_of_mixed_text(tmp_path, monkeypatch, text, cut, tokens):
+def test_words_of_mixed_text(monkeypatch, text, cut, tokens):
     """jieba decides where a Chinese word starts, the pieces decide for all other text."""
-    folder, _ = prepare(tmp_path, ['我们用模型买恤好𠮷bert，。,䷀'], tokenizer='character', val_fraction=1.0)
     monkeypatch.setattr(prepare_data, 'load_jieba', lambda: types.SimpleNamespace(cut=lambda _: cut.split()))
-    tokenizer = load_tokenizer(folder)
+    pieces = prepare_data.character_pieces(['我们用模型买恤好𠮷bert，。,䷀'], 60, True)
+    tokenizer = open_tokenizer(*prepare_data.library_file(prepare_data.make_wordpiece(pieces, True)))
     (ids, marks), = prepare_data.encode_with_words(tokenizer, [text])
     marked = [f'|{tokenizer.pieces[i]}' if mark else tokenizer.pieces[i]
               for i, mark in zip(ids, marks, strict=True)]
@@ -431,8 +430,9 @@ def test_words_of_mixed_text(tmp_path, monkeypatch, text, cut, tokens):
 
 def test_words_stay_with_their_tokens(tmp_path):
     texts = make_texts(60, 0, CHINESE, '') + ['我来到北京清华大学']        # from jieba's README
-    folder, meta = prepare(tmp_path, texts, tokenizer='character', segmenter='jieba', vocab_size=100,
-                           val_fraction=1.0, unit_bytes=5000)
+    folder, _ = prepare(tmp_path, texts, tokenizer='character', vocab_size=100)
+    folder, meta = prepare(tmp_path, texts, tokenizer=folder, segmenter='jieba', val_fraction=1.0,
+                           unit_bytes=5000, name='y')
     marks = []
     for _, more in prepare_data.encode_with_words(load_tokenizer(folder), texts):
         marks += [*more, True]                                  # of [SEP]
@@ -657,13 +657,31 @@ def test_max_documents_are_the_first_of_each_unit(tmp_path):
     assert dropped.total() == 1
 
 
-def test_a_sample_is_of_the_whole_corpus(tmp_path):
-    """Texts of smallest hash of the first of each unit, by its bytes."""
+def test_a_sample_is_of_the_whole_corpus_but_for_what_is_held_out(tmp_path):
+    """Texts of smallest hash, of another seed, of the first of each unit, by its bytes; of up to 16 units."""
+    limit = 2**63                                               # half of the texts
     texts = [[f'{k} {i:098}' for i in range(n)] for k, n in enumerate((100, 300))]
     files = [write_jsonl(tmp_path / f'{k}.jsonl', texts[k]) for k in range(2)]
-    by_hash = [sorted(read, key=text_hash) for read in (texts[0][:30], texts[1][:90])]
+    known = [[text for text in part if text_hash(text) >= limit] for part in texts]
+    by_hash = [sorted(part, key=partial(text_hash, seed=2)) for part in (known[0][:30], known[1][:90])]
     units = units_of(tmp_path, unit_bytes=os.path.getsize(files[1]))
-    assert prepare_data.take_sample(units, 1200) == by_hash[0][:3] + by_hash[1][:9]
+    assert prepare_data.take_sample(units, limit, 1200) == by_hash[0][:3] + by_hash[1][:9]
+    units = units_of(tmp_path, unit_bytes=1000)
+    sample = prepare_data.take_sample(units, 0, 1300)
+    assert len(units) > len(sample) == 16
+    assert int(sample[-1][2:]) > 200
+
+
+def test_the_tokenizer_does_not_depend_on_what_is_held_out(tmp_path):
+    """Other texts are held out: the tokenizer is the same to the byte. Without others none is trained."""
+    texts = make_texts(300)
+    others = (text for text in make_texts(9000, 1, CHINESE) if text_hash(text) < 0.1 * 2**64)
+    changed = [next(others) if text_hash(text) < 0.1 * 2**64 else text for text in texts]
+    files = [contents(prepare(tmp_path, part, name=f'{len(part)}')[0]) for part in (texts, [None, *changed])]
+    assert 20 < sum(map(str.__ne__, texts, changed)) < 40
+    assert files[0]['tokenizer/sentencepiece.model'] == files[1]['tokenizer/sentencepiece.model']
+    with refuses(match='no text that is not held out'):
+        prepare(tmp_path, texts, val_fraction=1.0, name='y')
 
 
 # ---- mistakes and damage ----
