@@ -214,9 +214,9 @@ def print_rates(rows, searches):
             gains[f'{recipe}/{cell}'] = means.min() - (c - b ** 2 / (4 * a))
     print('\nif each cell had the rate at the lowest point of that parabola')
     pairs = [('symmetric', 'original'), ('narrow', 'original'), ('identity_query', 'original'),
-             ('thin', 'original'), ('pairwise', 'original'), ('shared_kv', 'original'),
-             ('narrow', 'symmetric'), ('identity_query', 'symmetric'), ('narrow', 'thin'),
-             ('identity_query', 'thin')]
+             ('thin', 'original'), ('pairwise', 'original'), ('phase', 'original'),
+             ('shared_kv', 'original'), ('narrow', 'symmetric'), ('identity_query', 'symmetric'),
+             ('narrow', 'thin'), ('identity_query', 'thin')]
     for system, other in pairs:
         for recipe in COLOURS:
             weights = less(system, other, recipe)

@@ -280,11 +280,13 @@ def test_rows_of_another_plan_are_refused(write_plan, stage):
     assert 'two rows of original, seed 1' in refused(stage('experiment', path))
 
 
-def test_the_second_grid_reports_its_shares(tmp_path, monkeypatch, capsys):
-    """As results/findings.md has them, to two places."""
+def test_the_grids_report_shares_pooled_intervals_and_sizes(tmp_path, monkeypatch, capsys):
+    """As results/findings.md has them."""
     shutil.copytree(f'{ROOT}/results', tmp_path / 'results')
     monkeypatch.chdir(tmp_path)
     runpy.run_path(f'{ROOT}/results/grid_figures.py', run_name='__main__')
     found = capsys.readouterr().out
     assert 'post-LN, last step, all rows: 0.34 (-0.15 to 0.83)' in found
     assert 'modern, last step, all rows: 0.83 (0.70 to 0.97)' in found
+    assert 'symmetric less thin, larger: +0.201 (+0.139 to +0.262); pooled +0.201 (+0.179 to +0.223)' in found
+    assert 'larger is 9.4 times modern, 17.9 times in the blocks' in found
