@@ -18,11 +18,11 @@ Processes with the same plan share its runs: each of them takes the next run tha
 On several GPUs start them with torchrun, which gives each process a GPU of its own. If one was killed, start
 it again: its run continues from the newest checkpoint (see --checkpoint_interval of train.py). The runs are
 in the folders out/plan/CELL_RATE-SEED. Each finished run adds a line to plan.jsonl, with its knobs, digests
-of its corpus and of model.py, precision, loss curve, machine and seconds.
+of its corpus and of the code, precision, loss curve, machine and seconds.
 
-If you change the knobs or model.py, prepare the corpus again, or go on where dtype=auto is another precision,
-give the plan another name: such losses do not compare, so no run is added to the plan. If a change of
-model.py does not concern the plan, `plan.py run any_code` goes on.
+If you change the knobs, model.py or train.py, prepare the corpus again, or go on where dtype=auto is another
+precision, give the plan another name: such losses do not compare, so no run is added to the plan. If a change
+of the code does not concern the plan, `plan.py run any_code` goes on.
 
 Differences are paired by seed: runs with the same seed see the same rows, and also the same masks, unless
 their cells mask different fractions. Intervals (95 %) and p are those of Student's paired t test, and p is
@@ -136,7 +136,7 @@ def rows_path(path):
 
 
 # Knobs that do not change a loss, so they may differ between the runs of a plan. A row also has the device,
-# the precision, and digests of the corpus and of model.py.
+# the precision, and digests of the corpus and of model.py and train.py.
 MAY_DIFFER = ('out_dir', 'data_dir', 'device', 'compile', 'timeout', 'wandb_project', 'milestones',
               'checkpoint_interval', 'log_interval', 'validation')
 
@@ -184,7 +184,7 @@ def compared_knobs(one, theirs):
 def make_all(path, any_code):
     """Make every run that has no row yet and that no other process is making.
 
-    any_code  also if other rows were made with another model.py
+    any_code  also if other rows were made with other code
     """
     for name in ('RANK', 'WORLD_SIZE'):                 # set by torchrun, but each run uses one process
         os.environ.pop(name, None)
@@ -223,13 +223,13 @@ def time_left(path, runs):
 
 
 def check_code(path):
-    """Raise a UserError if a row was made with another model.py."""
+    """Raise a UserError if a row was made with another model.py or train.py."""
     code = train.code_digest()
     for row in read_lines(path):
         if row.get('code', code) != code:               # rows of before 2026-11-28 have no digest
-            raise UserError(f'{rows_path(path)}: model.py has changed since the run of {row["cell"]}, seed '
-                            f'{row["seed"]}: give the plan another name or, if the change does not concern '
-                            'it, add the word any_code')
+            raise UserError(f'{rows_path(path)}: model.py or train.py has changed since the run of '
+                            f'{row["cell"]}, seed {row["seed"]}: give the plan another name or, if the change '
+                            'does not concern it, add the word any_code')
 
 
 def origin_of(one):
@@ -596,7 +596,7 @@ def report(path, form):
         if len(values) > 1:
             notice(f"{rows_path(path)}: the rows differ in {key}: {', '.join(values)}")
         elif key == 'code' and len(values) and values[0] != train.code_digest():
-            notice(f'{rows_path(path)}: model.py has changed since these runs')
+            notice(f'{rows_path(path)}: model.py or train.py has changed since these runs')
     if plan.rates:
         tables = {'Last loss in nats by learning rate, mean (deviation)': search_table(plan, rows)}
     else:

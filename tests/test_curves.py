@@ -157,7 +157,7 @@ def test_maps_of_a_text_and_of_masked_rows(attention, packing, stage, call, corp
     stage('train', *tiny(corpus, run, attention=attention, packing=packing, max_iters=0), pictures=True)
     model, tokenizer, content = train.load(run)
     randomised(model, 0.5)
-    train.save(run, {**content, 'model': model.state_dict()})
+    train.write_checkpoint(train.newest(run), {**content, 'model': model.state_dict()})
     rows = call('--what=runs,maps,rank,partition', runs=run, text='the value of a list', masked_rows=3,
                 pictures=True, **SHAPE)
     assert [row['section'] for row in rows] == ['runs'] + ['maps'] * 8 + ['rank'] * 4 + ['partition'] * 2
@@ -216,5 +216,5 @@ def test_rows_of_another_tokenizer_are_refused(stage, run):
     run('mine', max_iters=0)
     content = last('mine')
     content['data']['tokenizer'] = 'another'
-    train.save('mine', content)
+    train.write_checkpoint(train.newest('mine'), content)
     assert 'tokenizer' in refused(stage('curves', '--what=rank', '--runs=mine', '--device=cpu'))

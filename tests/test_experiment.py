@@ -105,7 +105,7 @@ def test_a_run_of_another_corpus_code_precision_or_plan_is_not_added(write_plan,
     for key, other, message in [
             ('corpus', {**origin['corpus'], 'val': 'another'}, 'plan.jsonl has val=another, this run has '),
             ('precision', 'bfloat16', 'plan.jsonl has precision=bfloat16, this run has precision=float32'),
-            ('code', 'another', 'model.py has changed since the run of original, seed 1')]:
+            ('code', 'another', 'model.py or train.py has changed since the run of original, seed 1')]:
         make_rows({'original': [4.0]}, **{**origin, key: other})
         with pytest.raises(UserError, match=message):
             experiment.make_all(path, any_code=False)
