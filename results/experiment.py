@@ -228,8 +228,8 @@ def check_code(path):
     for row in read_lines(path):
         if row.get('code', code) != code:               # rows of before 2026-11-28 have no digest
             raise UserError(f'{rows_path(path)}: model.py or train.py has changed since the run of '
-                            f'{row["cell"]}, seed {row["seed"]}: give the plan another name or, if the change '
-                            'does not concern it, add the word any_code')
+                            f'{row["cell"]}, seed {row["seed"]}: give the plan another name or, if the '
+                            'change does not concern it, add the word any_code')
 
 
 def origin_of(one):
