@@ -63,7 +63,8 @@ def test_the_first_commands_run(home):
     assert install == 'pip install -r requirements.txt'
     run_small(prepare, home, FOUR)
     done = run_small(pretrain, home)
-    assert len(re.findall(r'\[MASK\].*\n.*\n.*rank \d+', done.out)) == 5
+    # five documents, of which one may have no word of one token
+    assert len(re.findall(r'\[MASK\].*\n.*\n.*rank \d+', done.out)) >= 4
     assert (home / 'out' / 'quickstart' / 'loss.png').exists() or 'matplotlib' in done.err
 
 

@@ -709,7 +709,8 @@ def test_fill_prints_five_predictions_for_each_mask(pair, stage, meta):
         ids[place] = special['mask']
     best = model(torch.tensor([ids]))[0, places].softmax(-1).topk(5)
     parts = [ids[1:places[0]], ids[places[0] + 1:-1]]
-    assert torch.equal(train.fill_masks(model.train(), tokenizer, parts)[0].topk(5).values, best.values[0])
+    chances = train.fill_masks(model.train(), tokenizer, parts)         # without dropout all the same
+    torch.testing.assert_close(chances.topk(5).values, best.values)
     for line, indices, chances in zip(lines[1:], best.indices, best.values, strict=True):
         assert line.split()[::2] == [tokenizer.pieces[index].strip('\u2581') or '\u2581' for index in indices]
         assert line.split()[1::2] == [f'{chance:.3f}' for chance in chances]
