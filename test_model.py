@@ -1383,6 +1383,7 @@ def test_export_refuses_what_it_would_leave_out(transformers):
     ('Bert', 'layer_norm_eps', 1e-5),
     ('Bert', 'tie_word_embeddings', False),
     ('Bert', 'is_decoder', True),
+    ('Bert', 'type_vocab_size', 1),
     ('RoFormer', 'rotary_value', True),
     ('RoFormer', 'embedding_size', 8),
     ('RoFormer', 'norm_type', 'rms_norm'),

@@ -716,6 +716,16 @@ def test_fill_prints_five_predictions_for_each_mask(pair, stage, meta):
         assert line.split()[1::2] == [f'{chance:.3f}' for chance in chances]
 
 
+def test_what_is_no_run_is_refused(run, stage):
+    """An empty folder as the first weights; a checkpoint that was copied without its tokenizer."""
+    os.mkdir('empty')
+    assert 'repeated without init_from' in refused(run('empty', 2, init_from='empty'))
+    run('a', max_iters=1)
+    os.mkdir('copy')
+    shutil.copy(train.newest('a'), 'copy')
+    assert 'copy the folder `tokenizer`' in refused(stage('train', '--init_from=copy', '--fill=a [MASK]'))
+
+
 def test_a_text_that_cannot_be_filled_in_is_refused(pair, stage, monkeypatch):
     """Without a mask, too long, or by a fine-tuned model."""
     def said(fill):
