@@ -30,7 +30,7 @@ from prepare_data import (SPECIAL_PIECES, copy_tokenizer, library_file, load_tok
                           open_tokenizer, write_json)
 
 QUICK = {
-    'trials': 1, 'epochs': 1, 'total_batch': 8, 'batch_size': 8, 'learning_rate': 5e-3, 'stride': 16,
+    'trials': 1, 'epochs': 1, 'total_batch': 8, 'batch_size': 8, 'learning_rate': 5e-3,
     'device': 'cpu', 'dtype': 'float32',
     'texts': 'text', 'label': 'class',
 }
@@ -110,7 +110,7 @@ def files(tmp_path):
 
 
 def knobs(**changes):
-    small = finetune.Knobs(stride=16, batch_size=8, total_batch=8, dropout=0.0, attention_dropout=0.0)
+    small = finetune.Knobs(batch_size=8, total_batch=8, dropout=0.0, attention_dropout=0.0)
     return small._replace(**changes)
 
 
@@ -207,7 +207,7 @@ def test_texts_are_joined_and_cut_as_in_bert():
         assert first == len(a) + 2
 
 
-def test_windows_hold_every_token_and_the_answer(run):
+def test_windows_hold_every_token_and_the_answer(run, monkeypatch):
     """Each token of the context is in a window, windows overlap by half at least, and targets are answers."""
     tokenizer = load_tokenizer(run)
     context = 'the house 山水 (1998) walks under a river, ' * 9 + 'it ends at last'
@@ -216,7 +216,8 @@ def test_windows_hold_every_token_and_the_answer(run):
     answers = 'the', '山水', '1998', 'last'
     for (question, length, n_question), answer, stride in itertools.product(questions, answers, (8, 1000)):
         example = Example(0, (question, context), [(answer, context.index(answer))])
-        features = finetune.span_features([example], tokenizer, length, stride)
+        monkeypatch.setattr(finetune, 'STRIDE', stride)
+        features = finetune.span_features([example], tokenizer, length)
         seen = np.concatenate([feature.offsets for feature in features])
         assert np.array_equal(np.unique(seen, axis=0), offsets)
         for feature, following in itertools.pairwise(features):
@@ -287,16 +288,14 @@ def test_a_hugging_face_bert_gives_its_own_logits(tmp_path):
     ours.classifier.load_state_dict(theirs.classifier.state_dict())
     pairs = [(' '.join(WORDS[i:]).upper(), 'the house') for i in range(5)]
     examples = [Example(0, pair, 0) for pair in pairs]
-    batch = collate(finetune.text_features(examples, tokenizer, 48, 16), 0)
+    batch = collate(finetune.text_features(examples, tokenizer, 48), 0)
     batch.pop('targets')
     rows = their_tokenizer(pairs, padding=True, return_tensors='pt')
     assert (ours.eval()(**batch) - theirs(**rows).logits).abs().max() < 1e-5
-    with pytest.raises(UserError, match='uncased by its files'):
-        finetune.load_bert(str(tmp_path), 'cased')
     theirs.resize_token_embeddings(14)
     theirs.save_pretrained(tmp_path)
     with pytest.raises(UserError, match='its tokenizer has 15 tokens, its model only 14'):
-        finetune.load_bert(str(tmp_path), 'auto')
+        finetune.load_bert(str(tmp_path))
 
 
 @pytest.mark.parametrize('attention', ATTENTION)
@@ -596,18 +595,20 @@ def test_the_same_command_gives_the_same_weights(trial):
 
 
 def test_an_override_is_of_its_task_alone():
-    command = knobs(overrides='cola.learning_rate=1e-3 rte.epochs=5')
-    for name, rate, epochs in (('cola', 1e-3, 3), ('rte', 2e-5, 5), ('qnli', 2e-5, 3)):
+    command = knobs(overrides='cola.learning_rate=1e-3 cola.metric=accuracy mrpc.epochs=5')
+    for name, *expected in (('cola', 1e-3, 3, 'accuracy'), ('mrpc', 2e-5, 5, 'f1_accuracy'),
+                            ('stsb', 2e-5, 3, 'pearson_spearman')):
         _, found = finetune.task_and_knobs(name, command)
-        assert (found.learning_rate, found.epochs) == (rate, epochs)
+        assert [found.learning_rate, found.epochs, found.metric] == expected
 
 
 def test_fewer_examples_are_a_choice_in_the_order_of_the_split(copies):
     """The same for every seed of a command."""
     for seed in (1, 2):
-        command = knobs(data_dir=copies, train_samples=5, seed=seed)
-        few = finetune.load_examples(TASKS['rte'], 'train', command)
-        assert [example.id for example in few] == sorted(train.shuffled(range(5), 12, 0, 0))
+        command = knobs(data_dir=copies, train_samples=5, eval_samples=2, seed=seed)
+        for split, limit, n in (('train', 5, 12), ('validation', 2, 6), ('test', 6, 6)):
+            few = finetune.load_examples(TASKS['rte'], split, command)
+            assert [example.id for example in few] == sorted(train.shuffled(range(limit), n, 0, 0))
 
 
 def test_runs_and_steps_have_folders_of_their_own(tune, run, tmp_path):
@@ -892,9 +893,9 @@ def test_a_seventh_is_held_out_by_its_text(own, files):
 @pytest.mark.parametrize('suffix, text, message', [
     ('.csv', HEAD + '"b\n",red\nc,\n\nd\n', "'class' is empty in line 4, line 6; the columns are"),
     ('.csv', 'text,class,class\nb,red,green\n', r"the columns are \['text'\]"),        # which one?
-    ('.csv', '"text";"class"\n"b, c";"red"\n', 'separated by semicolons'),
-    ('.csv', '\ufeff', 'its first line must name the columns'),
-    ('.csv', HEAD + 'a,red\n"b,red\nc,red\n', 'line 3: unexpected end of data'),
+    ('.csv', 'text;class\nb;red\n', r"'text' is None, not a text; the columns are \['text;class'\]"),
+    ('.csv', '\ufeff', 'no examples'),
+    ('.csv', HEAD + 'a,red\n"b,red\nc,red\n', 'after line 2: Error: unexpected end of data'),
     ('.json', '["b"]', 'record 1 must be an object'),
     ('.jsonl', '\n{"text": "b", "class": "a"}\n\n{"text": 5, "class": "a"}', "line 4: 'text' is 5, not"),
     ('.csv', HEAD + 'a,1.5\nb,-1e400\n', "line 3: class='-1e400' must be a finite number"),
@@ -983,15 +984,3 @@ def test_classes_of_your_own_have_a_table(n_classes):
     if n_classes == 4:
         expected = np.column_stack([expected, sklearn.confusion_matrix(*both)])
     assert np.array(rows, float) == pytest.approx(expected.round(2))
-
-
-def test_the_report_says_what_a_reader_may_miss(trial, tmp_path, run):
-    """A score that is that of the majority, and how the seeds of pretraining are averaged."""
-    shutil.copytree(run, tmp_path / 'base-2')
-    result = trial('cola', init_from=tmp_path / 'base-2', learning_rate=0.0, train_samples=9, eval_samples=4,
-                   overrides='cola.metric=accuracy')
-    assert result['n'] == {'cola': [9, 4]}
-    assert result['metric'] == 'accuracy'
-    text = (tmp_path / 'out' / 'results.md').read_text()
-    assert re.search('No better than the majority.*base-2 cola.matthews', text)
-    assert text.endswith(f'`python results/report.py --out_dir={tmp_path}/out --pool=base`\n')
