@@ -100,7 +100,7 @@ def made(name, n_train=12, n_dev=6):
     task = TASKS[name]
     make = MAKERS.get(name, make_class)
     splits = {}
-    for split in task.splits:
+    for split in ('train', *task.dev, *task.test):
         pick = random.Random(f'{name} {split}')
         n = n_train if split == 'train' else n_dev
         splits[split] = [make(name, i, pick, split in task.test) for i in range(n)]

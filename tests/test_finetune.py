@@ -829,7 +829,7 @@ def own(files):
     def make(suffix='.csv', label_kind='classes', **rows):
         given = knobs(**files(suffix, **rows), texts='text', label='class', label_kind=label_kind)
         task = finetune.make_task('custom', given)
-        splits = [finetune.load_examples(task, split, given) for split in task.splits]
+        splits = [finetune.load_examples(task, split, given) for split in ('train', *task.dev)]
         return task, *([(*example.texts, example.label) for example in split] for split in splits)
     return make
 

@@ -4,13 +4,17 @@
 
 Each case deletes a section, by its title, and the other places that name it.
 """
+import ast
 import random
 import re
 import shutil
+import sys
+from pathlib import Path
 
 import pytest
 from conftest import ROOT, process, tiny, words
-from records import make_class, write_copy
+from records import made, make_class, write_copy
+from test_finetune import QUICK, pretrained
 from test_train import assert_equal, last, metrics
 
 pytestmark = pytest.mark.slow
@@ -27,26 +31,26 @@ PREPARE = {
     'the hub': ["elif re.fullmatch(r'[", "if unit['hub']:"],
     'machines': [("find_machine(config['part'])", '0, 1'), 'wait_for_plan(folder, machine'],
 }
-FINETUNE = {
-    'labelling': ["if given.predict not in ('', 'test'):"],
-    **dict.fromkeys(['files of your own', 'tasks of SuperGLUE', 'numbers', 'choices', 'Chinese',
-                     'spans'], ()),
-    'reports': [('*parts, *paired_tables(frame, against), *class_tables(results)', '*parts'),
-                'confused = confusions('],
-    'starts': ["if not path.endswith('.pt'):", 'without_other_head(pretrained', 'if other:',
-               'find_other_start(path, source)', ('evaluate_again(trial, given, alone)', 'pass')],
-    'options': [('overridden(name, given)', 'given'), 'better_step(best', '_, parameters = best',
-                'if parameters:'],
-}
+FINETUNE = dict.fromkeys(['tasks of GLUE', 'numbers', 'choices', 'spans', 'Chinese', 'files of your own',
+                          'reports', 'starts', 'labelling', 'options'], ())
 SECTIONS = {'train.py': TRAIN, 'prepare_data.py': PREPARE, 'finetune.py': FINETUNE}
-NEEDS = {'spans': ['Chinese'], 'files of your own': ['labelling'], 'starts': ['labelling']}
+NEEDS = {
+    'tasks of GLUE': ['numbers', 'spans', 'Chinese', 'files of your own', 'labelling'],
+    'spans': ['Chinese'],
+    'files of your own': ['spans', 'Chinese', 'labelling'],
+    'starts': ['labelling'],
+}
 
 
 def without(text, sections, titles):
-    """The text of a stage file without some sections, and without the places that `sections` names."""
+    """The text of a stage file without some sections, and without the places that `sections` names.
+
+    A line that ends with a comment `# section 16` goes with that section, and the `if` or `else` above it.
+    """
     for title in titles:
-        text, n = re.subn(rf'(?ms)^# ---- \d+\. {title}\b.*?(?=^# ---- \d|^# ====)', '', text)
-        assert n == 1, title
+        number, = re.findall(rf'(?m)^# ---- (\d+)\. {title}\b', text)
+        text = re.sub(rf'(?ms)^# ---- {number}\. .*?(?=^# ---- \d|^# ====)', '', text)
+        text = re.sub(rf'(?m)^(?: *(?:if .*|else):\n)?.*  # section {number}\b.*\n', '', text)
         for place in sections[title]:
             if isinstance(place, tuple):
                 assert place[0] in text, place
@@ -82,6 +86,28 @@ def plain(tmp_path_factory):
         ours, tuned = last(folder / 'run'), last(folder / 'run' / 'rte_1')
         return files, metrics(folder / 'run'), ours['model'], ours['optimizer'], tuned['model']
     return start
+
+
+def test_every_line_of_the_plain_case_runs(tmp_path):
+    """On the first floor of finetune.py, but for refusals and for lines that name a section below.
+
+    A trial, then another one: the first is only checked then.
+    """
+    write_copy(tmp_path, 'rte', made('rte'))
+    knobs = {'init_from': pretrained(tmp_path / 'run'), 'tasks': 'rte', 'data_dir': tmp_path,
+             'out_dir': tmp_path / 'out'}
+    for trials in (1, 2):
+        done = process('-m', 'trace', '--count', '--missing', f'--file={tmp_path}/counts',
+                       f'--coverdir={tmp_path}', f'--ignore-dir={sys.prefix}:{sys.base_prefix}',
+                       'finetune.py', *words(**QUICK | knobs | {'trials': trials}))
+        assert done.code == 0, done.err
+    source = (tmp_path / 'finetune.cover').read_text().split('# ======== above')[0]
+    refusals = [node for node in ast.walk(ast.parse(Path(ROOT, 'finetune.py').read_text()))
+                if isinstance(node, (ast.Raise, ast.ExceptHandler))]
+    refused = {line for node in refusals for line in range(node.lineno, node.end_lineno + 1)}
+    missed = [line for i, line in enumerate(source.splitlines(), 1)
+              if line.startswith('>>>>>>') and '# section' not in line and i not in refused]
+    assert not missed, '\n'.join(missed)
 
 
 @pytest.fixture(scope='module')
