@@ -1,20 +1,19 @@
-"""The second floor of a stage file can be deleted, section by section: a plain run is the same to the bit.
+"""The first floor of a stage file is the plain case, whole; the second can be deleted, section by section.
 
     $ python -m pytest -m slow tests/test_floors.py
 
-Each case deletes a section, by its title, and the other places that name it.
+A trace shows that a plain run needs every line of the first floor. Each other case deletes a section of the
+second, by its title, and the other places that name it: a plain run is the same to the bit.
 """
 import ast
 import random
 import re
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
 from conftest import ROOT, process, tiny, words
-from records import made, make_class, write_copy
-from test_finetune import QUICK, pretrained
+from records import make_class, write_copy
 from test_train import assert_equal, last, metrics
 
 pytestmark = pytest.mark.slow
@@ -71,43 +70,85 @@ def plain(tmp_path_factory):
     write_copy(source, 'rte', {split: [make_class('rte', i, pick, split == 'test') for i in range(16)]
                                for split in ('train', 'validation', 'test')})
 
-    def start(project, folder):
+    def start(project, folder, *before, max_iters=8, trials=1):
         stages = {
             'prepare_data': words(corpus=source / 'a.jsonl', name='a', data_dir=folder, vocab_size=100,
                                   unit_bytes=50_000, num_proc=1, tokenizer='sentencepiece'),
-            'train': tiny(str(folder / 'a'), folder / 'run', fill_samples=2),
-            'finetune': words(init_from=folder / 'run', tasks='rte', data_dir=source, out_dir=folder,
-                              trials=1, epochs=2, block_size=32, device='cpu', dtype='float32')}
+            'train': tiny(str(folder / 'a'), folder / 'run', fill_samples=2, batch_size=4,
+                          max_iters=max_iters),
+            'finetune': words(init_from=folder / 'run', tasks='rte', data_dir=source,
+                              out_dir=folder / f'tuned_{max_iters}',
+                              trials=trials, epochs=2, block_size=32, device='cpu', dtype='float32')}
         for name, arguments in stages.items():
-            done = process(f'{project}/{name}.py', *arguments, cwd=project)
+            done = process(*before, f'{project}/{name}.py', *arguments, cwd=project)
             assert done.code == 0, done.err
         files = {path.name: path.read_bytes() for path in (folder / 'a').rglob('*.[bim]*')}
         assert len(files) > 5
-        ours, tuned = last(folder / 'run'), last(folder / 'run' / 'rte_1')
+        ours, tuned = last(folder / 'run'), last(folder / f'tuned_{max_iters}' / 'run' / 'rte_1')
         return files, metrics(folder / 'run'), ours['model'], ours['optimizer'], tuned['model']
     return start
 
 
-def test_every_line_of_the_plain_case_runs(tmp_path):
-    """On the first floor of finetune.py, but for refusals and for lines that name a section below.
+# Runs a script and adds the lines of the repository that ran to a file. The module trace of Python would take
+# any other module of the name `model` for ours.
+TRACER = """
+import os, runpy, sys, threading
+folder, out, *sys.argv = sys.argv[1:]
+ran = set()
 
-    A trial, then another one: the first is only checked then.
+def trace(frame, event, argument):
+    parent, name = os.path.split(frame.f_code.co_filename)
+    if parent != folder:
+        return None
+    ran.add(f'{name} {frame.f_lineno}')
+    return trace
+
+sys.path.insert(0, folder)
+threading.settrace(trace)
+sys.settrace(trace)
+try:
+    runpy.run_path(sys.argv[0], run_name='__main__')
+finally:
+    sys.settrace(None)
+    with open(out, 'a') as file:
+        print(*ran, sep='\\n', file=file)
+"""
+
+
+def needless_lines(text, ran):
+    """Numbers of the lines of the first floor that a plain run does without.
+
+    Refusals do not count, nor the line of an `if` or of a method that has only one.
+    ran  the numbers of the lines that ran
     """
-    write_copy(tmp_path, 'rte', made('rte'))
-    knobs = {'init_from': pretrained(tmp_path / 'run'), 'tasks': 'rte', 'data_dir': tmp_path,
-             'out_dir': tmp_path / 'out'}
-    for trials in (1, 2):
-        done = process('-m', 'trace', '--count', '--missing', f'--file={tmp_path}/counts',
-                       f'--coverdir={tmp_path}', f'--ignore-dir={sys.prefix}:{sys.base_prefix}',
-                       'finetune.py', *words(**QUICK | knobs | {'trials': trials}))
-        assert done.code == 0, done.err
-    source = (tmp_path / 'finetune.cover').read_text().split('# ======== above')[0]
-    refusals = [node for node in ast.walk(ast.parse(Path(ROOT, 'finetune.py').read_text()))
-                if isinstance(node, (ast.Raise, ast.ExceptHandler))]
-    refused = {line for node in refusals for line in range(node.lineno, node.end_lineno + 1)}
-    missed = [line for i, line in enumerate(source.splitlines(), 1)
-              if line.startswith('>>>>>>') and '# section' not in line and i not in refused]
-    assert not missed, '\n'.join(missed)
+    floor = text[:text.index('\n# ====')].count('\n')
+    missed = []
+
+    def visit(around):
+        for name in ('body', 'orelse', 'finalbody'):
+            block = [x for x in getattr(around, name, [])
+                     if not isinstance(getattr(x, 'value', x), ast.Constant)]           # a docstring
+            for x in block:
+                is_alone = len(block) == 1 and isinstance(around, (ast.If, ast.FunctionDef))
+                if ran & {*range(x.lineno, x.end_lineno + 1)}:
+                    visit(x)
+                elif x.lineno <= floor and not is_alone and not isinstance(x, ast.Raise):
+                    missed.append(x.lineno)
+    visit(ast.parse(text))
+    return missed
+
+
+def test_every_line_of_the_first_floors_runs_in_the_plain_case(plain, tmp_path):
+    """Each stage begins, goes on and has nothing left to do."""
+    tracer, lines = tmp_path / 'tracer.py', tmp_path / 'lines'
+    tracer.write_text(TRACER)
+    for knobs in {'max_iters': 4}, {}, {'trials': 2}:
+        plain(ROOT, tmp_path, tracer, ROOT, lines, **knobs)
+    ran = {tuple(line.split()) for line in lines.read_text().splitlines()}
+    for name in ('model.py', 'prepare_data.py', 'train.py', 'finetune.py'):
+        text = Path(ROOT, name).read_text()
+        needless = needless_lines(text, {int(line) for file, line in ran if file == name})
+        assert not needless, [f'{name}:{line}: {text.splitlines()[line - 1]}' for line in needless]
 
 
 @pytest.fixture(scope='module')
