@@ -18,8 +18,6 @@ from collections import Counter
 from functools import partial
 from pathlib import Path
 
-import datasets
-import huggingface_hub
 import numpy as np
 import pyarrow.parquet
 import pytest
@@ -577,31 +575,6 @@ def test_docstrings_of_a_package(tmp_path, monkeypatch):
     (package / 'd.py').touch()
     with refuses(match='has package tinypackage='):
         prepare(tmp_path, **usual)
-
-
-def test_units_of_the_hub(tmp_path, monkeypatch):
-    """Row groups where files are few, but whole files where rows are joined; the revision is pinned."""
-    rows = [text if i % 6 else f' = {i} = ' for i, text in enumerate([None, *make_texts(59)], 1)]
-    files = [str(tmp_path / f'{k}.parquet') for k in range(2)]
-    for file in files:
-        pyarrow.parquet.write_table(pyarrow.table({'text': rows}), file, row_group_size=20)
-    local = datasets.load_dataset
-    asked = []
-
-    def load_dataset(name, subset, split, streaming, revision):
-        asked.append((name, subset, split, revision))
-        return local('parquet', data_files=files, split=split, streaming=streaming)
-
-    monkeypatch.setattr(datasets, 'load_dataset', load_dataset)
-    monkeypatch.setattr(huggingface_hub.HfApi, 'dataset_info',
-                        lambda self, name, revision: types.SimpleNamespace(sha=f'{revision}123'))
-    found, dropped = unit_texts('books+wikipedia')
-    assert asked == [('SamuelYang/bookcorpus', None, 'train', 'main123'),
-                     ('wikimedia/wikipedia', '20231101.en', 'train', 'main123')]
-    assert [len(texts) for texts in found] == [1, 1] + 2 * [19, 20, 20]
-    assert dropped == {"rows without text in 'text'": 4}
-    found, _ = unit_texts('wikitext')
-    assert [len(texts) for texts in found] == [11, 11]          # no article is cut
 
 
 # ---- units, parts and plans ----
