@@ -1,7 +1,13 @@
 """Folders for transformers and sentence-transformers, load(), and runs that start from a BERT."""
+import json
+import shlex
+import shutil
+import sys
+
 import pytest
 import torch
-from conftest import refused
+from conftest import refused, tiny, words
+from huggingface_hub import ModelCard
 
 import train
 from model import EncoderConfig, MaskedLM, SequenceClassifier
@@ -128,3 +134,60 @@ def test_a_trial_is_exported_with_its_labels_or_scale(head, labels, scale, probl
     assert twin.config.problem_type == problem
     assert twin.config.id2label == dict(enumerate(labels or ('LABEL_0',)))
     assert twin.config.label2id == {label: number for number, label in twin.config.id2label.items()}
+
+
+def card_of(stage, source, folder):
+    """The model card of an exported run, and its indented lines as {name: the last text}."""
+    assert stage('train', f'--init_from={source}', f'--export={folder}').code == 0
+    card = ModelCard.load(folder / 'README.md', ignore_metadata_errors=False)
+    facts = [line[4:].split(': ', 1) for line in card.text.splitlines() if line.startswith('    ')]
+    return card, {fact[0]: fact[-1] for fact in facts}
+
+
+@pytest.mark.parametrize('name', ['tiny', 'a: "b" \'c\'\n```\n---\r\n{task} # é \U0001f600'])
+def test_a_card_says_what_the_files_know(name, corpus, stage, tmp_path, monkeypatch):
+    """Of a run, of the same run that went on, of a trial that began with it, and if the corpus is gone."""
+    monkeypatch.chdir(tmp_path)
+    data = shutil.copytree(corpus, tmp_path / name)
+    units = json.loads((data / 'units.json').read_text())
+    units['units'][0]['hub'] = {'hub_id': 'owner/texts'}
+    (data / 'units.json').write_text(json.dumps(units))
+    commands = []
+    for more in {'max_iters': 4}, {'max_iters': 6, 'eval_interval': 5}:
+        assert stage('train', *tiny(str(data), 'run', **more)).code == 0
+        commands.append('python ' + shlex.join(sys.argv))
+    card, facts = card_of(stage, 'run', tmp_path / 'out')
+    assert (card.data.library_name, card.data.pipeline_tag) == ('transformers', 'fill-mask')
+    assert card.data.tags == ['thinbert', 'original', 'absolute']
+    assert card.data.datasets == ['owner/texts']
+    log = train.read_metrics('run')
+    loss = [line['loss'] for line in log if line['kind'] == 'val'][-1]
+    assert f'step 6, unigram {load_meta(data)["unigram_entropy"]:.4g}, loss {loss:.4g}' in str(facts)
+    assert (facts['steps'], facts['tokens seen']) == ('6', f'{6 * 8 * 32:,}')
+    assert 'attention=original, position=absolute' in facts['system']
+    for command in commands:
+        assert '\n        '.join(f'    command: {command}'.splitlines()) in card.text
+    assert not any(line.startswith(('```\n---', '---')) for line in card.text.splitlines()[1:])
+
+    for file in 'ab':
+        rows = [f'the list {file}{i},yes: "1"\na file {file}{i},no\n' for i in range(8)]
+        (tmp_path / f'{file}.csv').write_text('text,label\n' + ''.join(rows))
+    knobs = {'init_from': 'run', 'tasks': 'custom', 'train_file': 'a.csv', 'dev_file': 'b.csv',
+             'texts': 'text', 'label': 'label', 'trials': 1, 'epochs': 1, 'device': 'cpu', 'dtype': 'float32',
+             'out_dir': 'tuned'}
+    assert stage('finetune', *words(**knobs)).code == 0
+    command = 'python ' + shlex.join(sys.argv)
+    shutil.rmtree('run')
+    card, facts = card_of(stage, 'tuned/run/custom_1', tmp_path / 'tuned_out')
+    assert (card.data.pipeline_tag, card.data.datasets) == ('text-classification', ['owner/texts'])
+    assert (facts['task'], facts['classes']) == ('custom', 'no, yes: "1"')
+    scores = json.loads((tmp_path / 'tuned/run/custom_1/result.json').read_text())['scores']['custom']
+    assert facts['scores, custom'] == train.shown(scores)
+    assert facts['command'].startswith(command)
+    assert f'loss {loss:.4g}' in facts['pretraining, last validation']
+
+
+def test_a_card_leaves_out_what_no_file_says(corpus, stage, tmp_path):
+    card, facts = card_of(stage, make_run(tmp_path / 'run', corpus), tmp_path / 'out')
+    assert card.data.datasets is None
+    assert [*facts] == ['system', 'parameters', 'corpus', 'steps', 'tokens seen', 'tokenizer']
