@@ -4,7 +4,7 @@
     $ python results/experiment.py plan.py run &    as many processes as there are free cores, or devices
     $ python results/experiment.py plan.py          prints tables; writes plan.csv, plan.png and plan.pdf
     $ python results/experiment.py plan.py latex    the same with tables in LaTeX, for its package booktabs
-    $ python results/experiment.py plan.py folders  prints cell, seed and folder of each run, one a line
+    $ python results/experiment.py plan.py folders  prints the folder of each run, one a line
 
 Start it in the project's folder, with a corpus that prepare_data.py has made. A plan is a Python file that
 assigns fields of Plan, see below. This one has two attentions and three seeds:
@@ -624,7 +624,7 @@ def main():
     elif 'folders' in words:
         _, runs = read_plan(path)
         for one in runs:
-            print(one.cell, one.seed, one.folder)
+            print(one.folder)
     else:
         report(path, latex if 'latex' in words else markdown)
 

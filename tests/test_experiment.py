@@ -226,8 +226,8 @@ def test_the_folders_of_a_plan_hold_its_runs(write_plan, stage, tmp_path):
     path = write_plan('seeds = 1,')
     assert script().code == 0
     lines = stage('experiment', path, 'folders').out.splitlines()
-    assert [line.split()[:2] for line in lines] == [['original', '1'], ['symmetric', '1']]
-    assert all(train.newest(line.split()[2]) for line in lines)
+    assert lines == ['out/plan/original_0.001-1', 'out/plan/symmetric_0.001-1']
+    assert all(map(train.newest, lines))
 
 
 def test_a_plan_takes_the_best_rates_of_searches(write_plan, stage):

@@ -184,10 +184,12 @@ def test_a_card_says_what_the_files_know(name, corpus, stage, tmp_path, monkeypa
     scores = json.loads((tmp_path / 'tuned/run/custom_1/result.json').read_text())['scores']['custom']
     assert facts['scores, custom'] == train.shown(scores)
     assert facts['command'].startswith(command)
-    assert f'loss {loss:.4g}' in facts['pretraining, last validation']
+    assert f'loss {loss:.4g}' in facts['pretraining, last validation, losses in nats']
 
 
-def test_a_card_leaves_out_what_no_file_says(corpus, stage, tmp_path):
-    card, facts = card_of(stage, make_run(tmp_path / 'run', corpus), tmp_path / 'out')
+def test_a_card_leaves_out_what_no_file_says(corpus, stage, tmp_path, monkeypatch):
+    """The run is the current folder."""
+    monkeypatch.chdir(make_run(tmp_path / 'run', corpus))
+    card, facts = card_of(stage, '.', tmp_path / 'out')
     assert card.data.datasets is None
     assert [*facts] == ['system', 'parameters', 'corpus', 'steps', 'tokens seen', 'tokenizer']
