@@ -634,12 +634,9 @@ def test_every_process_needs_a_sequence_of_a_step():
             train.check_knobs({**knobs_of(train), 'total_batch': total_batch}, runtime)
 
 
-@pytest.mark.parametrize('place', [' 2', 'a 2', '0 2'])
-def test_a_wrong_place_among_processes_is_refused(place, run, monkeypatch):
-    """A process of another rank would write nothing, and end with status 0. The last lacks MASTER_ADDR."""
-    for name, text in zip(('RANK', 'WORLD_SIZE'), place.split(' '), strict=False):
-        if text:
-            monkeypatch.setenv(name, text)
+def test_a_rank_without_its_group_is_refused(run, monkeypatch):
+    """It would write nothing, and end with status 0."""
+    monkeypatch.setenv('RANK', '1')
     assert 'start with torchrun' in refused(run('a', 2))
 
 
