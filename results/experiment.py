@@ -295,9 +295,7 @@ def make(one, plan):
 
 
 def last_launch(folder):
-    with open(os.path.join(folder, 'launches.jsonl'), encoding='utf-8') as file:
-        *_, launch = file
-    return json.loads(launch)
+    return train.read_lines(os.path.join(folder, 'launches.jsonl'), {'config'})[-1]
 
 
 def hours_of(folder):

@@ -65,7 +65,6 @@ def test_the_first_commands_run(home):
     done = run_small(pretrain, home)
     # five documents, of which one may have no word of one token
     assert len(re.findall(r'\[MASK\].*\n.*\n.*rank \d+', done.out)) >= 4
-    assert (home / 'out' / 'quickstart' / 'loss.png').exists() or 'matplotlib' in done.err
 
 
 @pytest.mark.parametrize('command', dict.fromkeys(
