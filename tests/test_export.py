@@ -153,6 +153,8 @@ def test_a_card_says_what_the_files_know(name, corpus, stage, tmp_path, monkeypa
     units['units'][0]['hub'] = {'hub_id': 'owner/texts'}
     (data / 'units.json').write_text(json.dumps(units))
     commands = []
+    assert stage('train', *tiny(str(data), 'run', max_iters=1)).code == 0
+    (tmp_path / 'run' / 'ckpt_0000001.pt').unlink()
     for more in {'max_iters': 4}, {'max_iters': 6, 'eval_interval': 5}:
         assert stage('train', *tiny(str(data), 'run', **more)).code == 0
         commands.append('python ' + shlex.join(sys.argv))
@@ -167,6 +169,7 @@ def test_a_card_says_what_the_files_know(name, corpus, stage, tmp_path, monkeypa
     assert 'attention=original, position=absolute' in facts['system']
     for command in commands:
         assert '\n        '.join(f'    command: {command}'.splitlines()) in card.text
+    assert card.text.count('command: ') == 2            # not that of which no checkpoint is left
     assert not any(line.startswith(('```\n---', '---')) for line in card.text.splitlines()[1:])
 
     for file in 'ab':
