@@ -65,7 +65,7 @@ FILES = {
 @pytest.mark.parametrize('argument, reason', [
     ('--n_layr=3', "'--n_layr=3': there is no knob 'n_layr', did you mean n_layer?"),
     ('--n_layer=true', 'must be a whole number'), ('--dropout=-0.1', 'must be finite and at least 0'),
-    ('--learning_rate=1e999', 'learning_rate=inf must be finite'), (f'--seed={2 ** 64}', 'below 2^64'),
+    ('--learning_rate=1e999', 'learning_rate=inf must be finite'), (f'--seed={2 ** 63}', 'below 2^63'),
     ("--milestones=1,'x'", "milestones=(1, 'x') must be whole numbers"),
     ('hidden.py', 'seed=<built-in function max> must'),
     ('broken.py', "broken.py: NameError: name 'pairwise' is not defined"),

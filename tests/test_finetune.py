@@ -130,8 +130,8 @@ def same(a, b, atol=0):
 
 RECORDS = {     # name: (record, its Example)
     'boolq': (
-        {'question': 'q', 'passage': 'p', 'label': -1, 'idx': 7},       # of a test set
-        Example(7, ('p', 'q'))),
+        {'question': 'q', 'passage': 'p\ud800', 'label': -1, 'idx': 7},         # of a test set
+        Example(7, ('p?', 'q'))),
     'multirc': (
         {'paragraph': 'p', 'question': 'q', 'answer': 'a', 'label': 1,
          'idx': {'paragraph': 5, 'question': 6, 'answer': 7}},
@@ -161,11 +161,15 @@ def test_a_record_of_the_hub(name):
     assert first == expected
 
 
-def test_a_passage_with_more_answers_than_blanks_is_refused():
-    record, _ = RECORDS['chid']
-    record = {**record, 'answers': {'candidate_id': [1, 0, 1]}}
-    with pytest.raises(UserError, match='record 1: it has more answers than blanks'):
-        finetune.make_examples(TASKS['chid'], [('record 1', record)], 'chid')
+@pytest.mark.parametrize('name, changes, message', [
+    ('chid', {'answers': {'candidate_id': [1, 0, 1]}}, 'it has more answers than blanks'),
+    ('squad1', {'answers': [{'text': None, 'answer_start': 0}]}, 'answers=.* must be {"text"'),
+    ('squad1', {'answers': {'text': ['p']}}, 'answers=.* must be {"text"'),
+])
+def test_a_record_that_is_refused(name, changes, message):
+    record = {**RECORDS['chid'][0], 'context': 'p', 'question': 'q', **changes}
+    with pytest.raises(UserError, match=f'record 1: {message}'):
+        finetune.make_examples(TASKS[name], [('record 1', record)], name)
 
 
 @pytest.mark.parametrize('context, given, expected', [
