@@ -756,7 +756,6 @@ def test_a_file_is_labelled_by_a_trial_alone(trial, tune, files, tmp_path):
         'E.CSV': '\ufeff,text,note,note{}\r\n1,NA,x,{}\r\n2,"a, river",y,z{}\r\n'
                  '3,"""a"" b",,{}\r\n4,,,{}\r\n',
         'b.tsv': 'text\tnumber{}\nNA\t1{}\na, river\t2.50{}\n"a" b\t3{}\n\t4{}\n',
-        'c.csv': 'text{}\nNA{}\n"a, river"{}\n"""a"" b"{}\n{}\n',
     }
     for name, form in forms.items():
         sign = '\t' if name.endswith('tsv') else ','
@@ -780,6 +779,14 @@ def test_what_the_scores_do_not_show_is_said(trial, tune, files, tmp_path):
     for i, dev_file in enumerate((given['train_file'], copied['dev_file'])):
         done = tune(dev_file=dev_file, out_dir=tmp_path / f'again{i}', **command)
         assert f'{201 - i} of {201 - i} dev sequences are in the training set too' in done.err
+
+
+def test_a_seed_decides_the_new_head(run):
+    """Otherwise the deviations over seeds would be too small."""
+    first, again, other = (finetune.make_model(f'{run}/ckpt_0000003.pt', TASKS['rte'], seed, knobs())[0]
+                           for seed in (1, 1, 2))
+    assert same(first.state_dict(), again.state_dict())
+    assert not torch.equal(first.classifier.weight, other.classifier.weight)
 
 
 @pytest.mark.parametrize('first, name, has_same_labels', [
