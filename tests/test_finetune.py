@@ -161,15 +161,11 @@ def test_a_record_of_the_hub(name):
     assert first == expected
 
 
-@pytest.mark.parametrize('name, changes, message', [
-    ('chid', {'answers': {'candidate_id': [1, 0, 1]}}, 'it has more answers than blanks'),
-    ('squad1', {'answers': [{'text': None, 'answer_start': 0}]}, 'answers=.* must be {"text"'),
-    ('squad1', {'answers': {'text': ['p']}}, 'answers=.* must be {"text"'),
-])
-def test_a_record_that_is_refused(name, changes, message):
-    record = {**RECORDS['chid'][0], 'context': 'p', 'question': 'q', **changes}
-    with pytest.raises(UserError, match=f'record 1: {message}'):
-        finetune.make_examples(TASKS[name], [('record 1', record)], name)
+@pytest.mark.parametrize('answers', [[{'text': None, 'answer_start': 0}], {'text': ['p']}, 'p'])
+def test_answers_of_another_shape_are_refused(answers):
+    record = {'context': 'p', 'question': 'q', 'answers': answers}
+    with pytest.raises(UserError, match='record 1: answers=.* must be {"text"'):
+        finetune.make_examples(TASKS['squad1'], [('record 1', record)], '')
 
 
 @pytest.mark.parametrize('context, given, expected', [
@@ -392,14 +388,6 @@ def test_correlations_are_scipys(targets, predictions):
                            ('pearson_spearman', (pearson + spearman) / 2)):
         assert METRICS[name](targets, predictions) == pytest.approx(expected, abs=1e-9)
         assert METRICS[name](targets, constant) == METRICS[name](constant, targets) == 0
-
-
-def test_multirc_is_scored_by_question():
-    """Questions of different paragraphs share numbers; answers of one need not be neighbours."""
-    targets = {(0, 0, 0): 1, (1, 0, 0): 1, (0, 0, 1): 0, (0, 1, 2): 1}
-    examples = [Example(answer, (), target) for answer, target in targets.items()]
-    scores = TASKS['multirc'].score(TASKS['multirc'], examples, [1, 1, 0, 0])
-    assert scores == pytest.approx({'accuracy': 3 / 4, 'f1a': 4 / 5, 'exact_question': 2 / 3})
 
 
 def squad_clean(text):
@@ -630,7 +618,7 @@ def test_runs_and_steps_have_folders_of_their_own(tune, run, tmp_path):
         assert (result['run'], result['step']) == ('base', step)
     # scores and a difference
     assert [row[0] for row in cells(done.out, 'rte.accuracy')] == ['base', 'base@4', 'base@4']
-    assert '2 runs of init_from and compare would have this folder' in refused(tune(compare=newest))
+    assert 'two runs of init_from and compare would have this folder' in refused(tune(compare=newest))
 
 
 def test_processes_share_the_trials(tune, trial, tmp_path, monkeypatch):
@@ -781,14 +769,6 @@ def test_what_the_scores_do_not_show_is_said(trial, tune, files, tmp_path):
         assert f'{201 - i} of {201 - i} dev sequences are in the training set too' in done.err
 
 
-def test_a_seed_decides_the_new_head(run):
-    """Otherwise the deviations over seeds would be too small."""
-    first, again, other = (finetune.make_model(f'{run}/ckpt_0000003.pt', TASKS['rte'], seed, knobs())[0]
-                           for seed in (1, 1, 2))
-    assert same(first.state_dict(), again.state_dict())
-    assert not torch.equal(first.classifier.weight, other.classifier.weight)
-
-
 @pytest.mark.parametrize('first, name, has_same_labels', [
     ('squad1', 'squad2', True),
     ('squad1', 'qqp', False),                           # start and end have the shape of two classes
@@ -812,7 +792,6 @@ def test_a_trial_goes_on(first, name, has_same_labels, trial, run):
     ({'overrides': 'rte.epochs=0'}, 'epochs=0 must be finite and at least 1'),
     ({'epochs': 0}, 'no finished trial: name OUT_DIR'),
     ({'learning_rate': 1e38, 'epochs': 4}, 'rte_1: a loss or gradient after step 0 is not finite'),
-    ({'data_dir': 'copies[1]'}, 'for a glob'),          # `datasets` would read copies1
     # otherwise the scores of the hub's examples would be taken for those of the file
     ({'train_file': 'mine.csv'}, 'mine.csv: only custom and SQuAD read a file, not rte'),
 ])
@@ -827,7 +806,7 @@ def test_a_path_that_exists_is_no_glob_and_no_list(tmp_path, monkeypatch):
     cases = {
         'lr=1,wd=0': ['lr=1,wd=0'],
         'run[1],b': ['run[1]', 'b'],
-        'run?,b,run1': ['run1', 'b'],
+        'run?,b': ['run1', 'b'],
         'of/the-hub': ['of/the-hub'],
     }
     for text, paths in cases.items():
