@@ -107,8 +107,8 @@ def test_a_run_starts_from_a_bert(corpus, tmp_path, stage, run):
     assert 'bert has another tokenizer than' in run('c', 2, **knobs).err
 
 
-def test_what_cannot_be_exported_is_refused(corpus, tmp_path, stage):
-    """A model that no BERT equals writes nothing; no file of a folder is overwritten."""
+def test_what_cannot_be_exported_is_refused(corpus, tmp_path, stage, monkeypatch):
+    """A model that no BERT equals writes nothing; no file of a folder is overwritten; a disk is full."""
     def export(**fields):
         run = make_run(tmp_path / fields['position'], corpus, **fields)
         return stage('train', f'--init_from={run}', f'--export={tmp_path}/out')
@@ -117,6 +117,15 @@ def test_what_cannot_be_exported_is_refused(corpus, tmp_path, stage):
     (tmp_path / 'out').mkdir()
     assert export(position='absolute').code == 0
     assert 'out: the folder is not empty, choose another one' in refused(export(position='rope'))
+    shutil.rmtree(tmp_path / 'out')
+    monkeypatch.setattr('transformers.modeling_utils.safe_save_file', full_disk)
+    done = export(position='none')
+    assert done.code == 2 and 'out cannot be written: No space left' in done.err
+
+
+def full_disk(*arguments, **keywords):
+    from safetensors import SafetensorError
+    raise SafetensorError('No space left on device')
 
 
 @pytest.mark.parametrize('head, labels, scale, problem', [
