@@ -64,7 +64,10 @@ def without(text, sections, titles):
 def plain(tmp_path_factory):
     """plain(project, folder) runs each stage of a project -> files of the corpus, run, trial of RTE"""
     source = tmp_path_factory.mktemp('source')
-    (source / 'a.jsonl').write_text(''.join(
+    corpus = source / 'corpus'
+    corpus.mkdir()
+    (corpus / 'b.txt').write_text('Between the blank lines\n\nof a text\n')
+    (corpus / 'a.jsonl').write_text(''.join(
         f'{{"text": "The {n}th of the texts, and of its {n % 7} words."}}\n' for n in range(3000)))
     pick = random.Random(1)
     write_copy(source, 'rte', {split: [make_class('rte', i, pick, split == 'test') for i in range(16)]
@@ -72,7 +75,7 @@ def plain(tmp_path_factory):
 
     def start(project, folder, *before, max_iters=8, trials=1):
         stages = {
-            'prepare_data': words(corpus=source / 'a.jsonl', name='a', data_dir=folder, vocab_size=100,
+            'prepare_data': words(corpus=corpus, name='a', data_dir=folder, vocab_size=100,
                                   unit_bytes=50_000, num_proc=1, tokenizer='sentencepiece'),
             'train': tiny(str(folder / 'a'), folder / 'run', fill_samples=2, batch_size=4,
                           max_iters=max_iters),
