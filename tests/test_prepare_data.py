@@ -270,14 +270,14 @@ def test_a_model_that_is_exported_gives_its_ids_or_is_refused(options, fits):
         assert theirs['input_ids'] == [ids.tolist() for ids in tokenizer.encode(texts)]
 
 
-@pytest.mark.parametrize('kind', TOKENIZERS)
+@pytest.mark.parametrize('kind', [kind for kind in TOKENIZERS if kind != 'tiktoken'])
 def test_masked_text_has_the_ids_of_training_but_for_the_masks(tmp_path, kind, specs):
     """Before punctuation, inside a word's pieces, in a row, at both ends; with the exported tokenizer too."""
     texts = ['The river (of red).', 'the, the "of"', 'walks  riverriver 2of', 'red', '我们 来到，北京']
     (tmp_path / 'vocab.txt').write_text('\n'.join([*VOCAB, *'().,"', '']))
     folder, _ = prepare(tmp_path, [f'{text} {i}' for i, text in enumerate(texts * 30)], tokenizer=specs[kind])
     tokenizer = load_tokenizer(folder)
-    exported = None if kind == 'tiktoken' else fast_tokenizer(tokenizer, 512)
+    exported = fast_tokenizer(tokenizer, 512)
     mask = tokenizer.special_ids['mask']
     for text, (ids, offsets) in zip(texts, tokenizer.encode_offsets(texts), strict=True):
         pieces = [tokenizer.pieces[i] for i in ids]
@@ -295,8 +295,7 @@ def test_masked_text_has_the_ids_of_training_but_for_the_masks(tmp_path, kind, s
                 expected[begin:end] = [mask]
             parts = tokenizer.encode_between_masks(filled.split('[MASK]'))
             assert sum(([*part, mask] for part in parts), [])[:-1] == expected
-            if exported:
-                assert exported(filled, add_special_tokens=False)['input_ids'] == expected, filled
+            assert exported(filled, add_special_tokens=False)['input_ids'] == expected, filled
 
 
 @pytest.mark.parametrize('flags, pieces', [
@@ -330,7 +329,6 @@ def test_a_bert_is_its_whole_tokenizer(tmp_path, flags, pieces):
 @pytest.mark.parametrize('name, content, said', [
     ('tokenizer_config.json', b'{"tokenizer_class": "BertJapaneseTokenizer"}', 'is of BertJapaneseTokenizer'),
     ('config.json', b'{"tokenizer_class": "BertJapaneseTokenizer"}', 'is of BertJapaneseTokenizer'),
-    ('special_tokens_map.json', b'{"additional_special_tokens": ["E1"]}', r"the words \['E1'\] added"),
     ('added_tokens.json', b'{"E1": 15}', r"the words \['E1'\] added"),
     ('vocab.txt', b'[PAD]\n[CLS]', r'Missing \[UNK\]'),
     ('tokenizer.json', b'{}', 'Cannot instantiate Tokenizer')])
@@ -393,8 +391,8 @@ def test_any_tokenizer_of_the_hub(tmp_path, capfd, kind, special, words):
     marked = ''.join('|' * starts[i] + ours.pieces[i].replace(' ', '\xa0') for i in ids)
     assert marked == words
     for piece in (*special, *(ours.pieces[i] for i in ours.special_ids.values())):
-        [ids], parts = ours.encode([f'a{piece} {piece}']), ours.encode_between_masks(['the ', f'{piece} of'])
-        assert {*ids, *np.concatenate(parts)} & {*ours.special_ids.values()} <= {ours.special_ids.get('unk')}
+        ids, = ours.encode([f'a{piece} {piece}'])
+        assert {*ids} & {*ours.special_ids.values()} <= {ours.special_ids.get('unk')}
     mask = exported.mask_token
     ids, mask_id = exported(f'the {mask} of', add_special_tokens=False)['input_ids'], exported.mask_token_id
     first, second = ours.encode_between_masks(['the ', ' of'])
@@ -492,8 +490,8 @@ def test_readers_agree(tmp_path, capfd, monkeypatch):
     for place in ('again', '[deep]/up', '[deep]/top'):          # two that lead up are a maze
         (tmp_path / 'txt' / place).symlink_to(tmp_path / 'txt')
     pyarrow.parquet.write_table(pyarrow.table({'n': range(40), 'text': texts}), tmp_path / 'a.parquet')
-    for source in ('lines', 'gz/**/*.GZ', 'zst', 'list', 'one', 'a.parquet', 'txt', 'txt/[deep]', 'txt/*/*',
-                   'txt/**/*', '**/[[]deep]/**', 't?t'):
+    for source in ('lines', 'gz/*/*.GZ', 'zst', 'list', 'one', 'a.parquet', 'txt', 'txt/[deep]', 'txt/*/*',
+                   'txt/[[]deep]', 't?t'):
         found, _ = unit_texts(tmp_path / source, unit_bytes=2000)
         assert sorted(sum(found, [])) == sorted(texts), source
     assert re.findall('not read.*', capfd.readouterr().err) == ['not read: 2 .csv']
@@ -572,20 +570,17 @@ def test_docstrings_of_a_package(tmp_path, monkeypatch):
         ('tinypackage/b.py:4', text(3)),
         ('tinypackage/deep/a.py:1', text(6))]
     assert len(read_all(folder, meta)) == 5
-    (package / 'd.py').touch()
-    with refuses(match='has package tinypackage='):
-        prepare(tmp_path, **usual)
 
 
 # ---- units, parts and plans ----
 
 def test_files_are_joined_and_cut_to_units(tmp_path):
-    for name, size in (('a.jsonl', 10), ('b.json', 100), ('c.txt', 100), ('d.jsonl.gz', 100)):
+    for name, size in (('a.jsonl', 10), ('b.jsonl', 100), ('c.txt', 100), ('d.jsonl.gz', 100)):
         (tmp_path / name).write_bytes(b'\n' * size)
     a, b, c, d = sorted(map(str, tmp_path.iterdir()))
     assert [unit['ranges'] for unit in units_of(tmp_path, unit_bytes=70)] == [
         [[a, 0, None], [b, 0, 50]],
-        [[b, 50, 100]],
+        [[b, 50, None]],
         [[c, 0, None]],
         [[d, 0, None]]]
 
@@ -595,7 +590,7 @@ def test_a_plan_is_kept_or_begun_again(tmp_path, specs):
     (tmp_path / 'files').mkdir()
     for k in range(3):
         write_jsonl(tmp_path / 'files' / f'{k}.jsonl', make_texts(70, seed=k))
-    usual = {'corpus': f'{tmp_path}/files', 'unit_bytes': 4000, 'tokenizer': f'wordpiece:{tmp_path}'}
+    usual = {'corpus': f'{tmp_path}/files', 'unit_bytes': 4000, 'tokenizer': specs['wordpiece']}
     folder, _ = prepare(tmp_path, **usual)
     before = contents(folder)
     assert contents(prepare(tmp_path, **usual, num_proc=2)[0]) == before
@@ -606,7 +601,7 @@ def test_a_plan_is_kept_or_begun_again(tmp_path, specs):
     write_jsonl(tmp_path / 'files' / '9.jsonl', make_texts(10))
     (tmp_path / 'vocab.txt').write_text('\n'.join([*VOCAB, 'blue']))
     os.utime(tmp_path / 'files' / '1.jsonl', (1, 1))            # other texts of the same size
-    with refuses(match=r'this run has .*/1.jsonl=\[.*/vocab.txt=.*/9.jsonl=\['):
+    with refuses(match=r'this run has .*/1.jsonl=\[.*/9.jsonl=\[.*/vocab.txt=\['):
         prepare(tmp_path, **usual)
     os.remove(f'{folder}/units.json')
     again, _ = prepare(tmp_path, **usual, vocab_size=50)
@@ -674,11 +669,11 @@ def test_the_tokenizer_does_not_depend_on_what_is_held_out(tmp_path):
     ('a.jsonl', '--segmenter=jieba', "segmenter='jieba': must be jieba, with tokenizer=wordpiece"),
     ('a.jsonl', '--path=b', "path='b' is for cluecorpussmall, "),
     ('a.txt,b.txt', '--path=', "/a.txt,b.txt': no such file, folder or glob"),
+    ('**/*.jsonl', '--path=', "a folder is read to any depth: give it without **"),
     ('a.jsonl', '--tokenizer=tiktoken', "tokenizer=tiktoken:NAME, NAME='': choose one of gpt2, "),
     ('chinese.jsonl', '--path=', "vocab_size=20: the texts' characters alone need "),
     ('a.jsonl', f'--tokenizer=wordpiece:{ROOT}/README.md', "Missing [UNK] token from the vocabulary"),
     ('a.jsonl', '--part=4/4', "part='4/4': must be i/n with i from 0 to n - 1, as in 0/4"),
-    ('a.jsonl', '--tokenizer=wordpiece', "vocab_size=20: tokenizer='wordpiece' is that of bert-base-unc"),
     ('cut.jsonl.gz', '--part=0/1', 'cut.jsonl.gz: cannot be read: '),
     ('two.json', '--part=0/1', 'two.json: cannot be read: Extra data')])
 def test_mistakes_are_one_line(tmp_path, stage, name, argument, said):
@@ -709,11 +704,9 @@ def test_a_run_checks_the_sizes_of_shards(tmp_path, monkeypatch):
         load_tokenizer(folder)
 
 
-def test_a_killed_worker_is_one_line(monkeypatch, stage):
+def test_a_killed_worker_is_one_line():
     with refuses(match='killed, perhaps for want of memory: try --num_proc=1'):
         prepare_data.in_parallel(os.abort, [()], 2)
-    monkeypatch.setenv('TORCHELASTIC_RUN_ID', '1')
-    assert 'start prepare_data.py without torchrun' in stage('prepare_data').err
 
 
 # ---- real processes ----
