@@ -64,6 +64,7 @@ import train
 from configurator import UserError, choose, configure, notice, refuse_differences, run, settings
 from finetune import markdown
 from model import count_parameters
+from prepare_data import digest_of
 
 # ---- 1. the plan ----
 
@@ -222,9 +223,13 @@ def time_left(path, runs):
     return f', about {minutes:.0f} minutes left for one process'
 
 
+def code_digest():
+    return digest_of(train.code_digests())
+
+
 def check_code(path):
     """Raise a UserError if a row was made with another model.py or train.py."""
-    code = train.code_digest()
+    code = code_digest()
     for row in read_lines(path):
         if row.get('code', code) != code:               # rows of before 2026-11-28 have no digest
             raise UserError(f'{rows_path(path)}: model.py or train.py has changed since the run of '
@@ -238,7 +243,7 @@ def origin_of(one):
     runtime = train.make_runtime(knobs['device'], knobs['dtype'], knobs['n_embd'], group=False)
     return {
         'corpus': train.load_meta(os.path.join(knobs['data_dir'], knobs['dataset']))['identity'],
-        'code': train.code_digest(),
+        'code': code_digest(),
         'precision': str(runtime.dtype).removeprefix('torch.')}
 
 
@@ -593,7 +598,7 @@ def report(path, form):
         values = rows.get(key, pd.Series()).dropna().unique()
         if len(values) > 1:
             notice(f"{rows_path(path)}: the rows differ in {key}: {', '.join(values)}")
-        elif key == 'code' and len(values) and values[0] != train.code_digest():
+        elif key == 'code' and len(values) and values[0] != code_digest():
             notice(f'{rows_path(path)}: model.py or train.py has changed since these runs')
     if plan.rates:
         tables = {'Last loss in nats by learning rate, mean (deviation)': search_table(plan, rows)}

@@ -98,7 +98,7 @@ def test_a_run_that_diverges_is_a_row_and_the_last_loss_can_be_of_all_rows(write
 
 def test_a_run_of_another_corpus_code_precision_or_plan_is_not_added(write_plan, corpus, monkeypatch):
     """Otherwise a table would compare losses that do not compare, or a row have the new plan's knobs."""
-    monkeypatch.setattr(train, 'code_digest', lambda *files: 'ours')
+    monkeypatch.setattr(experiment, 'code_digest', lambda: 'ours')
     path = write_plan()
     _, (*_, one) = experiment.read_plan(path)
     origin = experiment.origin_of(one)

@@ -666,7 +666,7 @@ def test_a_finished_trial_is_kept_and_another_recipe_refused(trial, tune, tmp_pa
     for changes, message in (({'dev_file': 'mine.csv'}, 'was not trained on a file'),
                              ({'block_size': 96}, 'has block_size=0, this run has block_size=96')):
         assert message in refused(tune(init_from=folder, epochs=0, **changes))
-    monkeypatch.setattr(train, 'code_digest', lambda *files: 'changed')
+    monkeypatch.setattr(train, 'code_digests', lambda *files: {'finetune.py': 'changed'})
     assert 'finetune.py=changed' in refused(tune(data_dir=tmp_path, seed=7))
     for damaged in ('', '[]', '{"scores": {}}', '{"scores": 5, "recipe": {}}', '{"recipe": [1]}'):
         (folder / 'result.json').write_text(damaged)
