@@ -300,7 +300,7 @@ def make(one, plan):
 
 
 def last_launch(folder):
-    return train.read_lines(os.path.join(folder, 'launches.jsonl'), {'config'})[-1]
+    return train.read_lines(os.path.join(folder, 'launches.jsonl'))[-1]
 
 
 def hours_of(folder):
