@@ -720,11 +720,11 @@ def test_a_text_that_cannot_be_filled_in_is_refused(pair, stage, monkeypatch):
     """Without a mask, too long, or by a fine-tuned model."""
     def said(fill):
         return refused(stage('train', f'--init_from={pair}', f'--fill={fill}'))
-    assert 'fill=the list: put a [MASK]' in said('the list')
-    assert 'the model takes at most 32' in said('[MASK]' + 31 * ' the')
+    assert 'fill=the list: it needs a [MASK]' in said('the list')
+    assert 'in a row, but block_size=32' in said('[MASK]' + 31 * ' the')
     model, tokenizer, content = train.load(str(pair))
     monkeypatch.setattr(train, 'load', lambda source: (model, tokenizer, {**content, 'head': 'classify'}))
-    assert 'was fine-tuned and predicts no words' in said('the [MASK]')
+    assert 'not a fine-tuned one' in said('the [MASK]')
 
 
 def test_the_rank_of_a_masked_word(pair, corpus, meta, capsys, monkeypatch):
