@@ -19,10 +19,7 @@ from test_train import assert_equal, last, metrics
 pytestmark = pytest.mark.slow
 # Title of a section -> other places: (text, what replaces it), or a text whose lines are deleted, with the
 # lines below them that are indented deeper.
-TRAIN = {
-    **dict.fromkeys(['documents', 'whole words', 'permutation', 'schedules', 'XLA'], ()),
-    'validation': ['further_loaders(meta, config)'],
-}
+TRAIN = dict.fromkeys(['documents', 'whole words', 'permutation', 'validation', 'schedules', 'XLA'], ())
 PREPARE = {
     **dict.fromkeys([r'\.json files', r'\.parquet files', 'compressed files', 'OSCAR', 'docstrings',
                      'characters', 'tiktoken', 'Chinese words'], ()),
