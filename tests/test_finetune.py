@@ -56,7 +56,8 @@ def pretrained(folder, step=3, seed=0, kind=MaskedLM, **changes):
     train.write_checkpoint(os.path.join(folder, f'ckpt_{step:07}.pt'), {
         'model': model.state_dict(),
         'model_config': asdict(model.config),
-        'config': {'objective': 'mlm' if kind is MaskedLM else 'plm', 'dataset': 'tiny'},
+        'config': {'objective': 'mlm' if kind is MaskedLM else 'plm', 'data_dir': 'gone',
+                   'dataset': 'tiny'},
         'data': {},
         'step': step,
         'samples': step,
