@@ -187,5 +187,5 @@ def test_a_card_leaves_out_what_no_file_says(corpus, stage, tmp_path, monkeypatc
     """The run is the current folder."""
     monkeypatch.chdir(make_run(tmp_path / 'run', corpus))
     card, facts = card_of(stage, '.', tmp_path / 'out')
-    assert card.data.datasets == []
+    assert card.data.datasets is None
     assert [*facts] == ['system', 'parameters', 'corpus', 'steps', 'tokens seen']
