@@ -1,8 +1,6 @@
 """finetune.py: records, rows and windows, heads, metrics, trials that repeat, own files, the table."""
-import copy
 import itertools
 import json
-import math
 import os
 import random
 import re
@@ -162,13 +160,6 @@ def test_a_record_of_the_hub(name):
     assert first == expected
 
 
-@pytest.mark.parametrize('answers', [[{'text': None, 'answer_start': 0}], {'text': ['p']}, 'p'])
-def test_answers_of_another_shape_are_refused(answers):
-    record = {'context': 'p', 'question': 'q', 'answers': answers}
-    with pytest.raises(UserError, match='record 1: answers=.* must be {"text"'):
-        finetune.make_examples(TASKS['squad1'], [('record 1', record)], '')
-
-
 @pytest.mark.parametrize('context, given, expected', [
     ('cat and cat', 7, 8),
     ('Cat and cat', 0, 0),
@@ -295,10 +286,6 @@ def test_a_hugging_face_bert_gives_its_own_logits(tmp_path):
     batch.pop('targets')
     rows = their_tokenizer(pairs, padding=True, return_tensors='pt')
     assert (ours.eval()(**batch) - theirs(**rows).logits).abs().max() < 1e-5
-    theirs.resize_token_embeddings(14)
-    theirs.save_pretrained(tmp_path)
-    with pytest.raises(UserError, match='its tokenizer has 15 tokens, its model only 14'):
-        finetune.load_bert(str(tmp_path))
 
 
 @pytest.mark.parametrize('attention', ATTENTION)
@@ -331,19 +318,11 @@ class Renamed(SequenceClassifier):
         del self.encoder
 
 
-def test_an_encoder_that_does_not_fit_is_refused(tmp_path, monkeypatch):
-    """Not started at random; nor is one whose weights are not finite."""
-    run = pretrained(tmp_path)
-    path = f'{run}/ckpt_0000003.pt'
-    with monkeypatch.context() as fork, pytest.raises(UserError, match=r'missing.*: encoder\.blocks'):
-        fork.setitem(CLASSIFIER, 'classify', Renamed)
-        finetune.make_model(path, TASKS['rte'], 1, knobs())
-    content = train.read_checkpoint(path)
-    content['model']['encoder.token.weight'][7, 0] = math.inf
-    train.write_checkpoint(path, content)
-    finetune.load_pretrained.cache_clear()
-    with pytest.raises(UserError, match=r'not finite: encoder\.token\.weight'):
-        finetune.make_model(path, TASKS['rte'], 1, knobs())
+def test_an_encoder_that_does_not_fit_is_refused(run, monkeypatch):
+    """Not started at random."""
+    monkeypatch.setitem(CLASSIFIER, 'classify', Renamed)
+    with pytest.raises(UserError, match=r'missing.*: encoder\.blocks'):
+        finetune.make_model(f'{run}/ckpt_0000003.pt', TASKS['rte'], 1, knobs())
 
 
 # ---- metrics ----
@@ -446,10 +425,7 @@ def test_answers_are_scored_by_the_official_definition(names, clean, common, voc
 
 @pytest.mark.parametrize('text, tokens', [
     ('于1,000.5米处v1.0。', '于 1,000.5 米 处 v1.0'),
-    ('U.S.人', 'u.s . 人'),
     ('a,b (20%)', 'a , b ( 20 % )'),
-    ('0.5-1', '0.51'),
-    ('ア・イの', 'ア・イの'),
     ("john's", "john 's"),
     ('龙…—龙', '龙 … — 龙'),
     ('  ，', ''),
@@ -475,13 +451,11 @@ def test_every_task_from_its_records_to_its_predictions(name, trial):
     assert [*result['scores']] == [*result['majority']] == columns
     assert result['n'][name] == ([24, 12] if name == 'chid' else [12, 6])
 
-    tests = [f'test_{column}' for column in columns if task.test]
-    for stem in columns + tests:
+    for stem in columns + [f'test_{column}' for column in columns if task.test]:
         path, = result['folder'].glob(f'{stem}.*')
         if path.suffix == '.tsv':
             frame = pd.read_csv(path, sep='\t', dtype=str)
-            assert [*frame] == ['index', 'prediction']
-            assert [*frame['index']] == list('012345')
+            assert [*frame.columns, *frame['index']] == ['index', 'prediction', *'012345']
             assert {*frame.prediction} <= {*task.labels} or name == 'stsb'
         elif path.suffix == '.json':
             first, *_ = json.loads(path.read_text())
@@ -505,12 +479,11 @@ RECIPE = {
 def plain_trial(name, run, data_dir):
     """A trial with RECIPE by hand, a row at a time.
 
-    Returns ([(learning rate, loss)] of each step, [(accuracy of two classes, parameters)] after each epoch).
+    Returns ([(learning rate, loss)] of each step, parameters).
     """
     given = knobs(data_dir=data_dir)
     model, tokenizer = finetune.make_model(f'{run}/ckpt_0000003.pt', TASKS[name], 3, given)
-    train_data, dev_data = (finetune.load_data(TASKS[name], split, tokenizer, 48, given)
-                            for split in ('train', 'validation'))
+    features = finetune.load_data(TASKS[name], 'train', tokenizer, 48, given).features
 
     def loss_of(feature):
         batch = HEADS[TASKS[name].head].collate([feature], 0)
@@ -524,7 +497,6 @@ def plain_trial(name, run, data_dir):
 
     optimizer = train.make_optimizer(model, 1e-2, (0.7, 0.9), 1e-3, 0.1, CPU)           # see test_train.py
     steps = []
-    history = []
     for epoch in range(4):
         order = train.shuffled(range(22), 22, 3, epoch)
         for batch in np.split(order, [8, 16]):
@@ -533,14 +505,12 @@ def plain_trial(name, run, data_dir):
             for group in optimizer.param_groups:
                 group['lr'] = rate
             optimizer.zero_grad()
-            loss = sum(loss_of(train_data.features[i]) for i in batch) / len(batch)
+            loss = sum(loss_of(features[i]) for i in batch) / len(batch)
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
             optimizer.step()
             steps.append((rate, loss.item()))
-        hits = [loss_of(feature).item() < math.log(2) for feature in dev_data.features]
-        history.append((np.mean(hits), copy.deepcopy(model.state_dict())))
-    return steps, history
+    return steps, model.state_dict()
 
 
 @pytest.mark.parametrize('name', ['rte', 'stsb', 'c3', 'squad2'])
@@ -548,26 +518,26 @@ def test_every_head_learns_as_without_padding(name, trial, run, tmp_path, monkey
     seeds = []                                          # of dropout, which is 0 here
     monkeypatch.setattr(train, 'seed_step', lambda seed, step, runtime: seeds.append((seed, step)))
     write_copy(tmp_path, name, made(name, 22, 8))
-    steps, history = plain_trial(name, run, str(tmp_path))
+    steps, trained = plain_trial(name, run, str(tmp_path))
     folder = trial(name, **RECIPE, data_dir=tmp_path)['folder']
     logged = [(line['lr'], line['loss']) for line in train.read_metrics(folder) if line['kind'] == 'train']
     assert np.allclose(logged, steps)
     assert seeds == [(3, step) for step in range(12)]
-    assert same(parameters(folder), history[-1][1], atol=1e-5)
+    assert same(parameters(folder), trained, atol=1e-5)
 
 
-def test_the_first_best_epoch_is_kept(trial, run, tmp_path):
-    """The majority is that of train."""
+def test_the_first_best_epoch_is_kept(trial, tmp_path, monkeypatch):
+    """At a constant rate, a trial of two epochs is the beginning of one of four. The majority is of train."""
     splits = made('rte', 22, 8)
     splits['validation'][0]['label'] = 1                # 5 of 8; in train 0 is the first of equals
     write_copy(tmp_path, 'rte', splits)
-    _, history = plain_trial('rte', run, str(tmp_path))
-    accuracies = [accuracy for accuracy, _ in history]
-    best = max(accuracies)
-    result = trial('rte', keep_best=True, data_dir=tmp_path, **RECIPE)
-    assert same(parameters(result['folder']), history[accuracies.index(best)][1], atol=1e-5)
-    assert result['scores']['rte']['accuracy'] == pytest.approx(best)
-    assert result['majority']['rte']['accuracy'] == 3 / 8
+    given = {**RECIPE, 'schedule': 'constant', 'warmup_fraction': 0, 'data_dir': tmp_path}
+    two = trial('rte', 'two', **{**given, 'epochs': 2})
+    assert two['majority']['rte']['accuracy'] == 3 / 8
+    scores = itertools.chain((0.2, 0.7, 0.7, 0.1), itertools.repeat(0.5))
+    monkeypatch.setitem(METRICS, 'accuracy', lambda targets, predictions: next(scores))
+    kept = trial('rte', keep_best=True, **given)
+    assert same(parameters(kept['folder']), parameters(two['folder']))
 
 
 def test_the_same_command_gives_the_same_weights(trial):
@@ -645,33 +615,28 @@ def test_two_commands_never_share_a_trial(tune, tmp_path):
 
 def test_a_finished_trial_is_kept_and_another_recipe_refused(trial, tune, tmp_path, monkeypatch):
     """Before anything trains. Also one of an earlier revision: with other knobs, without what is no knob."""
-    for name in ('rte', 'cola'):
-        write_copy(tmp_path, name, made(name))
-    folder = trial('rte', data_dir=tmp_path)['folder']
-    result = json.loads((folder / 'result.json').read_text())
-    other_run = pretrained(tmp_path / 'base', seed=1)
-    recipe = {**result['recipe'], 'noise': ''}
+    folder = trial('rte')['folder']
+    path = folder / 'result.json'
+    result = json.loads(path.read_text())
+    earlier = {**result, 'recipe': {**result['recipe'], 'noise': ''}}
     for key in ('keep_best', 'examples', 'labels', 'scale', 'model.py'):
-        del recipe[key]
-    earlier = {**result, 'recipe': recipe}
+        del earlier['recipe'][key]
+    other_run = pretrained(tmp_path / 'base', seed=1)
     monkeypatch.setattr(finetune, 'fine_tune', None)    # nothing is trained
     for kept in (earlier, result):
-        write_json(folder / 'result.json', kept)
-        assert tune(data_dir=tmp_path, dtype='auto').code == 0
+        write_json(path, kept)
+        assert tune(dtype='auto').code == 0
         for changes, message in (({'epochs': 2, 'tasks': 'cola,rte'}, 'epochs=1, this run has epochs=2'),
                                  ({'keep_best': True}, 'keep_best=False, this run has keep_best=True'),
                                  ({'init_from': other_run}, 'other parameters')):
-            assert message in refused(tune(**{'data_dir': tmp_path, 'seed': 7, **changes}))
-        assert json.loads((folder / 'result.json').read_text()) == kept
-    assert 'dtype=float32, this' in refused(tune(data_dir=tmp_path, dtype='bfloat16'))
-    for changes, message in (({'dev_file': 'mine.csv'}, 'was not trained on a file'),
-                             ({'block_size': 96}, 'has block_size=0, this run has block_size=96')):
-        assert message in refused(tune(init_from=folder, epochs=0, **changes))
+            assert message in refused(tune(**{'seed': 7, **changes}))
+        assert json.loads(path.read_text()) == kept
+    assert 'dtype=float32, this' in refused(tune(dtype='bfloat16'))
+    assert 'has block_size=0, this run has' in refused(tune(init_from=folder, epochs=0, block_size=96))
     monkeypatch.setattr(train, 'code_digests', lambda *files: {'finetune.py': 'changed'})
-    assert 'finetune.py=changed' in refused(tune(data_dir=tmp_path, seed=7))
-    for damaged in ('', '[]', '{"scores": {}}', '{"scores": 5, "recipe": {}}', '{"recipe": [1]}'):
-        (folder / 'result.json').write_text(damaged)
-        assert 'result.json: damaged: remove it' in refused(tune(data_dir=tmp_path, seed=7))
+    assert 'finetune.py=changed' in refused(tune(seed=7))
+    path.write_text('{"scores": {}}')
+    assert 'result.json: damaged: remove it' in refused(tune(seed=7))
 
 
 def numbers(factor):
@@ -741,40 +706,17 @@ def test_a_file_is_labelled_by_a_trial_alone(trial, tune, files, tmp_path):
         assert row == {**record, 'prediction': label}
         new.append(','.join(['', label, *map(str, found.values())]))
 
-    forms = {                                           # {}: where new cells belong
-        'E.CSV': '\ufeff,text,note,note{}\r\n1,NA,x,{}\r\n2,"a, river",y,z{}\r\n'
-                 '3,"""a"" b",,{}\r\n4,,,{}\r\n',
-        'b.tsv': 'text\tnumber{}\nNA\t1{}\na, river\t2.50{}\n"a" b\t3{}\n\t4{}\n',
-    }
-    for name, form in forms.items():
-        sign = '\t' if name.endswith('tsv') else ','
-        text = form.format(*5 * [''])
-        written = labelled(name, text.replace('1,NA,x,\r', '1,NA,x\r'))         # a row that lacks a cell
-        assert written == form.format(*(cells.replace(',', sign) for cells in new))
-
-    for name, message in (('E.CSV', 'predicted_E.CSV is there already'), ('b.json', 'choose one of .csv')):
-        assert message in refused(tune(predict=tmp_path / name, **command))
-
-
-def test_what_the_scores_do_not_show_is_said(trial, tune, files, tmp_path):
-    """A class that one side lacks; then records of the training file, or of a copy with the same tokens."""
-    given = files(train=GOOD + 'b,blue\n', dev=HEAD + 'b,red\n')
-    first = trial('custom', **given)
-    assert "dev.csv dev: no example of the classes ['blue', 'green']" in first['printed'].err
-    done = tune(tasks='custom', train_samples=1, out_dir=tmp_path / 'few', **given)
-    assert re.search('train.csv train: no example of the classes .*, ', done.err)
-    command = {'init_from': first['folder'], 'epochs': 0}
-    copied = files(dev=GOOD.replace('a ', 'A\u0301  '))
-    for i, dev_file in enumerate((given['train_file'], copied['dev_file'])):
-        done = tune(dev_file=dev_file, out_dir=tmp_path / f'again{i}', **command)
-        assert f'{201 - i} of {201 - i} dev sequences are in the training set too' in done.err
+    form = ('\ufeff,text,note,note{}\r\n1,NA,x,{}\r\n2,"a, river",y,z{}\r\n'     # {}: where new cells belong
+            '3,"""a"" b",,{}\r\n4,,,{}\r\n')
+    text = form.format(*5 * [''])
+    text = text.replace('1,NA,x,\r', '1,NA,x\r')        # a row that lacks a cell
+    assert labelled('E.CSV', text) == form.format(*new)
+    assert 'predicted_E.CSV is there already' in refused(tune(predict=tmp_path / 'E.CSV', **command))
 
 
 @pytest.mark.parametrize('first, name, has_same_labels', [
-    ('squad1', 'squad2', True),
     ('squad1', 'qqp', False),                           # start and end have the shape of two classes
     ('rte', 'qnli', True),
-    ('rte', 'qqp', False),
     ('stsb', 'c3', False),                              # both have one logit and no labels
 ])
 def test_a_trial_goes_on(first, name, has_same_labels, trial, run):
@@ -798,20 +740,6 @@ def test_a_trial_goes_on(first, name, has_same_labels, trial, run):
 ])
 def test_a_mistake_on_the_command_line_is_one_line(given, message, tune):
     assert message in refused(tune(**given))
-
-
-def test_a_path_that_exists_is_no_glob_and_no_list(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for name in ('run1', 'run[1]', 'lr=1,wd=0', 'b'):
-        os.mkdir(name)
-    cases = {
-        'lr=1,wd=0': ['lr=1,wd=0'],
-        'run[1],b': ['run[1]', 'b'],
-        'run?,b': ['run1', 'b'],
-        'of/the-hub': ['of/the-hub'],
-    }
-    for text, paths in cases.items():
-        assert finetune.find_paths(text) == paths
 
 
 # ---- files of your own ----
@@ -847,26 +775,15 @@ def test_every_format_of_labelled_files(own):
         assert train_rows == dev_rows == expected
 
 
-@pytest.mark.parametrize('labels, scale', [
-    (['1', '2', '3.5', ' 3.0'], (2.375, 1.1086778913041726)),
-    (['1_000', '1000', '1e3'], (1000, 1)),
-    (['901', '1_000'], (950.5, 70.00357133746822)),
-    (['7'], (7, 1)),
+@pytest.mark.parametrize('labels, scale, targets', [
+    ('1 3 5', (3, 2), [-1, 0, 1]),
+    ('7', (7, 1), [0]),
 ])
-def test_numbers_are_standardized(labels, scale, own):
-    text = HEAD + ''.join(f'a,{label}\n' for label in labels)
-    task, train_rows, _ = own(train=text, dev=text, label_kind='numbers')
-    assert task.scale == pytest.approx(scale)
-    for label, (_, target) in zip(labels, train_rows, strict=True):
-        assert target * scale[1] + scale[0] == pytest.approx(float(label))
-
-
-def test_classes_that_look_alike_are_said(own, capsys):
-    same = ['1.5', '１.50', 'café', 'cafe\u0301', 'Café\u200b', '1e3', '1_000', 'red wine', 'red\xa0 wine']
-    labels = [*same, 'C', 'C#', 'nan', '2', 'wine']
-    own(train=HEAD + ''.join(f'{label},{label}\n' for label in labels), dev=HEAD + 'a,C\n')
-    said = capsys.readouterr().err
-    assert f'or are one number: {sorted(same)}' in said
+def test_numbers_are_standardized(labels, scale, targets, own):
+    text = HEAD + ''.join(f'a,{label}\n' for label in labels.split())
+    task, rows, _ = own(train=text, dev=text, label_kind='numbers')
+    assert task.scale == scale
+    assert [target for _, target in rows] == targets
 
 
 def test_a_seventh_is_held_out_by_its_text(own, files):
@@ -886,10 +803,7 @@ def test_a_seventh_is_held_out_by_its_text(own, files):
 @pytest.mark.parametrize('suffix, text, message', [
     ('.csv', HEAD + '"b\n",red\nc,\n\nd\n', "'class' is empty in line 4, line 6; the columns are"),
     ('.csv', 'text,class,class\nb,red,green\n', r"the columns are \['text'\]"),        # which one?
-    ('.csv', 'text;class\nb;red\n', r"'text' is None, not a text; the columns are \['text;class'\]"),
-    ('.csv', '\ufeff', 'no examples'),
     ('.csv', HEAD + 'a,red\n"b,red\nc,red\n', 'after line 2: Error: unexpected end of data'),
-    ('.json', '["b"]', 'record 1 must be an object'),
     ('.jsonl', '\n{"text": "b", "class": "a"}\n\n{"text": 5, "class": "a"}', "line 4: 'text' is 5, not"),
     ('.csv', HEAD + 'a,1.5\nb,-1e400\n', "line 3: class='-1e400' must be a finite number"),
 ])
@@ -915,9 +829,7 @@ def test_squad_from_files_of_your_own(name, n_train, trial, tune, files):
     train_text, dev_text = (json.dumps({'data': data}) for data in (nested, flat))
     result = trial(name, **files('.json', train=train_text, dev=dev_text))
     assert result['n'] == {name: [n_train, 3]}
-    for file in ('train', 'dev'):
-        said = f'{file}.json .*: {3 - n_train} of 3 questions have no answer'
-        assert re.search(said, result['printed'].err)
+    assert re.search(f'dev.json .*: {3 - n_train} of 3 questions have no answer', result['printed'].err)
     twice = json.dumps([*flat, {**flat[0], 'id': 2}])
     assert '2 records have the id 2' in tune(tasks=name, **files('.json', dev=twice)).err
 
@@ -965,11 +877,9 @@ def test_classes_of_your_own_have_a_table(n_classes):
     task = TASKS['custom']._replace(labels=tuple(f'k{i:02}' for i in range(n_classes)))
     targets = rng.integers(0, n_classes - 1, (2, 300))
     guesses = rng.integers(1, n_classes, (2, 300))
-    results = []
-    for target, guess in zip(targets, guesses, strict=True):            # of a seed
-        examples = [Example(i, (), label) for i, label in enumerate(target)]
-        results.append({'subfolder': 'base', 'scores': {},
-                        'confusions': finetune.confusions(task, examples, guess)})
+    results = [{'subfolder': 'base', 'scores': {}, 'confusions': finetune.confusions(
+        task, [Example(0, (), label) for label in target], guess)}
+        for target, guess in zip(targets, guesses, strict=True)]        # of each seed
     rows = cells(finetune.make_report(results, set()), 'k')
     both = targets.ravel(), guesses.ravel()
     *rates, _ = sklearn.precision_recall_fscore_support(*both, zero_division=0)
