@@ -77,12 +77,11 @@ def oracle(model, tokenizer, text):
     return total
 
 
-@pytest.mark.parametrize('batch_size', [1, 64])
-def test_scores_are_those_of_a_loop_over_masked_sentences(batch_size, loaded):
+def test_scores_are_those_of_a_loop_over_masked_sentences(loaded):
     model, tokenizer = loaded
     sentences = blimp.encode(tokenizer, SENTENCES, most=62)
     assert sum(len(ids) - len(set(words)) for ids, words in sentences) > 10     # words of several tokens
-    scores = blimp.log_likelihoods(model, tokenizer.special_ids, sentences, batch_size, CPU)
+    scores = blimp.log_likelihoods(model, tokenizer.special_ids, sentences, 3, CPU)
     expected = [oracle(model.double(), tokenizer, text) for text in SENTENCES]
     assert [scores[sentence] for sentence in sentences] == pytest.approx(expected, rel=1e-6)
 
@@ -119,11 +118,7 @@ def test_a_run_of_another_objective_is_refused(data_dir, stage, tmp_path):
     assert 'a PermutationLM; only runs of objective=mlm are scored' in refused(done)
 
 
-@pytest.mark.parametrize('line, message', [
-    ('', 'half.jsonl: no pair of sentences in it'),
-    ('{"sentence_good": "the"}\n', 'half.jsonl, row 1: sentence_bad is None, it must be a text'),
-])
-def test_a_set_without_pairs_is_refused_before_hours_of_scoring(line, message, data_dir, tmp_path):
-    (tmp_path / 'sets' / 'half.jsonl').write_text(line)
-    with pytest.raises(UserError, match=message):
+def test_a_set_without_pairs_is_refused_before_hours_of_scoring(data_dir, tmp_path):
+    (tmp_path / 'sets' / 'half.jsonl').write_text('{"sentence_good": "the"}\n')
+    with pytest.raises(UserError, match='half.jsonl, row 1: sentence_bad is None, it must be a text'):
         blimp.read_sets(data_dir, 0)

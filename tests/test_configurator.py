@@ -58,19 +58,16 @@ FILES = {
     'broken.py': 'attention = pairwise',
     'hidden.py': 'seed = max',
     'mixed.py': 'seed = 2\nmax_iters: 7',
-    'my.json': '{"max_iters": 7}',
 }
 
 
 @pytest.mark.parametrize('argument, reason', [
     ('--n_layr=3', "'--n_layr=3': there is no knob 'n_layr', did you mean n_layer?"),
     ('--n_layer=true', 'must be a whole number'), ('--dropout=-0.1', 'must be finite and at least 0'),
-    ('--learning_rate=1e999', 'learning_rate=inf must be finite'), (f'--seed={2 ** 63}', 'below 2^63'),
-    ("--milestones=1,'x'", "milestones=(1, 'x') must be whole numbers"),
+    (f'--seed={2 ** 63}', 'below 2^63'),
     ('hidden.py', 'seed=<built-in function max> must'),
     ('broken.py', "broken.py: NameError: name 'pairwise' is not defined"),
-    ('my.json', 'my.json: a config file is Python'), ('mixed.py', 'mixed.py: a config file is Python'),
-    ('--seed=' + '-' * 100_000 + '1', '-... must be a whole number')], ids=lambda text: repr(text)[1:20])
+    ('mixed.py', 'mixed.py: a config file is Python')])
 def test_malformed_command_lines_are_refused_in_one_line(argument, reason, stage, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     if argument in FILES:

@@ -7,11 +7,11 @@ import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import knobs_of, refused, tiny, words
+from conftest import knobs_of, tiny, words
 from test_bench import CONFIG as MODEL
 from test_bench import SHAPE
 from test_model import randomised
-from test_train import CPU, last
+from test_train import CPU
 
 import bench
 import curves
@@ -76,8 +76,6 @@ def test_each_run_has_a_row_and_a_line_for_each_corpus(call, tmp_path, monkeypat
     assert diverged['steps'] == 20
     assert not {'loss', 'ptb_loss', 'target', 'printed', 'printed loss'} & diverged.keys()
     assert pairwise['printed'] == curves.printed_of_run('convergence', 'base_pairwise')
-    assert plain['printed ptb_loss'] == curves.printed_of_run('ptb_loss', 'base_no_position')
-    assert len(pictures[0]) == 3 * 2
     assert pictures[0][f'{tmp_path}/base_pairwise-1 ptb_loss'] == [(10, 6), (20, 5), (30, 4)]
 
 
@@ -158,13 +156,12 @@ def test_maps_of_a_text_and_of_masked_rows(attention, packing, stage, call, corp
     model, tokenizer, content = train.load(run)
     randomised(model, 0.5)
     train.write_checkpoint(train.newest(run), {**content, 'model': model.state_dict()})
-    rows = call('--what=runs,maps,rank,partition', runs=run, text='the value of a list', masked_rows=3,
+    rows = call('--what=maps,rank,partition', runs=run, text='the value of a list', masked_rows=3,
                 pictures=True, **SHAPE)
-    assert [row['section'] for row in rows] == ['runs'] + ['maps'] * 8 + ['rank'] * 4 + ['partition'] * 2
-    assert [row['matrix'] for row in rows[9:13]] == [*MATRICES]
-    assert rows[9]['printed'] == '0.25, about 0% (liu: table 3, rows of 512)'
-    assert all(row['error'] < 1e-6 for row in rows[13:])
-    assert {path.stat().st_size > 1000 for path in tmp_path.glob('*.png')} == {True}
+    assert [row['section'] for row in rows] == ['maps'] * 8 + ['rank'] * 4 + ['partition'] * 2
+    assert [row['matrix'] for row in rows[8:12]] == [*MATRICES]
+    assert all(row['error'] < 1e-6 for row in rows[12:])
+    assert all(path.stat().st_size > 1000 for path in tmp_path.glob('*.png'))
     ids, _ = curves.encode_text(run, model, tokenizer, 'the value of a list')
     scores = [layer.scores[0] for layer in curves.attention_of(model, ids)]
     _, _, loaders = train.make_loaders(content['config'])
@@ -180,7 +177,7 @@ def test_maps_of_a_text_and_of_masked_rows(attention, packing, stage, call, corp
             if ids[i] == mask_id:
                 of_masks.append(of_all[-1])
     means = torch.cat([torch.stack(looks).mean(0) for looks in (of_all, of_masks)], -1)
-    for row, (number, h) in zip(rows[1:9], np.ndindex(2, 4), strict=True):
+    for row, (number, h) in zip(rows[:8], np.ndindex(2, 4), strict=True):
         assert (row['layer'], row['head']) == (number, h)
         found = [row[name] for name in ('before', 'after', '[MASK] before', '[MASK] after')]
         assert found == pytest.approx(means[number, h].tolist())
@@ -210,11 +207,3 @@ def test_attention_of_an_untrained_gau():
     negative = (torch.stack(scores) <= 0).double().mean().item()
     assert rows['eval', 'relu^2']['zeros'] == pytest.approx(negative)
     assert rows['train', 'relu^2']['zeros'] > 0.5 > negative
-
-
-def test_rows_of_another_tokenizer_are_refused(stage, run):
-    run('mine', max_iters=0)
-    content = last('mine')
-    content['data']['tokenizer'] = 'another'
-    train.write_checkpoint(train.newest('mine'), content)
-    assert 'tokenizer' in refused(stage('curves', '--what=rank', '--runs=mine', '--device=cpu'))

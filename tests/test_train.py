@@ -17,15 +17,16 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import TINY, flip, knobs_of, refused, tiny, torchrun
+from conftest import ROOT, TINY, flip, knobs_of, refused, tiny, words
 from test_model import CORE, decays, small
+from torch.distributed.run import main as torchrun
 from torch.utils._pytree import tree_leaves
 
 import train
 from configurator import UserError
 from model import EncoderConfig, MaskedLM
 from prepare_data import load_meta, write_json
-from train import Loader, Runtime, XlaRuntime, shuffled
+from train import Loader, Runtime, shuffled
 
 CPU = Runtime(torch.device('cpu'), torch.float32, 0, 1, None)
 MASKS = {'block_size': 32, 'mask_fraction': 0.15, 'mask_fraction_end': 0.0, 'objective': 'mlm',
@@ -44,10 +45,10 @@ PAIR = {'dropout': 0, 'attention_dropout': 0, 'batch_size': 3, 'total_batch': 7,
 
 
 @pytest.fixture(scope='module')
-def pair(corpus, tmp_path_factory):     # two processes
+def pair(corpus, tmp_path_factory):
+    """A run of two processes, whose agent is in this one."""
     folder = tmp_path_factory.mktemp('pair') / 'run'
-    done = torchrun('train.py', *tiny(corpus, folder, **PAIR))
-    assert done.code == 0, done.err
+    torchrun(['--standalone', '--nproc_per_node=2', f'{ROOT}/train.py', *tiny(corpus, folder, **PAIR)])
     return folder
 
 
@@ -191,18 +192,14 @@ def masked_by_hand(ids, word_starts, fraction, k, meta, rng):
     return chosen, seen, places
 
 
-@pytest.mark.parametrize('tokenizer, letters, said', [
-    ('character', '我来到北京abc ', 'error: whole_word: most tokens are characters'),
-    ('character', 'abc ', None), ('sentencepiece', '我来到北京', None)])
-def test_whole_words_that_cannot_work(tokenizer, letters, said, tmp_path, stage, run):
-    """Each character would be a word; Chinese pieces are words."""
-    texts = [''.join(np.random.default_rng(i).choice(list(letters), 300)) for i in range(20)]
-    (tmp_path / 'a.txt').write_text('\n\n'.join(texts))
-    prepared = stage('prepare_data', '--corpus=a.txt', '--data_dir=.', '--vocab_size=20',
-                     f'--tokenizer={tokenizer}', '--num_proc=1')
-    assert prepared.code == 0
-    err = run('run', 2 if said else 0, data_dir='.', dataset='a', whole_word=True, show=1, block_size=99).err
-    assert said in err if said else 'whole_word: ' not in err
+def test_whole_words_need_a_tokenizer_with_words(tmp_path, stage, run):
+    """Each character would be a word."""
+    (tmp_path / 'a.txt').write_text('\n\n'.join(['我来到北京abc ' * 40] * 20))
+    prepared = stage('prepare_data', *words(corpus='a.txt', data_dir='.', vocab_size=20,
+                                            tokenizer='character', val_fraction=0.5, num_proc=1))
+    assert prepared.code == 0, prepared
+    assert 'whole_word: most tokens are characters' in refused(run('a', 2, data_dir='.', dataset='a',
+                                                                   whole_word=True, show=1))
 
 
 @pytest.mark.parametrize('begin, end', [(1.0, 0.0), (0.15, 0.0), (0.3, 0.07), (0.07, 0.3)])
@@ -303,8 +300,6 @@ def test_a_run_is_the_loop_written_by_hand(dtype, scale, clip, eval_fraction, ru
         # a last bit of a weight becomes a bit of a float16 state, which is 5e-4 of it
         assert line['norm'] == pytest.approx(norm, rel=1e-4 if dtype == 'float32' else 5e-4)
         assert norm > 0.3                               # and is clipped
-        seconds = 8 * 32 / line['tokens_per_second']
-        assert line['hours_left'] * 3600 == pytest.approx((11 - step) * seconds)
     tolerance = 1e-5 if dtype == 'float32' else 1e-4
     for name, x in last('a')['model'].items():
         assert (x - model.state_dict()[name]).abs().max() < tolerance, name
@@ -360,9 +355,8 @@ def test_each_rank_has_dropout_of_its_own():
 
 
 @pytest.mark.parametrize('able, width, dtype', [
-    ('amx_bf16 avx512_fp16', 256, torch.bfloat16), ('avx512_bf16', 256, torch.bfloat16),
-    ('avx512_bf16 avx512_fp16', 256, torch.float32), ('amx_bf16', 255, torch.float32),
-    ('avx512_f', 256, torch.float32)])
+    ('amx_bf16 avx512_fp16', 256, torch.bfloat16), ('avx512_bf16 avx512_fp16', 256, torch.float32),
+    ('amx_bf16', 255, torch.float32)])
 def test_automatic_precision_on_a_cpu(able, width, dtype, monkeypatch):
     monkeypatch.setattr(torch.cpu, 'get_capabilities', lambda: dict.fromkeys(able.split(), True),
                         raising=False)
@@ -480,7 +474,6 @@ def test_a_resumed_run_takes_the_next_samples_and_says_what_differs(run, monkeyp
     differ, *_ = done.err.splitlines()
     assert differ.endswith(': seed 1 -> 5, packing None -> stream, total_batch 8 -> 4, max_iters 2 -> 4, '
                            'weight_decay 0.01 -> 0.5, dtype bfloat16 -> auto')
-    assert 'in torch.bfloat16' in done.out
     assert seen == [[*range(0, 8)], [*range(8, 16)], [*range(16, 20)], [*range(20, 24)]]
     content = last('a')
     assert content['samples'] == 24
@@ -513,14 +506,6 @@ def test_a_run_begins_with_the_weights_of_another_one(run):
     # validation samples do not depend on the seed
     assert metrics('b', 'val')[0]['loss'] == metrics('a', 'val')[-1]['loss']
     assert 'from step 2 of' in run('b', max_iters=3, **knobs).out
-
-
-def test_code_that_changed_is_said(run):
-    run('a', max_iters=2)
-    path = train.newest('a')
-    train.write_checkpoint(path, {**last('a'), 'code': {'model.py': 'another', 'train.py': 'one more'}})
-    for knobs in {}, {'fill': 'the [MASK]'}:
-        assert f'model.py and train.py changed since {path}' in run('a', max_iters=2, **knobs).err
 
 
 @pytest.mark.parametrize('text, same', [
@@ -610,16 +595,17 @@ def test_what_a_run_must_have_in_common_with_its_checkpoint(stage, pair, corpus,
 @pytest.mark.parametrize('knobs', [
     {'mask_fraction': 0.0}, {'mask_fraction': 15.0}, {'seed': 2 ** 63},
     {'attention': 'gau', 'position': 'none', 'key_size': 0}, {'schedule': 'x'},
-    {'objective': 'classify'}, {'init_from': 'some/bert'}, {'device': 'mps'},
+    {'init_from': 'some/bert'}, {'device': 'mps'},
     {'block_size': 10 ** 6, 'position': 'none'}])
 def test_mistakes_are_one_line(knobs, run):
     refused(run('a', 2, **knobs))
 
 
-def test_on_xla_all_processes_need_equally_many_sequences():
-    runtime = XlaRuntime(torch.device('xla'), torch.float32, 0, 4, None)
-    with pytest.raises(UserError, match='total_batch: on xla, choose a multiple of 4'):
-        train.check_knobs({**knobs_of(train), 'total_batch': 6}, runtime)
+def test_every_process_needs_equally_many_sequences():
+    runtime = train.XlaRuntime(torch.device('xla'), torch.float32, 0, 4, None)
+    for total_batch, message in (3, 'must be at least 4'), (6, 'on xla, choose a multiple of 4'):
+        with pytest.raises(UserError, match=f'total_batch: {message}'):
+            train.check_knobs({**knobs_of(train), 'total_batch': total_batch}, runtime)
 
 
 def test_a_folder_that_machines_do_not_share_is_refused(run, monkeypatch):
@@ -630,8 +616,9 @@ def test_a_folder_that_machines_do_not_share_is_refused(run, monkeypatch):
 # ---- what a run shows ----
 
 def test_a_model_learns_more_than_how_often_tokens_occur(run):
-    run('a', max_iters=400, total_batch=32, batch_size=32, n_embd=32, n_inner=64, learning_rate=1e-2,
-        warmup_iters=40, dropout=0, attention_dropout=0, log_interval=1000, position='rope', norm_place='pre')
+    run('a', max_iters=300, total_batch=16, batch_size=16, n_layer=1, n_embd=32, n_inner=64,
+        mask_fraction=0.3, learning_rate=1e-2, warmup_iters=30, dropout=0, attention_dropout=0,
+        log_interval=1000, position='rope', norm_place='pre')
     begun, ended = [line for line in train.read_metrics('a') if line['kind'] == 'val']
     assert ended['loss'] < ended['unigram'] - 0.1 < begun['loss'] - 0.5
 
@@ -649,7 +636,7 @@ def test_a_compiled_run_has_the_losses_of_an_eager_one(run, monkeypatch):
 
 
 def test_further_corpora_are_validated_on(run, corpus, meta, tmp_path):
-    """As by a run that has the other corpus as its own; tokenizers must be equal, and no file damaged."""
+    """As by a run that has the other corpus as its own; no file may be damaged."""
     splits = {**meta['splits'], 'val': meta['splits']['train'][:1]}
     corpus_like(corpus, tmp_path, {**meta, 'splits': splits})
     knobs = {'data_dir': tmp_path, 'max_iters': 0}
@@ -657,9 +644,6 @@ def test_further_corpora_are_validated_on(run, corpus, meta, tmp_path):
     run('b', **knobs, dataset='other')
     [one], [other] = train.read_metrics('a'), train.read_metrics('b')
     assert one['other_loss'] == other['loss'] != one['loss']
-    corpus_like(corpus, tmp_path, {**meta, 'identity': {**meta['identity'], 'tokenizer': 'another'}})
-    assert 'other has tokenizer=another' in refused(
-        run('c', 2, **knobs, dataset=corpus, validation='other'))
     flip(f"other/{meta['splits']['train'][0]['stem']}.bin")
     assert 'missing, damaged' in refused(run('c', 2, **knobs, dataset='other'))
 
@@ -669,9 +653,7 @@ def test_show_walks_from_a_text_to_its_loss(run):
     knobs = {'dropout': 0, 'attention_dropout': 0, 'total_batch': 1, 'max_iters': 1}
     shown = run('a', show=1, **{**knobs, 'dropout': 0.5}).out
     assert shown.count(', predicted: ') == 5            # of 32
-    assert 'what random weights predicts' in shown
     assert not os.path.exists('a')
-    assert '[CLS]' in shown
     assert '(1, 32, 16)' in shown                       # what a module returns
     run('a', **knobs)
     assert f"\nloss {metrics('a', 'train')[0]['loss']:.3f} nats" in shown
@@ -694,42 +676,6 @@ def test_fill_prints_five_predictions_for_each_mask(pair, stage, meta):
     for line, indices, chances in zip(lines[1:], best.indices, best.values, strict=True):
         assert line.split()[::2] == [tokenizer.pieces[index].strip('\u2581') or '\u2581' for index in indices]
         assert line.split()[1::2] == [f'{chance:.3f}' for chance in chances]
-
-
-def test_what_is_no_run_is_refused(run, stage):
-    """An empty folder as the first weights; a checkpoint that was copied without its tokenizer."""
-    os.mkdir('empty')
-    assert 'empty: transformers cannot read it' in refused(run('empty', 2, init_from='empty'))
-    run('a', max_iters=1)
-    os.mkdir('copy')
-    shutil.copy(train.newest('a'), 'copy')
-    said = refused(stage('train', '--init_from=copy', '--fill=a [MASK]'))
-    assert "No such file or directory: 'copy/tokenizer/" in said
-
-
-def test_a_text_that_cannot_be_filled_in_is_refused(pair, stage, monkeypatch):
-    """Without a mask, too long, or by a fine-tuned model."""
-    def said(fill):
-        return refused(stage('train', f'--init_from={pair}', f'--fill={fill}'))
-    assert 'fill=the list: it needs a [MASK]' in said('the list')
-    assert 'in a row, but block_size=32' in said('[MASK]' + 31 * ' the')
-    model, tokenizer, content = train.load(str(pair))
-    monkeypatch.setattr(train, 'load', lambda source: (model, tokenizer, {**content, 'head': 'classify'}))
-    assert 'not a fine-tuned one' in said('the [MASK]')
-
-
-def test_the_rank_of_a_masked_word(pair, corpus, meta, capsys, monkeypatch):
-    """In the first words of the first held-out document."""
-    model, tokenizer, _ = train.load(str(pair))
-    with happening(monkeypatch, 'fill_masks') as calls:
-        train.show_masked_words(model, corpus, meta, 1)
-    (*_, (before, after)), = calls
-    ids = train.DocumentRows(corpus, meta, 'val', 1 << 16)[0]
-    target = ids[1 + len(before)]
-    assert [*before, target, *after] == ids[1:2 + len(before + after)].tolist()
-    chances, = train.fill_masks(model, tokenizer, [before, after])
-    rank = 1 + chances.argsort(descending=True).tolist().index(target)
-    assert f'masked: {tokenizer.decode([target]).strip()}, rank {rank}\n' in capsys.readouterr().out
 
 
 # ---- processes ----
