@@ -134,7 +134,7 @@ STARTS = {                              # end of a parameter's name -> how it st
     'bias': ZEROS,
     'embedding': NORMAL,
 }
-QUICK = []                              # settings that are compiled by default; the others are much the same
+QUICK = []                              # settings that are compiled by default, without autograd's graphs
 EXTREMES = []                           # see test_weights_of_very_large_and_very_small_scores
 OTHERS = []                             # more settings to test
 
@@ -1085,18 +1085,23 @@ def test_padding_changes_nothing(settings):
 
 @each_case
 def test_every_parameter_gets_its_gradient(kind, settings):
-    """The slope along random directions, by central differences."""
+    """The slope along a random direction of all parameters, by central differences."""
     model = build(kind, **settings)
     more = {'positions': PREDICTED} if MODELS[kind].has_targets else {}
     parameters = dict(model.named_parameters())
+    direction = {name: torch.randn_like(x) for name, x in parameters.items()}
 
-    def logits(*changed_in_place):
-        return outputs(model, *batch(), KEEP, **more)
+    def logits(step):
+        moved = {name: x + step * direction[name] for name, x in parameters.items()}
 
-    inputs = tuple(parameters.values())
-    torch.autograd.gradcheck(
-        logits, inputs, atol=1e-8, rtol=1e-5, fast_mode=True, check_undefined_grad=False)
-    gradients = torch.autograd.grad(logits().square().sum(), inputs, materialize_grads=True)
+        def call(*arguments, **keywords):
+            return torch.func.functional_call(model, moved, arguments, keywords)
+        return outputs(call, *batch(), KEEP, **more)
+
+    start = torch.zeros(1, dtype=torch.float64, requires_grad=True)
+    torch.autograd.gradcheck(logits, start, atol=1e-7, rtol=1e-7, fast_mode=True)
+    total = logits(start).square().sum()
+    gradients = torch.autograd.grad(total, [*parameters.values()], materialize_grads=True)
     for name, gradient in zip(parameters, gradients, strict=True):
         # a bias of all keys shifts the scores of a softmax alike; a layerwise query has no position
         may_be_0 = name.endswith(('key.bias', 'key_bias')) or kind is SequenceClassifier
@@ -1223,15 +1228,15 @@ def test_weights_of_very_large_and_very_small_scores(weigh, oracle, size, shift,
 
 # ---- compilation, longer and shorter rows ----
 
-@pytest.mark.parametrize('settings', [
-    pytest.param(settings, marks=() if settings in QUICK else pytest.mark.slow)
-    for settings in [*CORE, *OTHERS]], ids=str)
-def test_texts_of_any_length_compile_twice(settings):
+@pytest.mark.parametrize('settings, backend', [
+    *((settings, 'eager') for settings in QUICK),
+    *(pytest.param(settings, 'aot_eager', marks=pytest.mark.slow) for settings in [*CORE, *OTHERS])], ids=str)
+def test_texts_of_any_length_compile_twice(settings, backend):
     """With the first length, then with any, block_size too; no graph breaks, and eager mode's gradients."""
     torch.compiler.reset()
     counters.clear()
     model = build(ATTENTIONS[settings['attention']].kind, **{**settings, 'n_layer': 1})
-    compiled = torch.compile(outputs, fullgraph=True, backend='aot_eager')
+    compiled = torch.compile(outputs, fullgraph=True, backend=backend)
     positions = torch.tensor([[0, 2]] * 3)
     for length in (9, 7, 10, 12, 3):
         inputs = (*batch(3, length), torch.arange(length) < torch.tensor([[length], [3], [1]]))
