@@ -470,12 +470,6 @@ def test_parameter_counts_of_narrow_queries(narrow_by, parameters):
     assert source.count_parameters(model) == parameters
 
 
-@pytest.mark.parametrize('narrow_by', [0, 3])
-def test_narrow_queries_divide_a_head(narrow_by):
-    with pytest.raises(UserError, match=f'narrow_by={narrow_by}: must divide .*4'):
-        small(attention='narrow', narrow_by=narrow_by)
-
-
 def shared_kv(w, y, x, layer):
     """Kayyam et al. 2026: the keys are the values too."""
     return attend(layer, linear(w, 'query', y), linear(w, 'key', x), linear(w, 'key', x))
@@ -985,7 +979,7 @@ def test_dropout_is_where_the_papers_have_it(kind, settings, monkeypatch):
 
     monkeypatch.setattr(F, 'dropout', dropout)
     monkeypatch.setattr(F, 'scaled_dot_product_attention', attention)
-    agrees(build(kind, **settings, dropout=0.2).train())
+    agrees(build(kind, **{**settings, 'n_layer': 1}, dropout=0.2).train())
 
 
 @pytest.mark.parametrize('attention', ATTENTION)
@@ -1272,6 +1266,7 @@ for facts in ATTENTIONS.values():
 @pytest.mark.parametrize('settings, message', [
     ({'dropout': 1.0}, 'dropout=1.0.*below 1'),
     ({'position': 'rope', 'n_head': 6, 'n_embd': 18}, "'rope'.* 3 entries"),
+    *[(system('narrow', 'none', narrow_by=n), f'narrow_by={n}: must divide .*4') for n in (0, 3)],
     *[(system(name, position), f"position='{position}'.*'{name}' works only with")
       for name in ATTENTION for position in POSITION if position not in positions_of(name)],
     *[({**system(name, positions_of(name)[0]), **facts.refused[0]}, facts.refused[1])
