@@ -1093,7 +1093,7 @@ def test_every_parameter_gets_its_gradient(kind, settings):
         return outputs(call, *batch(), KEEP, **more)
 
     start = torch.zeros(1, dtype=torch.float64, requires_grad=True)
-    torch.autograd.gradcheck(logits, start, atol=1e-7, rtol=1e-7, fast_mode=True)
+    torch.autograd.gradcheck(logits, start, atol=1e-8, rtol=1e-8, fast_mode=True)
     total = logits(start).square().sum()
     gradients = torch.autograd.grad(total, [*parameters.values()], materialize_grads=True)
     for name, gradient in zip(parameters, gradients, strict=True):
