@@ -12,7 +12,6 @@ from test_train import CPU
 
 import train
 from configurator import UserError
-from model import PermutationLM
 
 SENTENCES = ['Who has(not) the unreadable coroutines, value?', 'The asynchronous,well,known (32nd) handler.',
              'The value.', 'handlers value the handlers.', 'The values (32nd), handler the asynchronous.']
@@ -113,7 +112,7 @@ def test_a_run_gets_a_row_and_is_not_scored_again(corpus, data_dir, stage, monke
 
 
 def test_a_run_of_another_objective_is_refused(data_dir, stage, tmp_path):
-    folder = pretrained(tmp_path / 'plm', kind=PermutationLM, attention='xlnet', position='none')
+    folder = pretrained(tmp_path / 'plm', objective='plm', attention='xlnet', position='none')
     done = stage('blimp', *words(runs=folder, data_dir=data_dir, out=tmp_path / 'rows.jsonl'))
     assert 'a PermutationLM; only runs of objective=mlm are scored' in refused(done)
 

@@ -21,9 +21,8 @@ from test_train import CPU
 import finetune
 import train
 from configurator import UserError
-from finetune import HEADS, METRICS, TASKS, Choices, Data, Example, Span, Window, collate, join_texts
-from model import (ATTENTION, CLASSIFIER, EncoderConfig, MaskedLM, PermutationLM, SequenceClassifier,
-                   positions_of)
+from finetune import HEADS, METRICS, TASKS, Data, Example, collate, join_texts
+from model import ATTENTION, CLASSIFIER, MODEL, EncoderConfig, SequenceClassifier, positions_of
 from prepare_data import (SPECIAL_PIECES, copy_tokenizer, library_file, load_tokenizer, make_wordpiece,
                           open_tokenizer, write_json)
 
@@ -44,18 +43,17 @@ PIECES = [
 ]
 
 
-def pretrained(folder, step=3, seed=0, kind=MaskedLM, **changes):
+def pretrained(folder, step=3, seed=0, objective='mlm', **changes):
     """Write a checkpoint as train.py does, of random weights; returns the run's folder."""
     tokenizer = open_tokenizer(*library_file(make_wordpiece(PIECES, True)))
     copy_tokenizer(tokenizer, folder)
     torch.manual_seed(seed)
     shape = {'block_size': 48, 'n_layer': 2, 'n_head': 4, 'n_embd': 16, 'n_inner': 32}
-    model = kind(EncoderConfig(tokenizer.vocab_size, **{**shape, **changes}))
+    model = MODEL[objective](EncoderConfig(tokenizer.vocab_size, **{**shape, **changes}))
     train.write_checkpoint(os.path.join(folder, f'ckpt_{step:07}.pt'), {
         'model': model.state_dict(),
         'model_config': asdict(model.config),
-        'config': {'objective': 'mlm' if kind is MaskedLM else 'plm', 'data_dir': 'gone',
-                   'dataset': 'tiny'},
+        'config': {'objective': objective, 'data_dir': 'gone', 'dataset': 'tiny'},
         'data': {},
         'step': step,
         'samples': step,
@@ -232,7 +230,7 @@ def test_windows_hold_every_token_and_the_answer(run, monkeypatch):
 def test_the_best_span_of_a_window():
     generator = torch.Generator().manual_seed(1)
     offsets = np.array([[10 * i, 10 * i + 9] for i in range(7)])
-    feature = Window(None, 0, (0, 0), 0, 2, offsets)
+    feature = finetune.Window(None, 0, (0, 0), 0, 2, offsets)
     for longest in (1, 3, 30):
         start, end = torch.randn(2, 1, 12, generator=generator)
         logits = {}
@@ -252,15 +250,15 @@ def test_the_best_span_of_a_window():
 ])
 def test_an_answer_is_the_best_span_of_its_windows(name, threshold, expected):
     """Or '', if the least logit of no answer exceeds the span's by more than null_threshold."""
-    spans = [Span(3, 4, 0, 2), Span(1, 5, 2, 4), Span(9, 1, 4, 6)]
-    features = [Window(None, 0, (0, 0), example, 2, None) for example in (0, 0, 1)]
+    spans = [finetune.Span(3, 4, 0, 2), finetune.Span(1, 5, 2, 4), finetune.Span(9, 1, 4, 6)]
+    features = [finetune.Window(None, 0, (0, 0), example, 2, None) for example in (0, 0, 1)]
     data = Data(TASKS[name], 2 * [Example(0, ('q', 'a b c '))], features, 0)
     assert finetune.best_answers(data, spans, knobs(null_threshold=threshold)) == expected
 
 
 def test_a_choice_is_one_of_its_example():
     """Not one of those with which its batch is filled up."""
-    features = [Choices([None], (0, 1)), Choices([None, None], (1, 2))]
+    features = [finetune.Choices([None], (0, 1)), finetune.Choices([None, None], (1, 2))]
     logits = torch.tensor([[1.0, 50.0], [1.0, 2.0]])
     assert HEADS['choose'].predict(logits, features, knobs()) == [0, 1]
 
@@ -291,8 +289,9 @@ def test_a_hugging_face_bert_gives_its_own_logits(tmp_path):
 @pytest.mark.parametrize('attention', ATTENTION)
 def test_any_pretrained_encoder_takes_any_head(attention, tmp_path):
     """The encoder's states are those of pretraining, also in a longer one."""
-    kind = PermutationLM if attention == 'xlnet' else MaskedLM
-    run = pretrained(tmp_path, kind=kind, attention=attention, position=positions_of(attention)[0], n_layer=1)
+    objective = 'plm' if attention == 'xlnet' else 'mlm'
+    position, *_ = positions_of(attention)
+    run = pretrained(tmp_path, objective=objective, attention=attention, position=position, n_layer=1)
     before, *_ = train.load(run)
     ids = torch.randint(5, 40, (2, 9))
     for name in ('cola', 'c3', 'squad1'):
