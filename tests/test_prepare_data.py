@@ -693,7 +693,7 @@ def test_a_killed_worker_is_one_line():
 def test_two_machines_are_killed_and_go_on(tmp_path):
     """Workers end with their command; what was done stays; the bytes are those of one process."""
     for k in range(5):
-        write_jsonl(tmp_path / f'{k}.jsonl', make_texts(k and 3000, seed=k))
+        write_jsonl(tmp_path / f'{k}.jsonl', make_texts(k and 6000, seed=k))
     usual = {'corpus': f'{tmp_path}/*.jsonl', 'tokenizer': 'wordpiece:train', 'tokenizer_sample': 100_000,
              'unit_bytes': 60_000}
     parts = [['prepare_data.py', *words(**knobs(tmp_path, **usual, num_proc=2, part=f'{i}/2'))]

@@ -92,14 +92,14 @@ def test_every_command_runs(home):
             continue
         more = [FOUR] if command == 'python prepare_data.py' else []
         more += base if 'config/base' in command else []
-        name, arguments = small(command, *more)
-        done = process(f'{name}.py', *arguments, cwd=home, timeout=300)
+        _, arguments = small(command, *more)
+        done = process(shlex.split(command)[1], *arguments, cwd=home, timeout=300)
         assert done.code == 0, done.err
     assert (home / 'out' / 'quickstart_hf' / 'config.json').exists()
     labels = home / 'out' / 'labels'
     assert 'majority' in (labels / 'results.md').read_text()
     predicted = (labels / 'quickstart' / 'custom_1' / 'predicted_new.csv').read_text()
-    assert predicted.startswith('text,prediction,probability\n"who is 7, me?",')
+    assert predicted.startswith('text,prediction,probability,p_no,p_yes\n"who is 7, me?",')
 
 
 def write_files(home):
