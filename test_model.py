@@ -137,6 +137,7 @@ STARTS = {                              # end of a parameter's name -> how it st
 QUICK = []                              # settings that are compiled by default, without autograd's graphs
 EXTREMES = []                           # see test_weights_of_very_large_and_very_small_scores
 OTHERS = []                             # more settings to test
+REFUSED = []                            # more settings that are refused, with the error
 
 
 # ---- BERT's oracle: the equations in numpy and float64, for one query at a time ----
@@ -460,6 +461,7 @@ ATTENTIONS['identity_query'] = AttentionFacts(identity_query, 2 * LINEAR)
 ATTENTIONS['narrow'] = AttentionFacts(          # attend() finds the width of its queries
     original, 2 * LINEAR, options={'narrow_by': 4}, also=({'narrow_by': 4, 'n_embd': 24},),
     refused=({'n_head': 6, 'n_embd': 36}, "'narrow'.* 3 entries"))
+REFUSED += [(system('narrow', 'none', narrow_by=n), f'narrow_by={n}: must divide .*4') for n in (0, 3)]
 
 
 @pytest.mark.parametrize('narrow_by, parameters', [(1, 109_514_298), (2, 102_427_194), (4, 98_883_642)])
@@ -1266,7 +1268,7 @@ for facts in ATTENTIONS.values():
 @pytest.mark.parametrize('settings, message', [
     ({'dropout': 1.0}, 'dropout=1.0.*below 1'),
     ({'position': 'rope', 'n_head': 6, 'n_embd': 18}, "'rope'.* 3 entries"),
-    *[(system('narrow', 'none', narrow_by=n), f'narrow_by={n}: must divide .*4') for n in (0, 3)],
+    *REFUSED,
     *[(system(name, position), f"position='{position}'.*'{name}' works only with")
       for name in ATTENTION for position in POSITION if position not in positions_of(name)],
     *[({**system(name, positions_of(name)[0]), **facts.refused[0]}, facts.refused[1])

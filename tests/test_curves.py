@@ -7,18 +7,19 @@ import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import knobs_of, tiny, words
-from test_bench import CONFIG as MODEL
-from test_bench import SHAPE
+from conftest import TINY, knobs_of, tiny, words
 from test_model import randomised
 from test_train import CPU
 
 import bench
 import curves
+import model as source
 import train
 from curves import MATRICES
-from model import NORMALISER, merge_heads
+from model import merge_heads
 
+SHAPE = {knob: TINY[knob] for knob in bench.SHAPE_KNOBS}
+MODEL = {**knobs_of(bench), **SHAPE, 'vocab_size': 60, 'device': 'cpu', 'dtype': 'float32'}
 CONFIG = {**knobs_of(curves), **SHAPE}
 
 
