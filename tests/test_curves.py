@@ -113,7 +113,7 @@ def test_rank_of_matrices_of_known_rank(r):
     *((name, {}) for name in (
         'original', 'symmetric', 'pairwise', 'roformer_v1', 'rab', 'xlnet', 'part_mask', 'one_head_softmax',
         'one_head_sigmoid', 'part_bias')),
-    *(('gau', {'normaliser': name}) for name in NORMALISER),
+    *(('gau', {'normaliser': name}) for name in source.NORMALISER),
     ('gau', {'normaliser': 'squared_relu', 'relu_scale': 'n2'})])
 def test_maps_times_values_are_what_the_attention_gives(name, options):
     model = randomised(bench.build(name, {**MODEL, **options}, 16), 0.5)
