@@ -909,6 +909,8 @@ TWINS.append((source.MultipleChoice, 'BertForMultipleChoice', {}, choices))
 
 # ======== above: what the tests know of a variant; below: the tests of all variants ========
 
+missing = ATTENTION.keys() - ATTENTIONS.keys()
+assert not missing, f'{missing}: each needs an oracle and a row of ATTENTIONS, see AttentionFacts'
 SYSTEMS = []
 for name in ATTENTION:
     for settings in ({}, *ATTENTIONS[name].also):
@@ -1137,7 +1139,9 @@ def test_initial_values(kind, settings):
     model = kind(small(**{**settings, **sizes}, n_label=50))
     starts = {**starts_of(model.config), **STARTS}
     for name, value in model.named_parameters():
-        start = next(start for end, start in starts.items() if name.endswith(end))
+        ends = [end for end in starts if name.endswith(end)]
+        assert ends, f'{name}: say in `starts` of its row how it begins'
+        start = starts[ends[0]]
         if start is None:
             continue
         mean, deviation = start
