@@ -785,6 +785,22 @@ def test_numbers_are_standardized(labels, scale, targets, own):
     assert [target for _, target in rows] == targets
 
 
+def test_a_class_that_one_side_lacks_is_said(trial, tune, files, tmp_path):
+    given = files(train=GOOD + 'b,blue\n', dev=HEAD + 'b,red\n')
+    first = trial('custom', **given)
+    assert "dev.csv dev: no example of the classes ['blue', 'green']" in first['printed'].err
+    done = tune(tasks='custom', train_samples=1, out_dir=tmp_path / 'few', **given)
+    assert re.search('train.csv train: no example of the classes .*, ', done.err)
+
+
+def test_classes_that_look_alike_are_said(own, capsys):
+    same = ['1.5', '１.50', 'café', 'cafe\u0301', 'Café\u200b', '1e3', '1_000', 'red wine', 'red\xa0 wine']
+    labels = [*same, 'C', 'C#', 'nan', '2', 'wine']
+    own(train=HEAD + ''.join(f'{label},{label}\n' for label in labels), dev=HEAD + 'a,C\n')
+    said = capsys.readouterr().err
+    assert f'or are one number: {sorted(same)}' in said
+
+
 def test_a_seventh_is_held_out_by_its_text(own, files):
     rows = ''.join(f'text {i % 300},{i % 2}\n' for i in range(600))
     _, *splits = own(train=HEAD + rows)

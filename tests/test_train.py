@@ -510,6 +510,14 @@ def test_a_run_begins_with_the_weights_of_another_one(run):
     assert 'from step 2 of' in run('b', max_iters=3, **knobs).out
 
 
+def test_code_that_changed_is_said(run):
+    run('a', max_iters=2)
+    path = train.newest('a')
+    train.write_checkpoint(path, {**last('a'), 'code': {'model.py': 'another', 'train.py': 'one more'}})
+    for knobs in {}, {'fill': 'the [MASK]'}:
+        assert f'model.py and train.py changed since {path}' in run('a', max_iters=2, **knobs).err
+
+
 @pytest.mark.parametrize('text, same', [
     ('"""Words."""\nx = 1   # one\n\n  # two\n', True), ('x = 1\n# ==== above\ny = 2\n', True),
     ('x = "a  # 1"\n', False), ('x = 1\ny = 2\n', False)])
@@ -678,6 +686,46 @@ def test_fill_prints_five_predictions_for_each_mask(pair, stage, meta):
     for line, indices, chances in zip(lines[1:], best.indices, best.values, strict=True):
         assert line.split()[::2] == [tokenizer.pieces[index].strip('\u2581') or '\u2581' for index in indices]
         assert line.split()[1::2] == [f'{chance:.3f}' for chance in chances]
+
+
+def test_what_is_no_run_is_refused(run, stage):
+    """An empty folder as the first weights; a checkpoint that was copied without its tokenizer."""
+    os.mkdir('empty')
+    assert 'repeated without init_from' in refused(run('empty', 2, init_from='empty'))
+    run('a', max_iters=1)
+    os.mkdir('copy')
+    shutil.copy(train.newest('a'), 'copy')
+    assert 'copy the folder `tokenizer`' in refused(stage('train', '--init_from=copy', '--fill=a [MASK]'))
+
+
+def test_the_rank_of_a_masked_word(pair, corpus, meta, capsys, monkeypatch):
+    """In the first words of the first held-out document."""
+    model, tokenizer, _ = train.load(str(pair))
+    with happening(monkeypatch, 'fill_masks') as calls:
+        train.show_masked_words(model, corpus, meta, 1)
+    (*_, (before, after)), = calls
+    ids = train.DocumentRows(corpus, meta, 'val', 1 << 16)[0]
+    target = ids[1 + len(before)]
+    assert [*before, target, *after] == ids[1:2 + len(before + after)].tolist()
+    chances, = train.fill_masks(model, tokenizer, [before, after])
+    rank = 1 + chances.argsort(descending=True).tolist().index(target)
+    assert f'masked: {tokenizer.decode([target]).strip()}, rank {rank}\n' in capsys.readouterr().out
+
+
+def test_a_part_of_a_tensor_is_not_saved(tmp_path):
+    class Sharded(torch.Tensor):
+        full_tensor = None
+    with pytest.raises(UserError, match='a tensor is sharded'):
+        train.write_checkpoint(tmp_path / 'ckpt_0000001.pt', {'model': {'x': Sharded(torch.zeros(2))}})
+
+
+def test_losses_have_the_shape_of_their_weights():
+    """Else they would be broadcast, to a mean of something else."""
+    model = torch.nn.Linear(3, 1)                       # losses (2, 1) for weights (2, 3)
+    optimizer = torch.optim.SGD(model.parameters())
+    batch = {'input': torch.ones(2, 3), 'weights': torch.ones(2, 3)}
+    with pytest.raises(ValueError, match=r'losses of \(2, 1\) for weights of \(2, 3\)'):
+        train.train_step(model, optimizer, torch.amp.GradScaler('cpu', enabled=False), [batch], 6, 1, CPU)
 
 
 # ---- processes ----
