@@ -154,8 +154,8 @@ def test_rows_of_the_hub_are_documents_or_joined(hub, monkeypatch):
     rows = [text if i % 6 else f' = {i} = ' for i, text in enumerate([None, *make_texts(59)], 1)]
     write_corpus(hub, 2 * rows)
     for name in ('books', 'wikipedia', 'wikitext'):
-        source = prepare_data.CORPORA[name]._replace(place='owner/texts', subset='')
-        monkeypatch.setitem(prepare_data.CORPORA, name, source)
+        source = prepare_data.CORPUS[name]._replace(place='owner/texts', subset='')
+        monkeypatch.setitem(prepare_data.CORPUS, name, source)
     found, dropped = unit_texts('books+wikipedia')
     assert [len(texts) for texts in found] == [1, 1] + 2 * [19, 20, 20]
     assert dropped == {"rows without text in 'text'": 4}

@@ -31,7 +31,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 
 import prepare_data
 from configurator import UserError
-from prepare_data import (TOKENIZERS, bert_tokenizer, encoding_digest, fast_tokenizer, load_tokenizer,
+from prepare_data import (TOKENIZER, bert_tokenizer, encoding_digest, fast_tokenizer, load_tokenizer,
                           open_tokenizer)
 
 DEFAULTS = knobs_of(prepare_data)
@@ -130,13 +130,13 @@ def specs(tmp_path, monkeypatch):
     assert tiktoken.list_encoding_names()
     monkeypatch.setitem(tiktoken.registry.ENCODING_CONSTRUCTORS, 'small', lambda: small)
     make_library('bytes', make_texts(99), VOCAB[:5]).save(f'{tmp_path}/bytes.json')
-    return {**{kind: kind for kind in TOKENIZERS}, 'library': f'library:{tmp_path}/bytes.json',
+    return {**{kind: kind for kind in TOKENIZER}, 'library': f'library:{tmp_path}/bytes.json',
             'wordpiece': f'wordpiece:{tmp_path}/vocab.txt', 'tiktoken': 'tiktoken:small'}
 
 
 # ---- tokenizers ----
 
-@pytest.mark.parametrize('kind', TOKENIZERS)
+@pytest.mark.parametrize('kind', TOKENIZER)
 def test_every_document_once_in_order_and_its_ids(tmp_path, specs, kind, monkeypatch):
     """Then the same texts as a validation corpus with that tokenizer, and in pieces of seven characters."""
     texts = [*make_texts(300), *20 * ['我们来到北京'], 'the red [MASK] riverv\x0cer \u3000\n']
@@ -200,7 +200,7 @@ def test_characters_by_falling_frequency():
     pieces = [*VOCAB[:5], '好', '人', '，', '～', '##～', 'a', '##a', 'b', '##b', 'e', '##e', 'ｚ', '##ｚ']
     for size, n in ((60, 18), (17, 16)):                        # of the 17 'ｚ' would need two
         config = {'vocab_size': size, 'lower_case': True}
-        tokenizer = open_tokenizer(*TOKENIZERS['character'].make('', config, lambda: texts))
+        tokenizer = open_tokenizer(*TOKENIZER['character'].make('', config, lambda: texts))
         assert tokenizer.pieces == pieces[:n]
     assert [tokenizer.pieces[i] for i in tokenizer.encode(['Bé好baz'])[0]] == ['b', '##e', '好', '[UNK]']
     # half of the pieces of a trained WordPiece are characters, and more only if it has few words to learn
@@ -261,7 +261,7 @@ def test_a_model_that_is_exported_gives_its_ids_or_is_refused(options, fits):
         assert theirs['input_ids'] == [ids.tolist() for ids in tokenizer.encode(texts)]
 
 
-@pytest.mark.parametrize('kind', [kind for kind in TOKENIZERS if kind != 'tiktoken'])
+@pytest.mark.parametrize('kind', [kind for kind in TOKENIZER if kind != 'tiktoken'])
 def test_masked_text_has_the_ids_of_training_but_for_the_masks(tmp_path, kind, specs):
     """Before punctuation, inside a word's pieces, in a row, at both ends; with the exported tokenizer too."""
     texts = ['The river (of red).', 'the, the "of"', 'walks  riverriver 2of', 'red', '我们 来到，北京']
