@@ -18,7 +18,7 @@ Processes with the same plan share its runs: each of them takes the next run tha
 On several GPUs start them with torchrun, which gives each process a GPU of its own. If one was killed, start
 it again: its run continues from the newest checkpoint (see --checkpoint_interval of train.py). The runs are
 in the folders out/plan/CELL_RATE-SEED. Each finished run adds a line to plan.jsonl, with its knobs, digests
-of its corpus and of the code, precision, loss curve, machine and seconds.
+of its corpus and of the code, precision, loss curve, machine, start, end and seconds of training.
 
 If you change the knobs, model.py or train.py, prepare the corpus again, or go on where dtype=auto is another
 precision, give the plan another name: such losses do not compare, so no run is added to the plan. If a change
@@ -49,6 +49,7 @@ import platform
 import re
 import shlex
 import sys
+import time
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -282,11 +283,13 @@ def make(one, plan):
     except SystemExit as end:                           # train.main() always ends with one
         if end.code:                                    # a signal stopped the run, and it has been saved
             raise
-    launch = last_launch(one.folder)
+    launches = read_launches(one.folder)
+    launch = launches[-1]
     validations = [line for line in train.read_metrics(one.folder)
                    if line['kind'] == 'val' and 'loss' in line]
     row = {
         'cell': one.cell, 'rate': one.rate, 'seed': one.seed, 'loss': None, 'parameters': None,
+        'start': launches[0]['date'], 'end': time.strftime('%Y-%m-%dT%H:%M:%S%z'),
         'seconds': round(3600 * (hours_of(one.folder) or 0), 1), 'revision': launch['revision'],
         'machine': machine(), 'torch': launch['torch'], 'device': launch['device'],
         'knobs': launch['config'], 'curve': [[line['step'], round(line['loss'], 4)] for line in validations]}
@@ -299,13 +302,13 @@ def make(one, plan):
     return row
 
 
-def last_launch(folder):
-    return train.read_lines(os.path.join(folder, 'launches.jsonl'))[-1]
+def read_launches(folder):
+    return train.read_lines(os.path.join(folder, 'launches.jsonl'))
 
 
 def hours_of(folder):
     """Hours of training up to the last line of the log that has a speed; None if no line has one."""
-    knobs = last_launch(folder)['config']
+    knobs = read_launches(folder)[-1]['config']
     seconds = 0.0
     step = 0
     for line in train.read_metrics(folder):

@@ -94,6 +94,7 @@ def test_processes_share_the_runs_and_a_stopped_one_goes_on(write_plan, make_run
     curve = [[line['step'], round(line['loss'], 4)] for line in metrics('alone', 'val')]
     row = rows['symmetric', 2]
     assert (row['curve'], row['loss'], row['knobs']['attention']) == (curve, curve[-1][1], 'symmetric')
+    assert row['start'] == experiment.read_launches(last)[0]['date'] <= row['end']
 
 
 def test_a_run_that_diverges_is_a_row_and_the_last_loss_can_be_of_all_rows(write_plan, make_runs):
