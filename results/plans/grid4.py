@@ -14,7 +14,8 @@ cells = {
 }
 reference = 'original'
 seeds = 1, 2, 3, 4, 5
-rates_from = 'results/plans/grid4_search.py'
+rates_from = ('results/plans/grid4_search.py,results/plans/grid4_search_symmetric.py,'
+              'results/plans/grid4_search_original.py')
 target = 5.15
 all_rows = True
 blimp = 'blimp'
