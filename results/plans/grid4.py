@@ -1,8 +1,9 @@
 # The counted runs of results/grid4.md: does q = k cost less if no token attends to itself?
 # $ python results/experiment.py results/plans/grid4.py run any_code      after the search
 # $ python results/experiment.py results/plans/grid4.py
-# Expect 15 runs of 17 minutes on a core of a CPU. The rows of the cells with attention to oneself are copies
-# of those in grid3_cpu.jsonl and, of `phase`, in grid2.jsonl; an older model.py made them, hence any_code.
+# Expect 15 runs of 17 to 30 minutes on a core of a CPU. The rows of the cells with attention to oneself are
+# copies of those in grid3_cpu.jsonl and, of `phase`, in grid2.jsonl; an older model.py made them, hence
+# any_code.
 base = 'config/results/grid.py config/modern.py --compile=False'
 cells = {
     'original': '--attention=original --learning_rate=4e-3',
