@@ -1,0 +1,9 @@
+# The search of mlp_5_8.py: learning rates sqrt(2) apart, with a seed that is not used again.
+# $ python results/experiment.py results/plans/mlp_5_8_search.py run
+# Expect 4 runs of 17 to 30 minutes on a core of a CPU.
+base = 'config/results/grid.py config/modern.py --compile=False --eval_interval=250'
+cells = {'mlp_5_8': '--n_inner=320'}
+reference = 'mlp_5_8'
+seeds = (101,)
+rates = 4e-3, 5.66e-3, 2.83e-3, 8e-3
+all_rows = True
