@@ -347,13 +347,13 @@ def blimp_scores(folder, plan):
 
 # ---- 3. statistics ----
 
-def paired(differences):
-    """(mean, low, high, p) of Student's t over the seeds, with the 95 % interval from low to high."""
+def paired(differences, level=0.95):
+    """(mean, low, high, p) of Student's t over the seeds; low and high are the interval of this level."""
     if len(differences) < 2:
         return np.mean(differences), math.nan, math.nan, math.nan
     from scipy.stats import ttest_1samp
     test = ttest_1samp(differences, 0)
-    return np.mean(differences), *test.confidence_interval(), test.pvalue
+    return np.mean(differences), *test.confidence_interval(level), test.pvalue
 
 
 def holm(p):
@@ -375,8 +375,8 @@ def differences(rows, weights, measure='loss'):
     return (of_cells.reindex(columns=list(weights)) * pd.Series(weights)).sum(axis=1, skipna=False).dropna()
 
 
-def pooled(rows, weights):
-    """(weighted sum of the mean losses of some cells, low, high): the 95 % interval with pooled deviations.
+def pooled(rows, weights, level=0.95):
+    """(weighted sum of the mean losses of some cells, low, high): the interval with pooled deviations.
 
     All cells of a group have one deviation, also those without a weight. A sum over several groups has the
     degrees of freedom of Satterthwaite 1946.
@@ -396,7 +396,7 @@ def pooled(rows, weights):
     parts = parts * deviation_squared.reindex(parts.index)
     variance = parts.sum(skipna=False)                  # no number if a group has one seed of each cell
     freedom = variance ** 2 / (parts ** 2 / freedom.reindex(parts.index)).sum()
-    half = variance ** 0.5 * student.ppf(0.975, freedom)
+    half = variance ** 0.5 * student.ppf((1 + level) / 2, freedom)
     return number, number - half, number + half
 
 

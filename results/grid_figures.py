@@ -1,4 +1,4 @@
-"""What the ways to save a matrix cost, in the second and the third grid: see results/findings.md
+"""What the ways to save a matrix cost, in the second to the fourth grid: see results/findings.md
 
     $ python results/grid_figures.py
 
@@ -74,10 +74,10 @@ def less(system, other, *recipes):
             for recipe in recipes for name, sign in ((system, 1), (other, -1))}
 
 
-def print_difference(rows, label, weights):
+def print_difference(rows, label, weights, level=0.95):
     """Student's and the pooled interval of a sum of losses."""
-    of_seeds = shown_interval(paired(differences(rows, weights)), 3)
-    print(f'{label}: {of_seeds}; pooled {shown_interval(pooled(rows, weights), 3)}')
+    of_seeds = shown_interval(paired(differences(rows, weights), level), 3)
+    print(f'{label}: {of_seeds}; pooled {shown_interval(pooled(rows, weights, level), 3)}')
 
 
 def print_costs(rows):
@@ -185,19 +185,51 @@ def print_shares(rows, system):
 
 
 def share(rows, recipes, system, measure):
-    """(ratio, low, high) of what a system gains over q = k to what q = k costs, paired by seed.  Fieller 1954
+    """(ratio, low, high) of what a system gains over q = k to what q = k costs."""
+    return fieller(differences(rows, less('symmetric', system, *recipes), measure),
+                   differences(rows, less('symmetric', 'original', *recipes), measure))
+
+
+def fieller(gain, cost):
+    """(ratio, low, high) of the mean of one difference to that of another, paired by seed.  Fieller 1954
 
     The interval has all ratios r for which Student's t test does not reject that gain - r * cost is 0 on
     average.
     """
-    gain = differences(rows, less('symmetric', system, *recipes), measure)
-    cost = differences(rows, less('symmetric', 'original', *recipes), measure)
     covariance = np.cov(gain, cost) / len(gain) * student.ppf(0.975, len(gain) - 1) ** 2
     constant = gain.mean() ** 2 - covariance[0, 0]
     linear = gain.mean() * cost.mean() - covariance[0, 1]
     square = cost.mean() ** 2 - covariance[1, 1]
     low, high = sorted(np.roots([square, -2 * linear, constant]))
     return gain.mean() / cost.mean(), low, high
+
+
+# ---- the fourth grid ----
+
+def print_fourth_grid():
+    """What a mask of each token's score for itself does, and what a quarter of the width of q and k costs."""
+    rows = as_recipe('grid4')
+    print_costs(rows)
+    for system, other in (('symmetric_no_self', 'symmetric'), ('symmetric_no_self', 'original_no_self'),
+                          ('phase_no_self', 'original_no_self'), ('phase_no_self', 'phase'),
+                          ('phase_no_self', 'symmetric_no_self')):
+        print_difference(rows, f'{system} less {other}', less(system, other, 'grid4'))
+    no_cost = less('phase_no_self', 'original', 'grid4')
+    print_difference(rows, 'phase_no_self less original, 90 %', no_cost, 0.9)
+    cost = differences(rows, less('symmetric', 'original', 'grid4'))
+    masked = differences(rows, less('symmetric_no_self', 'original_no_self', 'grid4'))
+    share_of_cost = shown_interval(fieller(cost - masked, cost), 2, '')
+    print(f'share of the cost of q = k that the mask takes away: {share_of_cost}')
+
+    rows = as_recipe('narrow_4')
+    print_costs(rows)
+    print_difference(rows, 'narrow_4 less narrow', less('narrow_4', 'narrow', 'narrow_4'))
+
+
+def as_recipe(name):
+    """The counted runs of a plan, whose cells have the plan's name as their recipe."""
+    rows = rows_of(name)
+    return rows.assign(recipe=name, cell=name + '/' + rows['cell'])
 
 
 # ---- learning rates, sizes, the quickstart ----
@@ -314,6 +346,7 @@ if __name__ == '__main__':
     print_shares(rows, 'phase')
     print_shares(rows, 'identity_query')
     print_shares(rows, 'pairwise')
+    print_fourth_grid()
     print_rates(rows, searches)
     print_at_one_rate(searches)
     print_quickstart()

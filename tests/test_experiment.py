@@ -287,3 +287,5 @@ def test_the_grids_report_shares_pooled_intervals_and_sizes(monkeypatch, capsys)
     assert 'post-LN, last step, all rows: 0.34 (-0.15 to 0.83)' in found
     assert 'symmetric less thin, larger: +0.201 (+0.139 to +0.262); pooled +0.201 (+0.179 to +0.223)' in found
     assert 'larger is 9.4 times modern, 17.9 times in the blocks' in found
+    assert 'phase_no_self less original, 90 %: -0.006 (-0.023 to +0.012); pooled -0.006 (-0.016 to' in found
+    assert 'share of the cost of q = k that the mask takes away: 0.46 (0.31 to 0.59)' in found
